@@ -1,0 +1,62 @@
+"""How long to wait before the next attempt: exponential, jittered, capped."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.errors import BadSetting
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed event is tried again, and when it is buried.
+
+    >>> RetryPolicy(base_seconds=2, cap_seconds=30).max_attempts
+    10
+    """
+
+    base_seconds: float = 1.0
+    factor: float = 2.0
+    cap_seconds: float = 60.0
+    jitter: float = 0.25
+    max_attempts: int = 10
+
+    def __post_init__(self) -> None:
+        checks = {
+            "base_seconds": self.base_seconds > 0,
+            "factor": self.factor >= 1,
+            "cap_seconds": self.cap_seconds >= self.base_seconds,
+            "jitter": 0 <= self.jitter < 1,
+            "max_attempts": self.max_attempts >= 1,
+        }
+        for name, fine in checks.items():
+            if not fine:
+                raise BadSetting(
+                    f"retry.{name} = {getattr(self, name)!r} cannot work; use base_seconds > 0, factor >= 1, "
+                    "cap_seconds >= base_seconds, 0 <= jitter < 1 and max_attempts >= 1"
+                )
+
+    def delay_seconds(self, attempt: int, chance: random.Random) -> float:
+        """Return the wait after the given attempt failed (the first attempt is 1).
+
+        >>> RetryPolicy(jitter=0).delay_seconds(3, random.Random(0))
+        4.0
+        """
+        # The exponent is bounded first: 2.0 ** 2000 overflows long before the cap could apply.
+        plain = min(self.cap_seconds, self.base_seconds * self.factor ** min(attempt - 1, 64))
+        return plain * chance.uniform(1 - self.jitter, 1 + self.jitter)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the policy as it is stored beside an event."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> RetryPolicy:
+        """Read a policy back from its stored form.
+
+        >>> RetryPolicy.from_json({"max_attempts": 3}).max_attempts
+        3
+        """
+        return cls(**stored)

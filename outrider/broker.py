@@ -1,0 +1,53 @@
+"""The broker contract: a batch of messages in, one verdict per message out.
+
+Rules every adapter keeps, and the contract suite checks:
+
+1. `Confirmed` means durable at the broker. Anything else may or may not have arrived.
+2. `publish` does not raise for what happens to messages; it returns verdicts, in the order given. It never hangs:
+   the caller's timeout may cancel it, and the adapter is usable afterwards.
+3. `traits.ordered` promises that within one call, a message that is not confirmed leaves no later message of the same
+   topic and key confirmed. Without that promise the relay sends at most one event per stream at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.event import Message
+from outrider.outcome import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What an adapter can promise."""
+
+    ordered: bool = False
+    message_bytes_max: int = 1_048_576
+
+
+class Broker(Protocol):
+    """Where messages go."""
+
+    traits: Traits
+
+    async def start(self) -> None:
+        """Connect; raise Unreachable if the broker does not answer."""
+        ...
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Hand over messages and wait for each one's verdict."""
+        ...
+
+    async def probe(self, destination: str) -> None:
+        """Check, without a message of the user's, that a destination would take one; raise Transient if not."""
+        ...
+
+    def destination(self, message: Message) -> str:
+        """Name what can be down on its own for this message, such as its topic. Empty means only the connection."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect."""
+        ...

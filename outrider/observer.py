@@ -1,0 +1,180 @@
+"""The observer contract: engines state facts, observers turn them into logs, metrics and alerts.
+
+A fact is a small value with a constant name (its class) and fields; it never carries a payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something worth knowing. `level` is its weight: info, warning or error."""
+
+    level: ClassVar[str] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStarted(Fact):
+    """A relay joined."""
+
+    relay: str
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStopped(Fact):
+    """A relay left; everything in flight was settled."""
+
+    relay: str
+
+
+@dataclass(frozen=True, slots=True)
+class LanesClaimed(Fact):
+    """Lanes came to this relay."""
+
+    relay: str
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LanesReleased(Fact):
+    """Lanes went back, for another relay to claim."""
+
+    relay: str
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(Fact):
+    """This relay was taken for dead; what it had in flight may be published again by another."""
+
+    relay: str
+    lanes: tuple[int, ...]
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySwept(Fact):
+    """The watchdog found a relay dead and freed its lanes."""
+
+    relay: str
+    lanes: int
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Passed(Fact):
+    """A relay's pass over some lanes ended."""
+
+    fetched: int
+    confirmed: int
+    settled: int
+    publish_seconds: float
+    pass_seconds: float
+
+    level: ClassVar[str] = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class Retried(Fact):
+    """An attempt failed; the event is due again after the delay."""
+
+    event_id: UUID
+    topic: str
+    attempt: int
+    delay_seconds: float
+    error: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Buried(Fact):
+    """An event went to the dead letters. This is the alert hook."""
+
+    event_id: UUID
+    topic: str
+    event_type: str
+    reason: str
+    policy: str
+    error: str
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerOpened(Fact):
+    """A destination is down; its events wait, and nothing is charged. An empty destination is the connection."""
+
+    destination: str
+    error: str
+    retry_seconds: float
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerClosed(Fact):
+    """A destination is back."""
+
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTroubled(Fact):
+    """The store did not answer; the relay tries again until its lease ends."""
+
+    relay: str
+    error: str
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepDone(Fact):
+    """Old rows were removed."""
+
+    archived: int
+    dead_letters: int
+    operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class OptimisticSent(Fact):
+    """A writer published straight after its commit: how many it confirmed, how many it left to the relay."""
+
+    confirmed: int
+    yielded: int
+    seconds: float
+
+    level: ClassVar[str] = "debug"
+
+
+class Observer(Protocol):
+    """Anything that listens."""
+
+    def notice(self, fact: Fact) -> None:
+        """Take note of a fact; must not block and must not raise."""
+        ...
+
+
+class Observers:
+    """Several observers as one.
+
+    >>> Observers([]).notice(RelayStopped(relay="r1"))
+    """
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = tuple(observers)
+
+    def notice(self, fact: Fact) -> None:
+        """Pass the fact on to each."""
+        for observer in self._observers:
+            observer.notice(fact)

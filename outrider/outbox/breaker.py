@@ -1,0 +1,145 @@
+"""Breakers: telling an outage from a poison message. Pure.
+
+One breaker per destination; the empty name is the connection. A fault that hits more than one message is a verdict on
+none of them. So after a fault everything unresolved is a suspect: once a probe succeeds, suspects go out one at a time,
+with nothing else on its way. A suspect that fails alone is accused. The accusation becomes a strike only when the destination shows that it works: a
+neighbour is confirmed, or a probe succeeds while nobody else stands accused. Three strikes, and the event is charged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.event import StagedEvent
+
+STRIKES = 3
+
+
+@dataclass(slots=True)
+class Breaker:
+    """The state of one destination. Times are the relay's own clock, in seconds."""
+
+    base_seconds: float = 0.5
+    cap_seconds: float = 30.0
+    suspects: dict[int, StagedEvent] = field(default_factory=dict)
+    strikes: dict[int, int] = field(default_factory=dict)
+    accused: set[int] = field(default_factory=set)
+    error: str = ""
+    retry_at: float | None = None
+    failures: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Nothing is sent while a retry time is set."""
+        return self.retry_at is not None
+
+    def fault(self, unresolved: list[StagedEvent], error: str, now: float, *, alone: bool) -> None:
+        """Something larger broke while these were on their way."""
+        self.suspects.update((event.position, event) for event in unresolved)
+        if alone:
+            self.accused.update(event.position for event in unresolved)
+        self.error = error
+        self._open(now)
+
+    def probe_failed(self, error: str, now: float) -> None:
+        """It is an outage, so nobody is to blame for it."""
+        self.accused.clear()
+        self.error = error
+        self._open(now)
+
+    def probe_passed(self) -> None:
+        """The destination answers. If one event alone failed, that is a strike; if several did, it proves nothing."""
+        self.retry_at = None
+        if len(self.accused) == 1:
+            self._strike(self.accused)
+
+    def confirmed(self, position: int) -> None:
+        """A message got through: the destination works, and whoever failed meanwhile did so by its own doing."""
+        self._strike(self.accused - {position})
+        self.accused.clear()
+        self.failures = 0
+        self.forget(position)
+
+    def guilty(self, position: int) -> bool:
+        """Tell whether the event has earned its strikes."""
+        return self.strikes.get(position, 0) >= STRIKES
+
+    def forget(self, position: int) -> None:
+        """The event is resolved, or no longer ours."""
+        self.suspects.pop(position, None)
+        self.strikes.pop(position, None)
+        self.accused.discard(position)
+
+    def forget_lanes(self, lanes: set[int]) -> None:
+        """Lanes were given up or lost; their events are another relay's to judge."""
+        for position, event in list(self.suspects.items()):
+            if event.lane in lanes:
+                self.forget(position)
+
+    def _strike(self, positions: set[int]) -> None:
+        for position in positions:
+            self.strikes[position] = self.strikes.get(position, 0) + 1
+
+    def _open(self, now: float) -> None:
+        delay = min(self.cap_seconds, self.base_seconds * 2 ** min(self.failures, 16))
+        self.failures += 1
+        self.retry_at = now + delay
+
+
+class Breakers:
+    """All destinations of a relay.
+
+    >>> Breakers().open("orders")
+    False
+    """
+
+    def __init__(self, base_seconds: float = 0.5, cap_seconds: float = 30.0) -> None:
+        self._base_seconds, self._cap_seconds = base_seconds, cap_seconds
+        self._breakers: dict[str, Breaker] = {}
+
+    def get(self, destination: str) -> Breaker:
+        """Return the destination's breaker; a new one is closed."""
+        if destination not in self._breakers:
+            self._breakers[destination] = Breaker(self._base_seconds, self._cap_seconds)
+        return self._breakers[destination]
+
+    def open(self, destination: str) -> bool:
+        """Tell whether the destination, or the connection to all of them, is down."""
+        return any(breaker.open for breaker in self._of(destination))
+
+    def waiting(self) -> list[tuple[str, Breaker]]:
+        """Return the open ones."""
+        return [(name, breaker) for name, breaker in self._breakers.items() if breaker.open]
+
+    def suspected(self, position: int) -> bool:
+        """Tell whether the event must go out alone."""
+        return any(position in breaker.suspects for breaker in self._breakers.values())
+
+    def strikes(self, destination: str, position: int) -> int:
+        """Return the event's strikes; the least suspicious go first, so that neighbours are not kept waiting."""
+        return max((breaker.strikes.get(position, 0) for breaker in self._of(destination)), default=0)
+
+    def guilty(self, destination: str, position: int) -> str | None:
+        """Return the error to charge the event with, if it has earned its strikes."""
+        return next((breaker.error for breaker in self._of(destination) if breaker.guilty(position)), None)
+
+    def confirmed(self, destination: str, position: int) -> None:
+        """A message got through to a destination, and so through the connection."""
+        for breaker in self._of(destination):
+            breaker.confirmed(position)
+
+    def forget(self, position: int) -> None:
+        """The event is settled."""
+        for breaker in self._breakers.values():
+            breaker.forget(position)
+
+    def forget_lanes(self, lanes: set[int]) -> None:
+        """Lanes were given up or lost. Closed breakers without suspects are dropped with them, to stay bounded."""
+        for breaker in self._breakers.values():
+            breaker.forget_lanes(lanes)
+        self._breakers = {n: b for n, b in self._breakers.items() if b.open or b.suspects}
+
+    def _of(self, destination: str) -> list[Breaker]:
+        if not self._breakers:  # The common case, asked for every event.
+            return []
+        return [self._breakers[name] for name in dict.fromkeys(("", destination)) if name in self._breakers]

@@ -1,0 +1,1 @@
+"""Store adapters, one package each."""

@@ -1,0 +1,144 @@
+"""What people do with the memory store's events."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from outrider import lifecycle
+from outrider.errors import NotFound
+from outrider.event import Stream
+from outrider.lifecycle import State
+from outrider.outcome import Bury, Policy, Reason
+from outrider.store import Cause, Criteria, Held
+from outrider.stores.memory.tables import DeadRow, Row, skipped_marker
+
+if TYPE_CHECKING:
+    from outrider.stores.memory.store import MemoryStore
+
+
+class MemoryDesk:
+    """Listing, replaying, burying and discarding."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def counts(self) -> dict[str, int]:
+        tables = self._store.tables
+        states = Counter(str(row.event.state) for row in tables.rows.values())
+        return {**states, State.SENT: len(tables.archive), State.DEAD_LETTER: len(tables.dead)}
+
+    async def events(self, criteria: Criteria) -> list[dict[str, Any]]:
+        tables = self._store.tables
+        if criteria.state == State.SENT:
+            found = [{**_facts(row), "state": State.SENT, "sent_at": at} for row, at in reversed(tables.archive.values())]
+        else:
+            found = [_facts(tables.rows[position]) for position in sorted(tables.rows)]
+        return [facts for facts in found if _matches(facts, criteria)][: criteria.limit]
+
+    async def event(self, event_id: UUID) -> dict[str, Any]:
+        tables = self._store.tables
+        if event_id in tables.ids:
+            return _facts(tables.rows[tables.ids[event_id]])
+        if event_id in tables.archive:
+            row, sent_at = tables.archive[event_id]
+            return {**_facts(row), "state": State.SENT, "sent_at": sent_at}
+        if event_id in tables.dead:
+            return _dead_facts(tables.dead[event_id])
+        raise NotFound(f"no event {event_id} in outbox, archive or dead letters; it may have been pruned or deleted")
+
+    async def dead_letters(self, criteria: Criteria) -> list[dict[str, Any]]:
+        dead = sorted(self._store.tables.dead.values(), key=lambda dead: dead.row.event.position)
+        return [facts for facts in map(_dead_facts, dead) if _matches(facts, criteria)][: criteria.limit]
+
+    async def blocked_streams(self, limit: int) -> list[Held]:
+        tables = self._store.tables
+        blocked = sorted(tables.blocked.items(), key=lambda entry: entry[1].cause is not Cause.HELD)
+        return [
+            Held(stream, block.cause, block.until, len(tables.waiting.get(stream, ()))) for stream, block in blocked[:limit]
+        ]
+
+    async def replay(self, event_ids: Sequence[UUID], actor: str) -> int:
+        chosen = self._chosen(event_ids)
+        for dead in chosen:
+            self._resume(dead) if dead.policy == Policy.HOLD else self._stage_again(dead)
+            self._record("replay", dead.row.event.event_id, actor)
+        return len(chosen)
+
+    async def bury(self, event_id: UUID, actor: str, failure: dict[str, Any], policy: str) -> bool:
+        tables = self._store.tables
+        row = tables.rows.get(tables.ids.get(event_id, -1))
+        if row is None or row.event.state not in lifecycle.guard("bury") or row.event.state == State.OPTIMISTIC:
+            return False
+        self._store.take_lane(row.event.lane, None)
+        outcome = Bury(Reason.BY_HAND, failure, Policy(policy))
+        self._store.bury_row(row, outcome, attempts=row.event.attempts)
+        self._record("bury", event_id, actor)
+        return True
+
+    async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
+        chosen = self._chosen(event_ids)
+        for dead in chosen:
+            del self._store.tables.dead[dead.row.event.event_id]
+            if dead.policy == Policy.HOLD and (marker := skipped_marker(dead.row)):
+                marker.event = marker.event._replace(state=State.PARKED)
+                self._store.tables.put(marker)
+            self._let_go(dead.row.stream)
+            self._record("discard", dead.row.event.event_id, actor)
+        return len(chosen)
+
+    def _chosen(self, event_ids: Sequence[UUID]) -> list[DeadRow]:
+        dead = self._store.tables.dead
+        return sorted((dead[i] for i in set(event_ids) if i in dead), key=lambda found: found.row.event.position)
+
+    def _resume(self, dead: DeadRow) -> None:
+        row, tables = dead.row, self._store.tables
+        del tables.dead[row.event.event_id]
+        row.event = row.event._replace(state=State.PARKED, attempts=0, suspect=False)
+        tables.put(row)
+        self._let_go(row.stream)
+
+    def _stage_again(self, dead: DeadRow) -> None:
+        row, tables = dead.row, self._store.tables
+        del tables.dead[row.event.event_id]
+        headers = json.dumps({**json.loads(row.event.headers), "replayed": "true"}).encode()
+        row.event = row.event._replace(
+            position=self._store.next_position(), state=State.PENDING, attempts=0, suspect=False, headers=headers
+        )
+        tables.put(row)
+
+    def _let_go(self, stream: Stream) -> None:
+        """A held stream goes on once none of its dead letters is held; only the lane's owner removes the blocked row."""
+        tables = self._store.tables
+        held = any(dead.row.stream == stream and dead.policy == Policy.HOLD for dead in tables.dead.values())
+        if not held and stream in tables.blocked and tables.blocked[stream].cause is Cause.HELD:
+            self._store.block(stream, Cause.DRAINING, None, self._store.clock.now())
+
+    def _record(self, verb: str, event_id: UUID, actor: str) -> None:
+        now = self._store.clock.now()
+        self._store.tables.operations.append({"at": now, "actor": actor, "verb": verb, "event_id": event_id})
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    event = row.event
+    facts = event._asdict()
+    for name in ("readiness", "suspect"):
+        del facts[name]
+    facts["payload"], facts["headers"] = json.loads(event.payload), json.loads(event.headers)
+    facts["retry"] = json.loads(event.retry) if event.retry else None
+    return {**facts, "topic": row.stream.topic, "priority": row.priority, "failure": row.failure}
+
+
+def _dead_facts(dead: DeadRow) -> dict[str, Any]:
+    extra = {"reason": dead.reason, "policy": dead.policy, "buried_at": dead.buried_at}
+    return {**_facts(dead.row), "state": State.DEAD_LETTER, **extra}
+
+
+def _matches(facts: dict[str, Any], criteria: Criteria) -> bool:
+    if criteria.event_ids and facts["event_id"] not in criteria.event_ids:
+        return False
+    wanted = ("state", "event_type", "topic", "key", "reason")
+    return all(getattr(criteria, name) in (None, facts.get(name)) for name in wanted)

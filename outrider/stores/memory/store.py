@@ -1,0 +1,261 @@
+"""The store in memory: the contract in its plainest form, for tests and for the simulation.
+
+Every verb runs without a pause, so each is atomic; what the SQL stores do with locks is true here by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime, timedelta
+
+from outrider import lifecycle
+from outrider.clock import Clock, SystemClock
+from outrider.event import BANDS, Readiness, StagedEvent, Stream
+from outrider.lifecycle import State
+from outrider.outcome import Bury, Confirmed, Defer, Park, Policy, Retry
+from outrider.store import Cause, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement
+from outrider.stores.memory.desk import MemoryDesk
+from outrider.stores.memory.tables import Block, DeadRow, LaneRow, Row, Tables, holds, skipped_marker
+from outrider.stores.memory.transaction import MemoryTransaction
+from outrider.stores.memory.upkeep import MemoryUpkeep
+
+
+class MemoryStore:
+    """Events in this process's memory, gone with it.
+
+    >>> MemoryStore(lanes=4).lanes
+    4
+    """
+
+    def __init__(self, *, lanes: int = 32, clock: Clock | None = None, archive: bool = True) -> None:
+        self.lanes = lanes
+        self.clock = clock or SystemClock()
+        self.archive = archive
+        self.tables = Tables(lanes={lane: LaneRow() for lane in range(lanes * BANDS)})
+        self.locks: dict[Hashable, MemoryTransaction] = {}
+        self.desk = MemoryDesk(self)
+        self.upkeep = MemoryUpkeep(self)
+        self._position = 0
+        self._listeners: list[Callable[[], None]] = []
+
+    def next_position(self) -> int:
+        """Take the next position; gaps are harmless."""
+        self._position += 1
+        return self._position
+
+    def begin(self) -> MemoryTransaction:
+        """Open a transaction; end it with its `commit` or `rollback`."""
+        return MemoryTransaction(self)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[MemoryTransaction]:
+        """Commit when the block ends, roll back when it raises."""
+        tx = self.begin()
+        try:
+            yield tx
+        except BaseException:
+            tx.rollback()
+            raise
+        tx.commit()
+
+    async def beat(self, relay: str, lease_seconds: float, *, joining: bool) -> Pulse | None:
+        now = self.clock.now()
+        if not joining and not self._alive(relay, now):
+            return None
+        self.tables.relays[relay] = now + timedelta(seconds=lease_seconds)
+        return Pulse(sum(until > now for until in self.tables.relays.values()), self._free(now))
+
+    async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
+        now = self.clock.now()
+        taken = sorted(set(lanes) & set(self._free(now))) if self._alive(relay, now) else []
+        for lane in taken:
+            self.take_lane(lane, relay)
+        return Lease(relay, {lane: self.tables.lanes[lane].epoch for lane in taken})
+
+    def take_lane(self, lane: int, owner: str | None) -> None:
+        """Give a lane a new owner. The epoch goes up, so nothing decided before can be written after."""
+        row = self.tables.lanes[lane]
+        row.owner, row.epoch = owner, row.epoch + 1
+
+    async def release(self, lease: Lease) -> None:
+        for lane in self.fence(lease):
+            self.tables.lanes[lane].owner = None
+
+    async def leave(self, relay: str) -> None:
+        self.tables.relays.pop(relay, None)
+        for row in self.tables.lanes.values():
+            row.owner = None if row.owner == relay else row.owner
+
+    def fence(self, lease: Lease) -> set[int]:
+        """Return the lanes that are still the lease's own."""
+        lanes = self.tables.lanes
+        return {
+            lane for lane, epoch in lease.epochs.items() if lanes[lane].owner == lease.owner and lanes[lane].epoch == epoch
+        }
+
+    async def fetch(self, lease: Lease, quotas: Mapping[int, int]) -> Fetched:
+        now, owned = self.clock.now(), self.fence(lease)
+        found = [
+            self._view(self.tables.rows[position], now)
+            for lane in sorted(owned & set(quotas))
+            for position in self.tables.fetchable[lane].first(quotas[lane])
+        ]
+        blocked = frozenset(stream.lane for stream in self.tables.blocked)
+        return Fetched(found, frozenset(owned), blocked & owned)
+
+    async def blocked(self, streams: Sequence[Stream]) -> set[Stream]:
+        return set(streams) & self.tables.blocked.keys()
+
+    async def due(self, lease: Lease, events_max: int) -> Due:
+        now, owned = self.clock.now(), self.fence(lease)
+        timed = [
+            (block.until, stream, block)
+            for stream, block in self.tables.blocked.items()
+            if stream.lane in owned and block.until is not None
+        ]
+        timed.sort(key=lambda entry: entry[0])
+        streams, room = [], events_max
+        for until, stream, block in timed:
+            if until > now or room <= 0:
+                return Due(streams, max(0.0, (until - now).total_seconds()))
+            run = room if block.cause is Cause.DRAINING else 1
+            shelf = self.tables.waiting.get(stream)
+            events = [self._view(self.tables.rows[p], now) for p in shelf.first(run)] if shelf else []
+            streams.append(DueStream(stream, block.cause, events))
+            room -= len(events)
+        return Due(streams, None)
+
+    async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
+        owned = self.fence(lease)
+        loose = {stream for stream in emptied if stream.lane in owned}
+        applied = 0
+        for settlement in settlements:
+            if settlement.stream.lane in owned and self._apply(settlement):
+                applied += 1
+                if settlement.event.state in lifecycle.WAITING and isinstance(settlement.outcome, Confirmed):
+                    loose.add(settlement.stream)
+        for stream in loose:
+            self.resolve(stream)
+        return applied
+
+    def _apply(self, settlement: Settlement) -> bool:
+        event, stream, outcome = settlement
+        row = self.tables.rows.get(event.position)
+        if row is None:
+            return False
+        row.stream = stream
+        now = self.clock.now()
+        match outcome:
+            case Confirmed():
+                self.depart(row, now)
+            case Retry(delay_seconds, failure):
+                row.failure = failure
+                self.tables.move(
+                    event.position,
+                    State.FAILED,
+                    attempts=row.event.attempts + 1,
+                    suspect=failure.get("kind") == "unresolved",
+                )
+                self.block(stream, Cause.FAILED, event.position, now + timedelta(seconds=delay_seconds))
+            case Defer(delay_seconds):
+                self.tables.move(event.position, State.DEFERRED)
+                until = row.event.available_at if delay_seconds is None else now + timedelta(seconds=delay_seconds)
+                self.block(stream, Cause.DEFERRED, event.position, until or now)
+            case Park():
+                self.tables.move(event.position, State.PARKED)
+            case Bury():
+                self.bury_row(row, outcome, attempts=row.event.attempts + 1)
+        return True
+
+    def depart(self, row: Row, now: datetime) -> None:
+        """Take a delivered event out of the outbox."""
+        self.tables.take(row.event.position)
+        if self.archive:
+            self.tables.archive[row.event.event_id] = (row, now)
+
+    def block(self, stream: Stream, cause: Cause, head: int | None, until: datetime | None) -> None:
+        """Block a stream, or change why it is blocked."""
+        self.tables.blocked[stream] = Block(cause, head, until)
+
+    def resolve(self, stream: Stream) -> None:
+        """Let a stream go if nothing of it waits; otherwise it drains."""
+        if stream not in self.tables.blocked:
+            return
+        if stream in self.tables.waiting:
+            self.block(stream, Cause.DRAINING, None, self.clock.now())
+        else:
+            del self.tables.blocked[stream]
+
+    def bury_row(self, row: Row, outcome: Bury, *, attempts: int) -> None:
+        """Move a row to the dead letters; under `skip` a marker stays in its place if the event was numbered."""
+        now = self.clock.now()
+        self.tables.take(row.event.position)
+        dead = Row(row.event._replace(attempts=attempts), row.stream, row.priority, failure=outcome.failure)
+        self.tables.dead[row.event.event_id] = DeadRow(dead, outcome.reason, outcome.policy, now)
+        if outcome.policy is Policy.HOLD:
+            self.block(row.stream, Cause.HELD, row.event.position, None)
+            return
+        if marker := skipped_marker(row):
+            self.tables.put(marker)
+            self.block(row.stream, Cause.FAILED, row.event.position, now)
+            return
+        self.block(row.stream, Cause.DRAINING, None, now)
+        self.resolve(row.stream)
+
+    async def renew_hold(self, hold: Hold, positions: Sequence[int]) -> list[StagedEvent]:
+        now = self.clock.now()
+        mine = [row for row in self._present(positions) if holds(row, hold, now)]
+        for row in mine:
+            row.held_until = now + timedelta(seconds=hold.seconds)
+        return [row.event for row in mine]
+
+    async def settle_hold(self, hold: Hold, confirmed: Sequence[int], yielded: Sequence[int]) -> None:
+        now = self.clock.now()
+        for row in self._present(confirmed):
+            if row.event.state == State.OPTIMISTIC and row.held_by == hold.owner:
+                self.depart(row, now)
+        for row in self._present(yielded):
+            if row.event.state == State.OPTIMISTIC and row.held_by == hold.owner:
+                self.tables.move(row.event.position, State.PENDING)
+
+    async def hint(self) -> None:
+        for wake in self._listeners:
+            wake()
+
+    def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+        return _Listening(self._listeners, wake)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _present(self, positions: Sequence[int]) -> list[Row]:
+        return [self.tables.rows[position] for position in positions if position in self.tables.rows]
+
+    def _alive(self, relay: str, now: datetime) -> bool:
+        until = self.tables.relays.get(relay)
+        return until is not None and until > now
+
+    def _free(self, now: datetime) -> list[int]:
+        return [
+            lane for lane, row in self.tables.lanes.items() if row.owner is None or not self._alive(row.owner, now)
+        ]
+
+    def _view(self, row: Row, now: datetime) -> StagedEvent:
+        event = row.event
+        if event.state == State.OPTIMISTIC and row.held_until is not None and row.held_until > now:
+            return event._replace(readiness=Readiness.HELD)
+        if event.available_at is not None and event.available_at > now:
+            return event._replace(readiness=Readiness.EARLY)
+        return event
+
+
+class _Listening(AbstractAsyncContextManager[None]):
+    def __init__(self, listeners: list[Callable[[], None]], wake: Callable[[], None]) -> None:
+        self._listeners, self._wake = listeners, wake
+
+    async def __aenter__(self) -> None:
+        self._listeners.append(self._wake)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._listeners.remove(self._wake)
