@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 from uuid import UUID
 
+from outrider.broker import Broker
+from outrider.clock import Clock
+from outrider.config import nearest, redacted
 from outrider.errors import Misuse
 from outrider.event import Event
+from outrider.observer import Observer
 from outrider.outbox.stage import StagingRules, drafts
-from outrider.store import Drafts, Hold, Placed
+from outrider.store import Drafts, Hold, Placed, Store
 
 # Where a connection's type comes from, and the module that stages through it.
 _ASYNC_DRIVERS = {"asyncpg": "outrider.drivers.asyncpg", "outrider.stores.memory": "outrider.drivers.memory"}
@@ -96,3 +101,147 @@ def _unknown(conn: Any) -> Misuse:
     kind = f"{type(conn).__module__}.{type(conn).__qualname__}"
     return Misuse(f"cannot stage through a {kind}; pass an asyncpg or sqlite3 connection that is in a transaction")
 
+
+class Migration(Protocol):
+    """How far one migration has come."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def migration(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def applied(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+
+
+class Step(Protocol):
+    """One step of a migration."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def migration(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def sql(self) -> str: ...
+
+
+class Schema(Protocol):
+    """Installing and upgrading a store, by the verbs that every SQL store has."""
+
+    async def status(self) -> Sequence[Migration]:
+        """Say how far each migration has come; changes nothing."""
+        ...
+
+    async def plan(self) -> Sequence[Step]:
+        """Return the steps that `migrate` would run; changes nothing."""
+        ...
+
+    async def migrate(self) -> Sequence[Step]:
+        """Run what is still to be done, and return it."""
+        ...
+
+
+async def open_store(url: str, *, schema: str = "outrider", archive: bool = True, clock: Clock | None = None) -> Store:
+    """Open the store a URL names: `sqlite:///file`, `sqlite:////absolute/file` or `postgresql://...`.
+
+    `archive=False` deletes delivered events instead of keeping them for a while.
+    """
+    opening = _adapter(url, "store", _STORES)
+    store: Store = await opening(url, schema, archive, clock)
+    return store
+
+
+def open_schema(url: str, *, schema: str = "outrider", lanes: int = 32) -> Schema:
+    """Return what installs and upgrades the store a URL names. `lanes` counts at the first install only."""
+    opened: Schema = _adapter(url, "store", _SCHEMAS)(url, schema, lanes)
+    return opened
+
+
+async def open_broker(url: str) -> Broker:
+    """Open the broker a URL names: `embedded:///file`, or `null://`, which confirms and forgets."""
+    opened: Broker = _adapter(url, "broker", _BROKERS)(url)
+    return opened
+
+
+def log_observer() -> Observer:
+    """Return an observer that writes facts to the standard `logging`."""
+    from outrider.observers.logs import LogObserver
+
+    return LogObserver()
+
+
+def configure_logging(*, json: bool = False, level: str = "INFO") -> None:
+    """Log to standard error, for people or as JSON lines, with the passwords of URLs hidden."""
+    from outrider.observers import logs
+
+    logs.configure_logging(json, level, scrub=redacted)
+
+
+async def _sqlite_store(url: str, schema: str, archive: bool, clock: Clock | None) -> Any:
+    return _module("outrider.stores.sqlite").SqliteStore(_path(url), clock=clock, archive=archive)
+
+
+async def _postgres_store(url: str, schema: str, archive: bool, clock: Clock | None) -> Any:
+    if clock is not None:
+        raise Misuse("PostgreSQL keeps its own time; open this store without a clock")
+    return await _module("outrider.stores.postgres", "postgres").PostgresStore.open(url, schema=schema, archive=archive)
+
+
+def _sqlite_schema(url: str, schema: str, lanes: int) -> Any:
+    return _module("outrider.stores.sqlite").SqliteSchema(_path(url), lanes=lanes)
+
+
+def _postgres_schema(url: str, schema: str, lanes: int) -> Any:
+    return _module("outrider.stores.postgres", "postgres").PostgresSchema(url, schema=schema, lanes=lanes)
+
+
+def _embedded_broker(url: str) -> Any:
+    return _module("outrider.brokers.embedded").EmbeddedBroker(_path(url))
+
+
+def _null_broker(url: str) -> Any:
+    return _module("outrider.brokers.null").NullBroker()
+
+
+_STORES = {"sqlite": _sqlite_store, "postgresql": _postgres_store, "postgres": _postgres_store}
+_SCHEMAS = {"sqlite": _sqlite_schema, "postgresql": _postgres_schema, "postgres": _postgres_schema}
+_BROKERS = {"embedded": _embedded_broker, "null": _null_broker}
+
+
+def _adapter(url: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme in table:
+        return table[scheme]
+    valid = ", ".join(f"{name}://" for name in table)
+    hint = f"; did you mean {near}://?" if (near := nearest(scheme, table)) else ""
+    raise Misuse(f"{redacted(url)!r} names no {kind} that outrider knows{hint} (valid: {valid})")
+
+
+def _path(url: str) -> str:
+    """Return the file a URL names: three slashes for a relative path, four for an absolute one.
+
+    >>> _path("sqlite:///outbox.db"), _path("sqlite:////var/outbox.db")
+    ('outbox.db', '/var/outbox.db')
+    """
+    scheme, _, rest = url.partition("://")
+    path = rest.removeprefix("/")
+    if not rest.startswith("/") or not path.strip("/"):
+        raise Misuse(f"{url!r} names no file; write {scheme}:///relative/path or {scheme}:////absolute/path")
+    if path == ":memory:":
+        raise Misuse(f"{url!r} would be private to one connection; name a file, such as {scheme}:///outbox.db")
+    return path
+
+
+def _module(name: str, extra: str | None = None) -> ModuleType:
+    """Import an adapter; when its driver is absent, say which extra brings it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").partition(".")[0] == "outrider":
+            raise
+        raise Misuse(f"the driver {error.name} is not installed; run: pip install 'outrider[{extra}]'") from error

@@ -83,8 +83,6 @@ class Relay:
         """Return who owns this relay's lanes."""
         return self.lease.owner
 
-
-
     async def keep(self) -> None:
         """Renew the heartbeat, then move towards a fair share of the lanes."""
         sent = self.clock.boot_seconds()
@@ -139,8 +137,6 @@ class Relay:
             if any(pruned):
                 self.observer.notice(UpkeepDone(*pruned))
 
-
-
     async def run(self) -> None:
         """Relay until `stop` is called; then finish what is in flight, and leave."""
         await self.broker.start()
@@ -183,7 +179,9 @@ class Relay:
             due = self._next_due_seconds.get(worker)
             await self._nap(worker, idle_seconds if due is None else min(idle_seconds, due))
             woken = self._wakes[worker].is_set()
-            idle_seconds = self.settings.poll_seconds_min if woken else min(idle_seconds * 2, self.settings.poll_seconds_max)
+            idle_seconds = (
+                self.settings.poll_seconds_min if woken else min(idle_seconds * 2, self.settings.poll_seconds_max)
+            )
 
     async def _nap(self, worker: int, seconds: float) -> None:
         try:
@@ -208,8 +206,6 @@ class Relay:
         while True:
             wait = await self.probe()
             await asyncio.sleep(self.settings.breaker_seconds_base / 2 if wait is None else wait)
-
-
 
     async def _own_lanes(self, worker: int) -> Lease:
         """Return the worker's lanes, after handing over those that others should have: it has nothing in flight now."""
@@ -260,8 +256,6 @@ class Relay:
             counts[event.lane] += 1
         self._full -= fetched.lanes
         self._full |= {lane for lane, count in counts.items() if count >= quotas[lane]}
-
-
 
     async def _plan(self, worker: int, lease: Lease, fetched: Fetched) -> Course:
         """Look up what is blocked, in the lanes that have anything blocked, and plan the course."""

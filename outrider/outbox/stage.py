@@ -57,7 +57,9 @@ def drafts(events: Sequence[Event], rules: StagingRules) -> Drafts:
     """
     several = len(events) > 1
     made = [_draft(event, rules, f"events[{index}]." if several else "") for index, event in enumerate(events)]
-    first = {draft.event_id: (draft, _counted(event)) for event, draft in reversed(list(zip(events, made, strict=True)))}
+    first = {
+        draft.event_id: (draft, _counted(event)) for event, draft in reversed(list(zip(events, made, strict=True)))
+    }
     chosen = [first[event_id] for event_id in dict.fromkeys(draft.event_id for draft in made)]
     plain = [draft for draft, counted in chosen if not counted]
     numbered = [draft for draft, counted in chosen if counted]
@@ -188,12 +190,16 @@ def _payload(payload: Any, bytes_max: int, path: str) -> str:
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False, default=_plain, separators=(",", ":"))
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise next(_findings(payload, path), InvalidEvent(path, f"it is not JSON ({error})", "pass JSON values")) from error
+        raise next(
+            _findings(payload, path), InvalidEvent(path, f"it is not JSON ({error})", "pass JSON values")
+        ) from error
     if "\\u0000" in text:
         for finding in _findings(payload, path):
             raise finding
     if size > bytes_max:
-        raise InvalidEvent(path, f"it has {size} bytes, the destination takes {bytes_max}", "stage a reference to it instead")
+        raise InvalidEvent(
+            path, f"it has {size} bytes, the destination takes {bytes_max}", "stage a reference to it instead"
+        )
     return text
 
 

@@ -50,5 +50,5 @@ def identifier(name: str) -> str:
     'outrider'
     """
     if not _IDENTIFIER.fullmatch(name):
-        raise BadSetting(f"schema name {name!r} is not allowed; use a-z, 0-9 and _, at most 63, not starting with a digit")
+        raise BadSetting(f"schema name {name!r} is not allowed; use a-z, 0-9 and _, at most 63, no digit first")
     return name

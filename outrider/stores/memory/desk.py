@@ -34,7 +34,9 @@ class MemoryDesk:
     async def events(self, criteria: Criteria) -> list[dict[str, Any]]:
         tables = self._store.tables
         if criteria.state == State.SENT:
-            found = [{**_facts(row), "state": State.SENT, "sent_at": at} for row, at in reversed(tables.archive.values())]
+            found = [
+                {**_facts(row), "state": State.SENT, "sent_at": at} for row, at in reversed(tables.archive.values())
+            ]
         else:
             found = [_facts(tables.rows[position]) for position in sorted(tables.rows)]
         return [facts for facts in found if _matches(facts, criteria)][: criteria.limit]
@@ -58,7 +60,8 @@ class MemoryDesk:
         tables = self._store.tables
         blocked = sorted(tables.blocked.items(), key=lambda entry: entry[1].cause is not Cause.HELD)
         return [
-            Held(stream, block.cause, block.until, len(tables.waiting.get(stream, ()))) for stream, block in blocked[:limit]
+            Held(stream, block.cause, block.until, len(tables.waiting.get(stream, ())))
+            for stream, block in blocked[:limit]
         ]
 
     async def replay(self, event_ids: Sequence[UUID], actor: str) -> int:

@@ -91,7 +91,9 @@ class MemoryStore:
         """Return the lanes that are still the lease's own."""
         lanes = self.tables.lanes
         return {
-            lane for lane, epoch in lease.epochs.items() if lanes[lane].owner == lease.owner and lanes[lane].epoch == epoch
+            lane
+            for lane, epoch in lease.epochs.items()
+            if lanes[lane].owner == lease.owner and lanes[lane].epoch == epoch
         }
 
     async def fetch(self, lease: Lease, quotas: Mapping[int, int]) -> Fetched:
@@ -237,9 +239,7 @@ class MemoryStore:
         return until is not None and until > now
 
     def _free(self, now: datetime) -> list[int]:
-        return [
-            lane for lane, row in self.tables.lanes.items() if row.owner is None or not self._alive(row.owner, now)
-        ]
+        return [lane for lane, row in self.tables.lanes.items() if row.owner is None or not self._alive(row.owner, now)]
 
     def _view(self, row: Row, now: datetime) -> StagedEvent:
         event = row.event

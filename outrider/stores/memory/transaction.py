@@ -132,4 +132,3 @@ class MemoryTransaction:
 
 def _after(moment: datetime, seconds: float) -> datetime:
     return moment + timedelta(seconds=seconds)
-

@@ -1,0 +1,1 @@
+"""Broker adapters, one package each."""

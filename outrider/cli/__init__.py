@@ -1,0 +1,50 @@
+"""The command line.
+
+Exit codes: 0 fine, 1 a finding (something is not as it should be, or not there), 2 wrong usage or settings, 3 a server
+does not answer. Every command takes `--json`; then a result is one JSON object or list on standard output, and an error
+one object on standard error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import outrider
+from outrider.cli import db, dead, demo, events, lifecycle, relay
+from outrider.cli.errors import Group
+
+app = typer.Typer(
+    name="outrider",
+    cls=Group,
+    help="Transactional outbox: if the transaction commits, its event is delivered, in order per key.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("relay")(relay.relay)
+app.command("lifecycle")(lifecycle.lifecycle)
+app.command("demo")(demo.demo)
+app.add_typer(db.app, name="db")
+app.add_typer(events.app, name="events")
+app.add_typer(dead.app, name="dead")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outrider {outrider.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    app(prog_name="outrider")

@@ -1,0 +1,81 @@
+"""`outrider db`: install and upgrade the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from outrider import config
+from outrider.app import Schema, Step, open_schema
+from outrider.cli.errors import FINDING
+from outrider.cli.options import Json, SchemaName, StoreUrl
+from outrider.cli.output import emit, say, show_table
+
+app = typer.Typer(help="Install and upgrade the store.", no_args_is_help=True)
+Lanes = Annotated[int, typer.Option("--lanes", min=1, help="Lanes per band; fixed by the first install.")]
+
+
+@app.command()
+def migrate(store: StoreUrl = None, schema: SchemaName = None, lanes: Lanes = 32, json: Json = False) -> None:
+    """Run the migrations that are still to be done. Safe to repeat, and to resume."""
+    opened = _opened(store, schema, lanes)
+    done = asyncio.run(opened.migrate())
+    if json:
+        emit({"applied": [_facts(step) for step in done]})
+        return
+    for number, step in enumerate(done, start=1):
+        say(f"[{number}/{len(done)}] {step.migration}: {step.name}")
+    say(f"{len(done)} steps applied" if done else "nothing to do: the store is up to date")
+
+
+@app.command()
+def status(store: StoreUrl = None, schema: SchemaName = None, json: Json = False) -> None:
+    """Say how far each migration has come. Exits with 1 while something is to be done."""
+    found = asyncio.run(_opened(store, schema).status())
+    rows: list[dict[str, Any]] = [
+        {"version": m.version, "migration": m.migration, "state": m.state, "applied": m.applied, "steps": m.steps}
+        for m in found
+    ]
+    ready = all(row["state"] == "applied" for row in rows)
+    if json:
+        emit({"ready": ready, "migrations": rows})
+    else:
+        show_table(["version", "migration", "state", "applied", "steps"], rows, empty="no migrations")
+    if not ready:
+        raise typer.Exit(FINDING)
+
+
+@app.command()
+def plan(
+    store: StoreUrl = None,
+    schema: SchemaName = None,
+    sql: Annotated[bool, typer.Option("--sql", help="Show the statements too.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what `migrate` would run, and change nothing."""
+    steps = asyncio.run(_opened(store, schema).plan())
+    if json:
+        emit({"steps": [{**_facts(step), "sql": step.sql} for step in steps]})
+        return
+    _show_plan(steps, sql)
+
+
+def _show_plan(steps: Sequence[Step], sql: bool) -> None:
+    if not steps:
+        say("nothing to do: the store is up to date")
+    for step in steps:
+        say(f"{step.migration}: {step.name}")
+        if sql:
+            say(f"{step.sql}\n")
+
+
+def _facts(step: Step) -> dict[str, Any]:
+    return {"version": step.version, "migration": step.migration, "step": step.name}
+
+
+def _opened(store: str | None, schema: str | None, lanes: int = 32) -> Schema:
+    chosen = config.load({"store": store, "schema": schema})
+    return open_schema(chosen.store_url(), schema=chosen.schema, lanes=lanes)

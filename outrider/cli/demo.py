@@ -1,0 +1,27 @@
+"""`outrider demo`: see the promise kept, with relays being killed; needs no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.errors import FINDING
+from outrider.cli.options import Json
+
+
+def demo(
+    *,
+    orders: Annotated[int, typer.Option("--orders", min=100, max=100_000, help="Orders to commit.")] = 4000,
+    keys: Annotated[int, typer.Option("--keys", min=1, help="Customers; order is kept for each.")] = 200,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to keep the databases; else a temporary directory.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Commit orders, kill relays with SIGKILL while events flow, then count what was lost. No server needed."""
+    from outrider.demo import run
+
+    if not run(orders=orders, keys=keys, directory=directory, as_json=json):
+        raise typer.Exit(FINDING)

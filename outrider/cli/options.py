@@ -1,0 +1,77 @@
+"""Options that several commands share, and how they are read."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from outrider import app, config
+from outrider.errors import Misuse
+from outrider.store import Store
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="sqlite:///file or postgresql://...; else OUTRIDER_STORE."),
+]
+BrokerUrl = Annotated[
+    str | None, typer.Option("--broker", metavar="URL", help="embedded:///file or null://; else OUTRIDER_BROKER.")
+]
+SchemaName = Annotated[
+    str | None, typer.Option("--schema", help="The schema in PostgreSQL; else OUTRIDER_SCHEMA, else outrider.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")]
+Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
+EventType = Annotated[str | None, typer.Option("--event-type", help="Only this type of event.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only this key.")]
+WithPayload = Annotated[bool, typer.Option("--payload", help="Show the payload too.")]
+
+
+@asynccontextmanager
+async def opened(store: str | None, schema: str | None) -> AsyncIterator[Store]:
+    """Open the store that options and environment name, for one command."""
+    chosen = config.load({"store": store, "schema": schema})
+    opened_store = await app.open_store(chosen.store_url(), schema=chosen.schema)
+    try:
+        yield opened_store
+    finally:
+        await opened_store.close()
+
+
+def event_id(text: str) -> UUID:
+    """Read an event id, or say what one looks like.
+
+    >>> event_id("0190b3a6-7c1e-7b32-9d7e-2f1a5c3b4d5e").version
+    7
+    """
+    try:
+        return UUID(text)
+    except ValueError:
+        remedy = "copy one from `outrider events ls` or `outrider dead ls`, 32 hexadecimal digits"
+        raise Misuse(f"{text!r} is not an event id; {remedy}") from None
+
+
+def event_ids(texts: Sequence[str] | None) -> tuple[UUID, ...]:
+    """Read event ids, each once."""
+    return tuple(dict.fromkeys(event_id(text) for text in texts or ()))
+
+
+def actor() -> str:
+    """Return who is at the keyboard, for the record of operations."""
+    try:
+        return f"cli:{getpass.getuser()}"
+    except (KeyError, OSError):  # A container may run as a number without a name.
+        return "cli:unknown"
+
+
+def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask before something is done that matters, if there is somebody to ask."""
+    if not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty():
+        typer.confirm(question, abort=True)

@@ -1,0 +1,1 @@
+"""Staging through the caller's own database driver, one module each."""

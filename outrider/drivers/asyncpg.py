@@ -1,0 +1,45 @@
+"""Staging through the caller's asyncpg connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from outrider.errors import NotInTransaction, Transient
+from outrider.store import Drafts, Hold, Placed
+from outrider.stores.postgres import queries
+from outrider.stores.postgres.staging import counter_parameters, stage_parameters
+
+
+async def stage(conn: Any, drafts: Drafts, hold: Hold | None, schema: str) -> list[Placed]:
+    """Stage in the connection's open transaction: one statement, or two for numbered or supplied ids."""
+    if not conn.is_in_transaction():
+        raise NotInTransaction(
+            "this connection is not in a transaction, so the event could not share the fate of your change; "
+            "stage inside `async with conn.transaction():`"
+        )
+    sql = queries.load(schema)
+    placed = await _stage_plain(conn, sql, drafts, hold) if drafts.plain else []
+    return placed + (await _stage_numbered(conn, sql, drafts, hold) if drafts.numbered else [])
+
+
+async def _stage_plain(conn: Any, sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> list[Placed]:
+    rows = await conn.fetch(sql["stage"], *stage_parameters(drafts.plain, hold))
+    placed = [Placed(row[0], row[1], row[2] == "optimistic") for row in rows]
+    if not drafts.supplied or not placed:
+        return placed
+    taken_back = {row[0] for row in await conn.fetch(sql["retract"], [row.position for row in placed])}
+    return [row for row in placed if row.position not in taken_back]
+
+
+async def _stage_numbered(conn: Any, sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> list[Placed]:
+    await conn.execute(sql["lock_counters"], *counter_parameters(drafts.numbered))
+    try:
+        rows = await conn.fetch(sql["stage_numbered"], *stage_parameters(drafts.numbered, hold))
+    except asyncpg.UniqueViolationError as error:
+        raise Transient(
+            "the same event_id is being staged for another stream at this moment; retry the transaction, and give "
+            "each event an id of its own"
+        ) from error
+    return [Placed(row[0], row[1], row[2] == "optimistic") for row in rows]

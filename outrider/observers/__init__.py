@@ -1,0 +1,1 @@
+"""Observers: what turns facts into logs, metrics and traces."""

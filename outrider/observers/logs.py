@@ -1,0 +1,133 @@
+"""Facts as log records: a constant message, facts as fields, never a payload.
+
+`LogObserver` only speaks to the standard `logging`, so an application keeps its own handlers. `configure_logging` is
+for programs of ours, and writes to standard error: one compact line, or one JSON object, per record.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import logging
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any
+
+from outrider.observer import Fact
+
+Scrub = Callable[[str], str]
+
+_WORD = re.compile(r"[A-Z][a-z0-9]*")
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def words(kind: type[Fact]) -> str:
+    """Return a fact's constant message: its class name in words.
+
+    >>> from outrider.observer import RelayStarted
+    >>> words(RelayStarted)
+    'relay started'
+    """
+    return " ".join(word.lower() for word in _WORD.findall(kind.__name__))
+
+
+class LogObserver:
+    """Writes every fact to a logger, at the fact's own level.
+
+    >>> LogObserver().logger.name
+    'outrider'
+    """
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self.logger = logger or logging.getLogger("outrider")
+
+    def notice(self, fact: Fact) -> None:
+        """Log the fact; skipped before any work if nobody listens at its level."""
+        level = logging.getLevelNamesMapping()[fact.level.upper()]
+        if self.logger.isEnabledFor(level):
+            self.logger.log(level, words(type(fact)), extra=_extra(fact))
+
+
+def configure_logging(
+    json: bool = False, level: str | int = "INFO", *, scrub: Scrub = str, name: str = "outrider"
+) -> None:
+    """Send log records to standard error. `scrub` sees every finished line, to hide secrets. Repeatable.
+
+    Other libraries are heard from warnings up.
+    """
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
+        root.removeHandler(handler)
+    handler = _Handler(sys.stderr)
+    handler.setFormatter(JsonFormatter(scrub) if json else CompactFormatter(scrub))
+    root.addHandler(handler)
+    logging.getLogger(name).setLevel(level.upper() if isinstance(level, str) else level)
+
+
+class CompactFormatter(logging.Formatter):
+    """One line for people: time, level, message, then the fields."""
+
+    def __init__(self, scrub: Scrub = str) -> None:
+        super().__init__()
+        self._scrub = scrub
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the line; an exception follows below it."""
+        moment = datetime.fromtimestamp(record.created, UTC).astimezone()
+        shown = " ".join(f"{name}={_compact(value)}" for name, value in _fields(record).items())
+        head = f"{moment:%H:%M:%S}.{int(record.msecs):03d} {record.levelname.lower():7} {record.getMessage()}"
+        lines = [f"{head}  {shown}" if shown else head]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        return self._scrub("\n".join(lines))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: timestamp, level, logger, message, and the fields beside them."""
+
+    def __init__(self, scrub: Scrub = str) -> None:
+        super().__init__()
+        self._scrub = scrub
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the object; line breaks inside values are escaped, so a record is always one line."""
+        entry: dict[str, Any] = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": self._scrub(record.getMessage()),
+        }
+        for name, value in _fields(record).items():
+            entry[name if name not in entry else f"{name}_"] = _scrubbed(value, self._scrub)
+        if record.exc_info:
+            entry["exception"] = self._scrub(self.formatException(record.exc_info))
+        return jsonlib.dumps(entry, ensure_ascii=False, default=lambda value: self._scrub(str(value)))
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Ours, so that a second configuration replaces it and no other."""
+
+
+def _extra(fact: Fact) -> dict[str, Any]:
+    """Return the fields; a name that logging keeps for itself gets an underscore."""
+    named = ((field.name, getattr(fact, field.name)) for field in fields(fact))
+    return {f"{name}_" if name in _STANDARD else name: value for name, value in named}
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+def _compact(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, tuple | list) and len(value) > 8:
+        return f"({len(value)} of them)"
+    text = str(value)
+    return jsonlib.dumps(text, ensure_ascii=False) if not text or re.search(r"\s", text) else text
+
+
+def _scrubbed(value: Any, scrub: Scrub) -> Any:
+    return scrub(value) if isinstance(value, str) else value

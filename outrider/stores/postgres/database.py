@@ -1,0 +1,134 @@
+"""Connections to PostgreSQL, and its errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from outrider.errors import Misuse, OutriderError, Permanent, Transient, Unreachable
+from outrider.store import Lease
+
+Connection = asyncpg.pool.PoolConnectionProxy | asyncpg.Connection
+
+_PASSING = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InsufficientResourcesError,
+)
+_AWAY = (OSError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError, asyncpg.InterfaceError, TimeoutError)
+_UNINSTALLED = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError)
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Turn the driver's errors into ours: what may pass, what is away, what must be installed first."""
+    try:
+        yield
+    except (OutriderError, asyncio.CancelledError):
+        raise
+    except _UNINSTALLED as error:
+        raise Misuse(f"the outbox is not installed in {where} ({error}); run: outrider db migrate") from error
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        raise Misuse(f"{where} is a read replica; point the store at the primary") from error
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise Misuse(f"{where} refused the connection: {error}; check user, password and database") from error
+    except _PASSING as error:
+        raise Transient(f"{where}: {error}") from error
+    except _AWAY as error:
+        raise Unreachable(f"{where} does not answer ({type(error).__name__}: {error}); is it running?") from error
+    except asyncpg.PostgresError as error:
+        raise Permanent(f"{where}: {type(error).__name__}: {error}") from error
+
+
+class Database:
+    """A pool whose connections read JSON as the bytes the server holds."""
+
+    def __init__(self, url: str, *, connections_max: int = 8, pooled: bool = False) -> None:
+        self.url = url
+        self.where = f"PostgreSQL at {urlsplit(url).hostname or 'a local socket'}:{urlsplit(url).port or 5432}"
+        self._connections_max = connections_max
+        self.pooled = pooled
+        self._pool: asyncpg.Pool | None = None
+
+    async def open(self) -> None:
+        """Connect; a pooler that shares sessions between clients cannot keep prepared statements."""
+        with translated(self.where):
+            self._pool = await asyncpg.create_pool(
+                self.url,
+                min_size=1,
+                max_size=self._connections_max,
+                init=_read_json_as_bytes,
+                statement_cache_size=0 if self.pooled else 256,
+                timeout=10,
+                command_timeout=60,
+                server_settings={"application_name": "outrider"},
+            )
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Any]:
+        """Borrow a connection."""
+        assert self._pool is not None, "open() comes first"
+        with translated(self.where):
+            async with self._pool.acquire() as conn:
+                yield conn
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """Borrow a connection with a transaction open."""
+        async with self.connection() as conn, conn.transaction():
+            yield conn
+
+    @asynccontextmanager
+    async def statement(self) -> AsyncIterator[Any]:
+        """Borrow a connection for one statement. Through a pooler that too needs a transaction, to stay on one server."""
+        async with self.transaction() if self.pooled else self.connection() as conn:
+            yield conn
+
+    async def fetch(self, sql: str, *args: Any) -> list[Any]:
+        """Run one statement and return its rows."""
+        async with self.statement() as conn:
+            rows: list[Any] = await conn.fetch(sql, *args)
+            return rows
+
+    async def execute(self, sql: str, *args: Any) -> int:
+        """Run one statement and return how many rows it touched."""
+        async with self.statement() as conn:
+            return touched(await conn.execute(sql, *args))
+
+    async def close(self) -> None:
+        """Close the pool, waiting for nobody for longer than a few seconds."""
+        if self._pool is None:
+            return
+        try:
+            await asyncio.wait_for(self._pool.close(), timeout=5)
+        except TimeoutError:
+            self._pool.terminate()
+
+
+def fence(lease: Lease) -> tuple[str, list[int], list[int]]:
+    """Return a lease as the first three parameters of every fenced statement."""
+    return lease.owner, list(lease.epochs), list(lease.epochs.values())
+
+
+def touched(tag: str) -> int:
+    """Read the row count from a command tag.
+
+    >>> touched("INSERT 0 12")
+    12
+    """
+    return int(tag.rsplit(" ", 1)[-1])
+
+
+async def _read_json_as_bytes(conn: Any) -> None:
+    # The payload travels as the text the database holds; decoding and encoding it again would only cost time.
+    await conn.set_type_codec("json", schema="pg_catalog", encoder=bytes, decoder=bytes, format="binary")

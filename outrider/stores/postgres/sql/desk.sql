@@ -1,0 +1,86 @@
+-- What people ask and do.
+
+-- name: counts
+SELECT state, count(*) FROM {schema}.outbox GROUP BY state
+UNION ALL SELECT 'sent', count(*) FROM {schema}.outbox_archive
+UNION ALL SELECT 'dead_letter', count(*) FROM {schema}.outbox_dead_letter
+
+-- name: events
+-- Undelivered events, oldest first. Index: outbox_pkey.
+SELECT {event_facts} FROM {schema}.outbox AS o
+WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NULL OR o.state = $2)
+    AND ($3::text IS NULL OR o.event_type = $3) AND ($4::text IS NULL OR o.topic = $4)
+    AND ($5::text IS NULL OR coalesce(o.key, o.aggregate_id, o.event_id::text) = $5)
+ORDER BY o.id
+LIMIT $6
+
+-- name: sent
+-- Archived events, newest first.
+SELECT *, 'sent' AS state FROM {schema}.outbox_archive AS o
+WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NULL OR $2 = 'sent')
+    AND ($3::text IS NULL OR o.event_type = $3) AND ($4::text IS NULL OR o.topic = $4)
+    AND ($5::text IS NULL OR o.key = $5)
+ORDER BY o.sent_at DESC, o.id DESC
+LIMIT $6
+
+-- name: dead_letters
+-- In the order they would be replayed.
+SELECT *, 'dead_letter' AS state FROM {schema}.outbox_dead_letter AS o
+WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NULL OR $2 = 'dead_letter')
+    AND ($3::text IS NULL OR o.event_type = $3) AND ($4::text IS NULL OR o.topic = $4)
+    AND ($5::text IS NULL OR o.key = $5) AND ($7::text IS NULL OR o.reason = $7)
+ORDER BY o.id
+LIMIT $6
+
+-- name: blocked_streams
+-- Held ones first, because they wait for a person.
+SELECT b.lane, b.topic, b.key, b.cause, b.until,
+    (SELECT count(*) FROM {schema}.outbox AS o
+     WHERE o.lane = b.lane AND o.topic = b.topic AND o.state IN ({waiting})
+        AND coalesce(o.key, o.aggregate_id, o.event_id::text) = b.key) AS waiting
+FROM {schema}.outbox_blocked AS b
+ORDER BY b.cause <> 'held', b.until, b.lane, b.topic, b.key
+LIMIT $1
+
+-- name: resume
+-- Held dead letters go back to their own place in the stream.
+WITH back AS (DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY ($1::uuid[]) AND policy = 'hold' RETURNING *)
+INSERT INTO {schema}.outbox (id, {draft_columns}, state)
+SELECT id, {dead_draft}, 'parked' FROM back ORDER BY id
+RETURNING event_id, lane, topic, coalesce(key, aggregate_id, event_id::text) AS stream_key
+
+-- name: stage_again
+-- Skipped dead letters are late by design: a new place at the end, marked as replayed.
+WITH back AS (DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY ($1::uuid[]) AND policy = 'skip' RETURNING *)
+INSERT INTO {schema}.outbox ({draft_columns}, state)
+SELECT {replayed_draft}, 'pending' FROM back ORDER BY id
+RETURNING event_id
+
+-- name: discard
+-- Given up for good. A numbered one of a held stream leaves a marker in its place.
+WITH gone AS (DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY ($1::uuid[]) RETURNING *),
+marked AS (
+    INSERT INTO {schema}.outbox (id, event_type, payload, headers, topic, key, priority, sequence, state)
+    SELECT id, '{skipped_type}', 'null', json_build_object('skipped', event_id), topic, key, priority, sequence, 'parked'
+    FROM gone WHERE policy = 'hold' AND sequence IS NOT NULL AND event_type <> '{skipped_type}'
+)
+SELECT event_id, lane, topic, key AS stream_key FROM gone
+
+-- name: let_held_go
+-- A held stream goes on once none of its dead letters is held; its owner removes the row.
+UPDATE {schema}.outbox_blocked AS b SET cause = 'draining', head_id = NULL, until = {schema}.outbox_clock()
+FROM unnest($1::smallint[], $2::text[], $3::text[]) AS w (lane, topic, key)
+WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause = 'held' AND NOT EXISTS (
+    SELECT FROM {schema}.outbox_dead_letter AS d
+    WHERE d.lane = b.lane AND d.topic = b.topic AND d.key = b.key AND d.policy = 'hold')
+
+-- name: place_of
+-- Where an event lies that a person wants buried.
+SELECT o.id, o.lane, o.topic, o.event_type, o.routing_key, coalesce(o.key, o.aggregate_id, o.event_id::text) AS key,
+    o.sequence
+FROM {schema}.outbox AS o
+WHERE o.event_id = $1 AND o.state IN ({bury_guard}) AND o.state <> 'optimistic'
+
+-- name: record
+INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id)
+SELECT {schema}.outbox_clock(), $1, $2, event_id FROM unnest($3::uuid[]) AS w (event_id)

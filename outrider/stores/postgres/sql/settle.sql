@@ -1,0 +1,118 @@
+-- Writing outcomes. Every write is fenced by lane and guarded by the state it comes from.
+
+-- name: confirm_archive
+-- The common case in one statement. Losing it to a crash only publishes again, so it need not wait for the disk.
+-- Indexes: outbox_lane_pkey, outbox_pkey.
+WITH l AS MATERIALIZED (
+    SELECT k.lane, set_config('synchronous_commit', 'off', true)
+    FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
+    WHERE k.owner = $1 AND k.epoch = w.epoch
+    ORDER BY k.lane
+    FOR SHARE OF k
+), gone AS (
+    DELETE FROM {schema}.outbox AS o
+    WHERE o.id = ANY ($4::bigint[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
+    RETURNING o.*
+)
+INSERT INTO {schema}.outbox_archive ({archive_columns})
+SELECT {gone_columns} FROM gone
+
+-- name: confirm_delete
+-- The same, where nothing is kept.
+WITH l AS MATERIALIZED (
+    SELECT k.lane, set_config('synchronous_commit', 'off', true)
+    FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
+    WHERE k.owner = $1 AND k.epoch = w.epoch
+    ORDER BY k.lane
+    FOR SHARE OF k
+)
+DELETE FROM {schema}.outbox AS o
+WHERE o.id = ANY ($4::bigint[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
+
+-- name: retry
+-- A spent attempt. Lanes are locked by lock_lanes, here and below.
+UPDATE {schema}.outbox AS o
+SET state = 'failed', attempts = o.attempts + 1, topic = w.topic, failure = w.failure::json, held_by = NULL
+FROM unnest($1::bigint[], $2::text[], $3::text[]) AS w (id, topic, failure)
+WHERE o.id = w.id AND o.state IN ({retry_guard}) AND NOT {held}
+RETURNING o.id
+
+-- name: wait
+-- Deferred or parked ($3). The guards of both moves are the same states.
+UPDATE {schema}.outbox AS o SET state = w.state, topic = w.topic, held_by = NULL
+FROM unnest($1::bigint[], $2::text[], $3::text[]) AS w (id, topic, state)
+WHERE o.id = w.id AND o.state IN ({park_guard}) AND NOT {held}
+RETURNING o.id
+
+-- name: bury
+-- Copy to the dead letters; the row itself is removed or becomes a marker in the next statement.
+INSERT INTO {schema}.outbox_dead_letter ({dead_columns})
+SELECT o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.headers, w.topic,
+    coalesce(o.key, o.aggregate_id, o.event_id::text), o.routing_key, o.priority, o.schema_version, o.saga_id,
+    o.sequence, o.max_attempts, o.retry, o.created_at, o.available_at, o.lane, o.attempts + w.spent, w.reason,
+    w.failure::json, w.policy, {schema}.outbox_clock()
+FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[])
+    AS w (id, topic, reason, failure, policy, spent)
+JOIN {schema}.outbox AS o USING (id)
+WHERE o.state IN ({bury_guard}) AND NOT {held}
+RETURNING id
+
+-- name: unplace
+-- Buried rows leave the outbox.
+DELETE FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+
+-- name: mark_skipped
+-- In the place of a numbered event that is skipped: same stream and number, no content.
+UPDATE {schema}.outbox AS o
+SET event_type = '{skipped_type}', payload = 'null', headers = json_build_object('skipped', o.event_id),
+    key = coalesce(o.key, o.aggregate_id, o.event_id::text), event_id = {schema}.outbox_uuid7(), topic = w.topic,
+    state = 'failed', attempts = 0, failure = NULL, available_at = NULL, held_by = NULL
+FROM unnest($1::bigint[], $2::text[]) AS w (id, topic)
+WHERE o.id = w.id
+
+-- name: block
+-- Block streams, or change why they are blocked. $6 is a delay in seconds, $7 a time; neither means until a person acts.
+INSERT INTO {schema}.outbox_blocked AS b (lane, topic, key, head_id, cause, until)
+SELECT lane, topic, key, head_id, cause, coalesce(at, {schema}.outbox_clock() + delay * interval '1 second')
+FROM unnest($1::smallint[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::float8[], $7::timestamptz[])
+    AS w (lane, topic, key, head_id, cause, delay, at)
+ON CONFLICT (lane, topic, key) DO UPDATE
+SET head_id = excluded.head_id, cause = excluded.cause, until = excluded.until
+
+-- name: let_go
+-- Streams with nothing left waiting are free; this is the only statement that removes a blocked row.
+DELETE FROM {schema}.outbox_blocked AS b
+USING unnest($1::smallint[], $2::text[], $3::text[]) AS w (lane, topic, key)
+WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause <> 'held' AND NOT EXISTS ({waiting_rows})
+
+-- name: keep_draining
+-- Streams with something left go to the end of the line.
+UPDATE {schema}.outbox_blocked AS b SET cause = 'draining', head_id = NULL, until = {schema}.outbox_clock()
+FROM unnest($1::smallint[], $2::text[], $3::text[]) AS w (lane, topic, key)
+WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause <> 'held' AND EXISTS ({waiting_rows})
+
+-- name: renew_hold
+-- A writer lengthens its hold after its commit, on rows that are still its own. Index: outbox_pkey.
+UPDATE {schema}.outbox AS o SET held_until = {schema}.outbox_clock() + $3 * interval '1 second'
+WHERE o.id = ANY ($2::bigint[]) AND o.state = 'optimistic' AND o.held_by = $1
+    AND o.held_until > {schema}.outbox_clock()
+RETURNING {event_columns}
+
+-- name: confirm_hold_archive
+-- What a writer delivered itself, if the row is still its own. Index: outbox_pkey.
+WITH gone AS (
+    DELETE FROM {schema}.outbox AS o
+    WHERE o.id = ANY ($2::bigint[]) AND o.state = 'optimistic' AND o.held_by = $1
+    RETURNING o.*, set_config('synchronous_commit', 'off', true)
+)
+INSERT INTO {schema}.outbox_archive ({archive_columns})
+SELECT {gone_columns} FROM gone
+
+-- name: confirm_hold_delete
+DELETE FROM {schema}.outbox AS o
+WHERE o.id = ANY ($2::bigint[]) AND o.state = 'optimistic' AND o.held_by = $1
+
+-- name: yield_hold
+-- What a writer leaves to the relay.
+UPDATE {schema}.outbox AS o SET state = 'pending', held_by = NULL, held_until = NULL
+WHERE o.id = ANY ($2::bigint[]) AND o.state IN ({yield_optimistic_guard}) AND o.held_by = $1

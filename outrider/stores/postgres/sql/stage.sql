@@ -1,0 +1,50 @@
+-- Staging, inside the caller's transaction. $1..$17 are the columns of a draft; $18 is the holder and $19 its seconds.
+
+-- name: stage
+-- Many events in one statement; a known id that is still undelivered is left alone. Index: outbox_event_id.
+INSERT INTO {schema}.outbox ({draft_columns}, state, held_by, held_until)
+SELECT {draft_values}, g.sequence, {staged_state}
+FROM {drafts} {quiet}
+ORDER BY g.ord
+ON CONFLICT (event_id) DO NOTHING
+RETURNING event_id, id, state
+
+-- name: retract
+-- Ids chosen by the caller may be delivered or buried already; a new statement sees what has moved meanwhile.
+-- Indexes: outbox_archive_event_id, outbox_dead_letter_pkey.
+DELETE FROM {schema}.outbox AS o
+WHERE o.id = ANY ($1::bigint[]) AND (
+    EXISTS (SELECT FROM {schema}.outbox_archive AS a WHERE a.event_id = o.event_id)
+    OR EXISTS (SELECT FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = o.event_id))
+RETURNING o.id
+
+-- name: lock_counters
+-- Lock the counters of numbered streams, in order, without writing to those that exist.
+INSERT INTO {schema}.outbox_counter AS c (topic, key, band, sequence)
+SELECT s.topic, s.key, s.band, 0 FROM unnest($1::text[], $2::text[], $3::smallint[]) AS s (topic, key, band)
+ORDER BY s.topic, s.key, s.band
+ON CONFLICT (topic, key, band) DO UPDATE SET sequence = c.sequence WHERE false
+
+-- name: stage_numbered
+-- A new statement after the lock: drop known ids, number the rest, insert in that order. No gaps on duplicates.
+WITH fresh AS MATERIALIZED (
+    SELECT g.*, coalesce(g.key, g.aggregate_id) AS stream_key,
+        (CASE WHEN g.priority >= 7 THEN 0 WHEN g.priority >= 3 THEN 1 ELSE 2 END)::smallint AS band
+    FROM {drafts}
+    WHERE NOT EXISTS (SELECT FROM {schema}.outbox AS o WHERE o.event_id = g.event_id)
+        AND NOT EXISTS (SELECT FROM {schema}.outbox_archive AS a WHERE a.event_id = g.event_id)
+        AND NOT EXISTS (SELECT FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = g.event_id)
+), numbered AS MATERIALIZED (
+    SELECT f.*, c.sequence + row_number() OVER (PARTITION BY f.topic, f.stream_key, f.band ORDER BY f.ord) AS number
+    FROM fresh AS f
+    JOIN {schema}.outbox_counter AS c ON c.topic = f.topic AND c.key = f.stream_key AND c.band = f.band
+), counted AS (
+    UPDATE {schema}.outbox_counter AS c SET sequence = n.last
+    FROM (SELECT topic, stream_key, band, max(number) AS last FROM numbered GROUP BY topic, stream_key, band) AS n
+    WHERE c.topic = n.topic AND c.key = n.stream_key AND c.band = n.band
+)
+INSERT INTO {schema}.outbox ({draft_columns}, state, held_by, held_until)
+SELECT {draft_values}, g.number, {staged_state}
+FROM numbered AS g {quiet}
+ORDER BY g.ord
+RETURNING event_id, id, state

@@ -1,0 +1,67 @@
+"""Wake-ups by NOTIFY: sent after commit, from a connection of our own, never inside the business transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import asyncpg
+
+from outrider.stores.postgres.database import Database, translated
+
+DEBOUNCE_SECONDS = 0.005
+
+
+class Hints:
+    """Sends hints, many as one; listens for those of others. Behind a pooler there is only polling."""
+
+    def __init__(self, database: Database, channel: str) -> None:
+        self._database, self._channel = database, channel
+        self._sending: asyncio.Task[None] | None = None
+
+    async def send(self) -> None:
+        """Notify soon; every call until then is covered by the same notification."""
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        await asyncio.sleep(DEBOUNCE_SECONDS)
+        self._sending = None
+        await self._database.execute("SELECT pg_notify($1, '')", self._channel)
+
+    async def close(self) -> None:
+        """Finish a hint that is on its way."""
+        if self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    @asynccontextmanager
+    async def listening(self, wake: Callable[[], None]) -> AsyncIterator[None]:
+        """Call `wake` on every hint. A lost listener is replaced; polling covers the gap."""
+        if self._database.pooled:
+            yield
+            return
+        task = asyncio.create_task(self._listen(wake))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _listen(self, wake: Callable[[], None]) -> None:
+        while True:
+            lost = asyncio.Event()
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._listen_once(wake, lost)
+            await asyncio.sleep(1)
+
+    async def _listen_once(self, wake: Callable[[], None], lost: asyncio.Event) -> None:
+        conn = await asyncpg.connect(self._database.url, timeout=10)
+        try:
+            conn.add_termination_listener(lambda _: lost.set())
+            with translated(self._database.where):
+                await conn.add_listener(self._channel, lambda *_: wake())
+            await lost.wait()
+        finally:
+            conn.terminate()

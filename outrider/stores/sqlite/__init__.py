@@ -1,0 +1,6 @@
+"""The store in a SQLite file, for one machine: any number of processes, no server."""
+
+from outrider.stores.sqlite.schema import SqliteSchema
+from outrider.stores.sqlite.store import SqliteStore
+
+__all__ = ["SqliteSchema", "SqliteStore"]

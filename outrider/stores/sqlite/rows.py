@@ -1,0 +1,93 @@
+"""Rows to nouns and back: the column lists that queries share, times as seconds, events as tuples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from outrider.event import StagedEvent
+from outrider.stores import queries
+
+PACKAGE = "outrider.stores.sqlite"
+
+_COPIED = (
+    *("id", "event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "headers", "topic", "key"),
+    *("routing_key", "priority", "schema_version", "saga_id", "sequence", "max_attempts", "retry", "created_at"),
+    *("available_at", "lane", "attempts", "failure"),
+)
+
+# In the order of StagedEvent's fields.
+_EVENT = (
+    *("id", "event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "headers", "topic", "stream_key"),
+    *("routing_key", "lane", "schema_version", "saga_id", "sequence", "max_attempts", "retry", "attempts", "state"),
+    *("created_at", "available_at"),
+)
+
+_READINESS = (
+    "CASE WHEN outbox.state = 'optimistic' AND outbox.held_until > :now THEN 'held' "
+    "WHEN outbox.available_at > :now THEN 'early' ELSE 'ready' END"
+)
+
+_JSON = ("payload", "headers", "retry", "failure")
+_TIMES = ("created_at", "available_at", "sent_at", "buried_at")
+
+
+def _without(*names: str) -> str:
+    return ", ".join(column for column in _COPIED if column not in names)
+
+
+_CONSTANTS = {
+    **queries.constants(),
+    "event": ", ".join([*(f"outbox.{column}" for column in _EVENT), _READINESS, "outbox.suspect"]),
+    "facts": ", ".join({"id": "id AS position", "key": "stream_key AS key"}.get(c, c) for c in _COPIED),
+    "copied": ", ".join(_COPIED),
+    "outbox_copied": ", ".join(f"outbox.{column}" for column in _COPIED),
+    "copied_but_attempts": _without("attempts"),
+    "copied_but_topic_attempts_failure": _without("topic", "attempts", "failure"),
+    "copied_but_position_headers_attempts": _without("id", "headers", "attempts"),
+}
+
+
+def load(filename: str) -> Mapping[str, str]:
+    """Return the named queries of a file of this store."""
+    return queries.load(PACKAGE, f"sql/{filename}", _CONSTANTS)
+
+
+def to_seconds(moment: datetime | None) -> float | None:
+    """Return a time as the tables hold it."""
+    return None if moment is None else moment.timestamp()
+
+
+def to_moment(seconds: float | None) -> datetime | None:
+    """Return a time from the tables.
+
+    >>> to_moment(0.5).isoformat()
+    '1970-01-01T00:00:00.500000+00:00'
+    """
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def to_event(row: Sequence[Any]) -> StagedEvent:
+    """Return the event of a row selected with the shared column list."""
+    cells = list(row)
+    cells[1] = UUID(cells[1])
+    cells[5], cells[6] = cells[5].encode(), cells[6].encode()
+    cells[15] = None if cells[15] is None else cells[15].encode()
+    cells[18], cells[19] = datetime.fromtimestamp(cells[18], UTC), to_moment(cells[19])
+    cells[21] = bool(cells[21])
+    return StagedEvent._make(cells)
+
+
+def to_facts(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """Return a row as a person reads it: JSON parsed, times as times."""
+    facts = dict(zip(names, row, strict=True))
+    facts["event_id"] = UUID(facts["event_id"])
+    for name in _JSON:
+        facts[name] = None if facts[name] is None else json.loads(facts[name])
+    for name in _TIMES:
+        if name in facts:
+            facts[name] = to_moment(facts[name])
+    return facts
