@@ -77,7 +77,9 @@ def check_names(names: Iterable[str]) -> None:
     """
     for name in sorted(names):
         if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(_FOREIGN):
-            remedy = f"did you mean {near}?" if (near := nearest(name, VARIABLES)) else f"valid: {', '.join(VARIABLES)}"
+            # Compared without the prefix that all share, or everything would look alike.
+            near = nearest(name.removeprefix(PREFIX), [valid.removeprefix(PREFIX) for valid in VARIABLES])
+            remedy = f"did you mean {PREFIX}{near}?" if near else f"valid: {', '.join(VARIABLES)}"
             raise BadSetting(f"the variable {name} is not a setting of outrider; {remedy}")
 
 

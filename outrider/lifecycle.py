@@ -1,7 +1,7 @@
 """The life of an event: one table of moves.
 
 SQL guards, the diagram, "what may follow" and the documentation page all come from MOVES. `claimed` is the state of an
-event in flight in an owned lane; it is never written to a row, so a guard on it stands for the states it was taken from.
+event in flight in an owned lane. It is never written to a row, so a guard on it stands for the states it comes from.
 """
 
 from __future__ import annotations

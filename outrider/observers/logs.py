@@ -60,7 +60,7 @@ def configure_logging(
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
         root.removeHandler(handler)
-    handler = _Handler(sys.stderr)
+    handler = _Handler()
     handler.setFormatter(JsonFormatter(scrub) if json else CompactFormatter(scrub))
     root.addHandler(handler)
     logging.getLogger(name).setLevel(level.upper() if isinstance(level, str) else level)
@@ -106,8 +106,15 @@ class JsonFormatter(logging.Formatter):
         return jsonlib.dumps(entry, ensure_ascii=False, default=lambda value: self._scrub(str(value)))
 
 
-class _Handler(logging.StreamHandler[Any]):
-    """Ours, so that a second configuration replaces it and no other."""
+class _Handler(logging.Handler):
+    """Ours, so that a second configuration replaces it and no other. Standard error is looked up at every record."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
 
 
 def _extra(fact: Fact) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 One breaker per destination; the empty name is the connection. A fault that hits more than one message is a verdict on
 none of them. So after a fault everything unresolved is a suspect: once a probe succeeds, suspects go out one at a time,
-with nothing else on its way. A suspect that fails alone is accused. The accusation becomes a strike only when the destination shows that it works: a
-neighbour is confirmed, or a probe succeeds while nobody else stands accused. Three strikes, and the event is charged.
+with nothing else on its way. A suspect that fails alone is accused. The accusation becomes a strike only when the
+destination shows that it works: a neighbour is confirmed, or a probe succeeds while nobody else stands accused. Three
+strikes, and the event is charged.
 """
 
 from __future__ import annotations

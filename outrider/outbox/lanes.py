@@ -11,7 +11,8 @@ from outrider.event import BANDS
 SHARES = (0.80, 0.15, 0.05)
 """What each band gets of a pass when all have a backlog: urgent first, and nothing starves."""
 
-assert abs(sum(SHARES) - 1) < 1e-9 and len(SHARES) == BANDS
+assert len(SHARES) == BANDS
+assert abs(sum(SHARES) - 1) < 1e-9
 
 
 @dataclass(frozen=True, slots=True)

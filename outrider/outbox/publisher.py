@@ -32,7 +32,7 @@ class Turnstile:
 
     @asynccontextmanager
     async def passing(self, *, alone: bool) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it for the block. A suspect keeps the entry while it waits, so it is not starved."""
+        """Wait for a turn, and hold it for the block. A suspect keeps the entry while it waits, so none starves."""
         async with self._entry:
             if alone:
                 await self._empty.wait()
@@ -46,6 +46,18 @@ class Turnstile:
             self._inside -= 1
             if not self._inside:
                 self._empty.set()
+
+
+async def publish(broker: Broker, messages: list[Message], seconds: float) -> Sequence[Verdict]:
+    """Publish with a time limit. Whatever the adapter does, each message has a verdict in the end."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await broker.publish(messages)
+    except TimeoutError:
+        return [Unresolved(f"no verdict from the broker within {seconds:g} s")] * len(messages)
+    except Exception as error:
+        # An adapter that raises has told us nothing about any message; the error is reported with the verdict.
+        return [Unresolved(f"{type(error).__name__}: {error}")] * len(messages)
 
 
 @dataclass(slots=True)
@@ -104,23 +116,12 @@ class Publisher:
     async def _send(self, course: Course, batch: list[Sealed], *, alone: bool) -> None:
         messages = [message for sealed in batch for message in sealed.messages]
         async with self.turnstile.passing(alone=alone):
-            verdicts = iter(await self._publish(messages))
+            verdicts = iter(await publish(self.broker, messages, self.judge.settings.publish_timeout_seconds))
         faults: dict[str, list[tuple[StagedEvent, Unresolved]]] = {}
         for sealed in batch:
             self._note(course, sealed, [next(verdicts) for _ in sealed.messages], faults)
         for destination, found in faults.items():
             self._fault(destination, [event for event, _ in found], found[0][1].error, alone=alone)
-
-    async def _publish(self, messages: list[Message]) -> Sequence[Verdict]:
-        seconds = self.judge.settings.publish_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.broker.publish(messages)
-        except TimeoutError:
-            return [Unresolved(f"no verdict from the broker within {seconds:g} s")] * len(messages)
-        except Exception as error:
-            # An adapter that raises has told us nothing about any message. The breaker reports the error.
-            return [Unresolved(f"{type(error).__name__}: {error}")] * len(messages)
 
     def _note(
         self,

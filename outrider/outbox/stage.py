@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 from uuid import UUID
 
 from outrider.errors import InvalidEvent
 from outrider.event import Event, band_of, default_topic, uuid7
+from outrider.outbox.payload import bad_characters, payload_text
 from outrider.store import Draft, Drafts
 
 TopicRule = Callable[[str, str | None, str | None], str]
@@ -96,7 +96,7 @@ def _draft(event: Event, rules: StagingRules, at: str) -> Draft:
         event_type=event.event_type,
         aggregate_type=event.aggregate_type,
         aggregate_id=event.aggregate_id,
-        payload=_payload(event.payload, rules.limit_of(topic), f"{at}payload"),
+        payload=payload_text(event.payload, rules.limit_of(topic), f"{at}payload"),
         headers=_headers(event.headers, at),
         topic=topic,
         key=event.key,
@@ -134,16 +134,8 @@ def _check_text(value: Any, path: str, *, required: bool = False) -> None:
         raise InvalidEvent(path, f"{value!r} is not a text", "pass a string that is not empty")
     if len(value) > _TEXT_MAX:
         raise InvalidEvent(path, f"it has {len(value)} characters", f"use at most {_TEXT_MAX}")
-    if problem := _bad_characters(value):
+    if problem := bad_characters(value):
         raise InvalidEvent(path, problem, "remove it")
-
-
-def _bad_characters(text: str) -> str | None:
-    if "\0" in text:
-        return "it contains a NUL character"
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        return "it contains a lone surrogate"
-    return None
 
 
 def _check_number(value: Any, lowest: int, highest: int, path: str) -> None:
@@ -173,72 +165,13 @@ def _topic(event: Event, rules: StagingRules, at: str) -> str:
 def _headers(headers: Mapping[str, str], at: str) -> str:
     for name, value in headers.items():
         path = f"{at}headers.{name}"
-        if not isinstance(name, str) or not _HEADER.fullmatch(name):
+        if not _HEADER.fullmatch(str(name)):
             raise InvalidEvent(path, "the name has characters a broker refuses", "use letters, digits, '.', '_', '-'")
         if name in _RESERVED:
             raise InvalidEvent(path, "the name is filled in by outrider", "choose another")
         if not isinstance(value, str):
             raise InvalidEvent(path, f"{value!r} is not a text", "pass a string")
-        problem = _bad_characters(value) or ("it has a line break" if "\n" in value or "\r" in value else None)
+        problem = bad_characters(value) or ("it has a line break" if "\n" in value or "\r" in value else None)
         if problem:
             raise InvalidEvent(path, problem, "remove it")
     return json.dumps(dict(headers), ensure_ascii=False) if headers else "{}"
-
-
-def _payload(payload: Any, bytes_max: int, path: str) -> str:
-    try:
-        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, default=_plain, separators=(",", ":"))
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise next(
-            _findings(payload, path), InvalidEvent(path, f"it is not JSON ({error})", "pass JSON values")
-        ) from error
-    if "\\u0000" in text:
-        for finding in _findings(payload, path):
-            raise finding
-    if size > bytes_max:
-        raise InvalidEvent(
-            path, f"it has {size} bytes, the destination takes {bytes_max}", "stage a reference to it instead"
-        )
-    return text
-
-
-def _plain(value: Any) -> str:
-    """Write the few types that have one obvious text; json refuses everything else."""
-    if isinstance(value, datetime) and value.utcoffset() is None:
-        raise TypeError("naive datetime")
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, UUID | Decimal) and (not isinstance(value, Decimal) or value.is_finite()):
-        return str(value)
-    raise TypeError(type(value).__name__)
-
-
-def _findings(value: Any, path: str, depth: int = 0) -> Iterator[InvalidEvent]:
-    """Walk a payload that was refused, to say where and why. Only failures pay for it."""
-    if depth > 200:
-        yield InvalidEvent(path, "it is nested too deeply or contains itself", "flatten it")
-    elif isinstance(value, str):
-        if problem := _bad_characters(value):
-            yield InvalidEvent(path, problem, "remove it")
-    elif isinstance(value, float | Decimal):
-        if value != value or value in (float("inf"), float("-inf")):
-            yield InvalidEvent(path, f"{value} is not JSON", "send null or a number")
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _findings_in_key(name, path)
-            yield from _findings(item, f"{path}.{name}", depth + 1)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _findings(item, f"{path}[{index}]", depth + 1)
-    elif isinstance(value, datetime) and value.utcoffset() is None:
-        yield InvalidEvent(path, "it is a naive datetime", "give it a time zone, such as datetime.now(UTC)")
-    elif not isinstance(value, bool | int | None | date | UUID):
-        yield InvalidEvent(path, f"a {type(value).__name__} is not JSON", "convert it to text, number, list or object")
-
-
-def _findings_in_key(name: Any, path: str) -> Iterator[InvalidEvent]:
-    if not isinstance(name, str):
-        yield InvalidEvent(path, f"the key {name!r} is not a text", "use strings as keys")
-    elif problem := _bad_characters(name):
-        yield InvalidEvent(f"{path}.{name!a}", problem, "remove it")

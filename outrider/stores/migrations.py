@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from outrider.errors import Misuse
-from outrider.stores.queries import load
+from outrider.stores.queries import blocks, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,7 @@ class Step:
     migration: str
     name: str
     sql: str
-
-    @property
-    def checksum(self) -> str:
-        """Return what tells one text from another."""
-        return hashlib.sha256(self.sql.encode()).hexdigest()[:16]
+    checksum: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +45,15 @@ def steps(package: str, constants: Mapping[str, str]) -> list[Step]:
     """Read every step of a store's `sql/migrations` folder, in order."""
     names = sorted(entry.name for entry in (files(package) / "sql/migrations").iterdir() if entry.name.endswith(".sql"))
     return [
-        Step(int(filename[:4]), filename.removesuffix(".sql"), name, sql)
+        Step(int(filename[:4]), filename.removesuffix(".sql"), name, fill(body, constants), _checksum(body))
         for filename in names
-        for name, sql in load(package, f"sql/migrations/{filename}", constants).items()
+        for name, body in blocks(package, f"sql/migrations/{filename}")
     ]
+
+
+def _checksum(body: str) -> str:
+    # Of the text as written: what is filled in, such as the number of lanes, may differ between installations.
+    return hashlib.sha256(body.strip().encode()).hexdigest()[:16]
 
 
 def pending(known: Iterable[Step], applied: Mapping[tuple[int, str], str]) -> list[Step]:

@@ -24,10 +24,26 @@ def load(package: str, filename: str, constants: Mapping[str, str]) -> dict[str,
     >>> sorted(load("outrider.stores.postgres", "sql/lanes.sql", constants("outrider")))[:2]
     ['beat', 'claim']
     """
-    text = (files(package) / filename).read_text()
-    _, *parts = _NAME.split(text)
-    named = zip(parts[::2], parts[1::2], strict=True)
-    return {name: _CONSTANT.sub(lambda found: constants[found[1]], body).strip() for name, body in named}
+    return {name: fill(body, constants) for name, body in blocks(package, filename)}
+
+
+def load_fragments(package: str, filename: str, constants: Mapping[str, str]) -> dict[str, str]:
+    """Return blocks that are pieces of statements; a piece may refer to those before it."""
+    pieces: dict[str, str] = {}
+    for name, body in blocks(package, filename):
+        pieces[name] = fill(body, {**constants, **pieces})
+    return pieces
+
+
+def blocks(package: str, filename: str) -> list[tuple[str, str]]:
+    """Return the blocks of a file as written."""
+    _, *parts = _NAME.split((files(package) / filename).read_text())
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def fill(body: str, constants: Mapping[str, str]) -> str:
+    """Put constants into a block."""
+    return _CONSTANT.sub(lambda found: constants[found[1]], body).strip()
 
 
 def constants(schema: str = "") -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -45,7 +45,7 @@ class Pair:
     def __init__(self, sqlite: SqliteStore, clock: TestClock, dice: random.Random) -> None:
         self.memory = MemoryStore(lanes=LANES, clock=clock)
         self.sqlite = sqlite
-        self.stores = (self.memory, sqlite)
+        self.stores: tuple[Any, Any] = (self.memory, sqlite)
         self.clock = clock
         self.dice = dice
         self.lease = Lease("relay")
@@ -84,7 +84,7 @@ class Pair:
         aggregate = dice.choice([None, "x", "y"])
         return Draft(
             event_id, "t", None, aggregate, '{"n":1}', "{}", dice.choice(["p", "q"]), key, None, dice.choice([1, 5, 9]),
-            1, None, 7, None, None, None, available,
+            1, None, dice.choice([None, 7]), None, None, None, available,
         )  # fmt: skip
 
     async def _settle_hold(self, ids: list[UUID]) -> None:
@@ -109,14 +109,16 @@ class Pair:
         streams = list(dict.fromkeys(stream_of(event) for event in expected.events))
         blocked = await self.memory.blocked(streams)
         assert await self.sqlite.blocked(streams) == blocked
-        # An event that its writer holds blocks its stream for this pass only, so nothing of the stream is written.
-        held = {stream_of(event) for event in expected.events if event.readiness == Readiness.HELD}
+        # An event that is held by its writer, or skipped, ends its stream for this pass: nothing behind it is written.
+        over = {stream_of(event) for event in expected.events if event.readiness == Readiness.HELD}
         outcomes: list[Outcome | None] = []
         for event in expected.events:
             stream = stream_of(event)
-            outcome = None if stream in held else PARK if stream in blocked else self._outcome(event)
+            outcome = None if stream in over else PARK if stream in blocked else self._outcome(event)
             if outcome != CONFIRMED:
                 blocked.add(stream)
+            if isinstance(outcome, Bury) and outcome.policy is Policy.SKIP:
+                over.add(stream)
             outcomes.append(outcome)
         await self._settle(expected.events, found.events, outcomes, [])
 
@@ -143,15 +145,15 @@ class Pair:
         failure = {"kind": self.dice.choice(["refused", "unresolved"])}
         policy = self.dice.choice([Policy.HOLD, Policy.SKIP])
         delay = self.dice.randrange(9)
-        bad = [Retry(delay, failure), Defer(delay), Bury(Reason.POISON_MESSAGE, failure, policy)]
+        bad: list[Outcome] = [Retry(delay, failure), Defer(delay), Bury(Reason.POISON_MESSAGE, failure, policy)]
         return self.dice.choice([CONFIRMED, CONFIRMED, *bad])
 
     async def _settle(
         self,
         expected: list[StagedEvent],
         found: list[StagedEvent],
-        outcomes: list[Outcome | None] | list[Outcome],
-        emptied: list[Stream],
+        outcomes: Sequence[Outcome | None],
+        emptied: Sequence[Stream],
     ) -> None:
         applied = []
         for store, events in zip(self.stores, (expected, found), strict=True):

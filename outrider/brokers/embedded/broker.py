@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +79,7 @@ class EmbeddedBroker:
         """Note that the consumer is done up to and including the offset, in these topics or in all it has read."""
         await self._ask(log.commit, consumer, offset, topics)
 
-    async def tail(self, from_offset: int = 0, topics: Sequence[str] | None = None) -> AsyncIterator[Delivery]:
+    async def tail(self, from_offset: int = 0, topics: Sequence[str] | None = None) -> AsyncGenerator[Delivery, None]:
         """Yield entries from an offset on, then new ones as they come, without end and without a consumer."""
         while True:
             found = await self._ask(log.after, topics, from_offset - 1, TAIL_MAX)

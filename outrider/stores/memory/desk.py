@@ -14,7 +14,8 @@ from outrider.event import Stream
 from outrider.lifecycle import State
 from outrider.outcome import Bury, Policy, Reason
 from outrider.store import Cause, Criteria, Held
-from outrider.stores.memory.tables import DeadRow, Row, skipped_marker
+from outrider.stores.memory.settling import Settling
+from outrider.stores.memory.tables import Block, DeadRow, Row, skipped_marker
 
 if TYPE_CHECKING:
     from outrider.stores.memory.store import MemoryStore
@@ -77,8 +78,9 @@ class MemoryDesk:
         if row is None or row.event.state not in lifecycle.guard("bury") or row.event.state == State.OPTIMISTIC:
             return False
         self._store.take_lane(row.event.lane, None)
-        outcome = Bury(Reason.BY_HAND, failure, Policy(policy))
-        self._store.bury_row(row, outcome, attempts=row.event.attempts)
+        settling = Settling(self._store)
+        settling.bury(row, Bury(Reason.BY_HAND, failure, Policy(policy)), attempts=row.event.attempts)
+        settling.streams()
         self._record("bury", event_id, actor)
         return True
 
@@ -114,11 +116,11 @@ class MemoryDesk:
         tables.put(row)
 
     def _let_go(self, stream: Stream) -> None:
-        """A held stream goes on once none of its dead letters is held; only the lane's owner removes the blocked row."""
+        """A held stream goes on once none of its dead letters is held; only the lane's owner removes the row."""
         tables = self._store.tables
         held = any(dead.row.stream == stream and dead.policy == Policy.HOLD for dead in tables.dead.values())
         if not held and stream in tables.blocked and tables.blocked[stream].cause is Cause.HELD:
-            self._store.block(stream, Cause.DRAINING, None, self._store.clock.now())
+            tables.blocked[stream] = Block(Cause.DRAINING, None, self._store.clock.now())
 
     def _record(self, verb: str, event_id: UUID, actor: str) -> None:
         now = self._store.clock.now()

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 
-from outrider import lifecycle
 from outrider.clock import Clock, SystemClock
 from outrider.event import BANDS, Readiness, StagedEvent, Stream
 from outrider.lifecycle import State
-from outrider.outcome import Bury, Confirmed, Defer, Park, Policy, Retry
-from outrider.store import Cause, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement
+from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.memory.desk import MemoryDesk
-from outrider.stores.memory.tables import Block, DeadRow, LaneRow, Row, Tables, holds, skipped_marker
+from outrider.stores.memory.settling import Settling
+from outrider.stores.memory.tables import Block, LaneRow, Row, Tables, holds
 from outrider.stores.memory.transaction import MemoryTransaction
 from outrider.stores.memory.upkeep import MemoryUpkeep
 
@@ -34,8 +33,8 @@ class MemoryStore:
         self.archive = archive
         self.tables = Tables(lanes={lane: LaneRow() for lane in range(lanes * BANDS)})
         self.locks: dict[Hashable, MemoryTransaction] = {}
-        self.desk = MemoryDesk(self)
-        self.upkeep = MemoryUpkeep(self)
+        self.desk: Desk = MemoryDesk(self)
+        self.upkeep: Upkeep = MemoryUpkeep(self)
         self._position = 0
         self._listeners: list[Callable[[], None]] = []
 
@@ -117,7 +116,8 @@ class MemoryStore:
             if stream.lane in owned and block.until is not None
         ]
         timed.sort(key=lambda entry: entry[0])
-        streams, room = [], events_max
+        streams: list[DueStream] = []
+        room = events_max
         for until, stream, block in timed:
             if until > now or room <= 0:
                 return Due(streams, max(0.0, (until - now).total_seconds()))
@@ -130,45 +130,13 @@ class MemoryStore:
 
     async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
         owned = self.fence(lease)
-        loose = {stream for stream in emptied if stream.lane in owned}
-        applied = 0
-        for settlement in settlements:
-            if settlement.stream.lane in owned and self._apply(settlement):
-                applied += 1
-                if settlement.event.state in lifecycle.WAITING and isinstance(settlement.outcome, Confirmed):
-                    loose.add(settlement.stream)
-        for stream in loose:
-            self.resolve(stream)
+        settling = Settling(self)
+        applied = sum([settling.apply(s) for s in settlements if s.stream.lane in owned])
+        for stream in emptied:
+            if stream.lane in owned:
+                settling.loosen(stream)
+        settling.streams()
         return applied
-
-    def _apply(self, settlement: Settlement) -> bool:
-        event, stream, outcome = settlement
-        row = self.tables.rows.get(event.position)
-        if row is None:
-            return False
-        row.stream = stream
-        now = self.clock.now()
-        match outcome:
-            case Confirmed():
-                self.depart(row, now)
-            case Retry(delay_seconds, failure):
-                row.failure = failure
-                self.tables.move(
-                    event.position,
-                    State.FAILED,
-                    attempts=row.event.attempts + 1,
-                    suspect=failure.get("kind") == "unresolved",
-                )
-                self.block(stream, Cause.FAILED, event.position, now + timedelta(seconds=delay_seconds))
-            case Defer(delay_seconds):
-                self.tables.move(event.position, State.DEFERRED)
-                until = row.event.available_at if delay_seconds is None else now + timedelta(seconds=delay_seconds)
-                self.block(stream, Cause.DEFERRED, event.position, until or now)
-            case Park():
-                self.tables.move(event.position, State.PARKED)
-            case Bury():
-                self.bury_row(row, outcome, attempts=row.event.attempts + 1)
-        return True
 
     def depart(self, row: Row, now: datetime) -> None:
         """Take a delivered event out of the outbox."""
@@ -177,33 +145,20 @@ class MemoryStore:
             self.tables.archive[row.event.event_id] = (row, now)
 
     def block(self, stream: Stream, cause: Cause, head: int | None, until: datetime | None) -> None:
-        """Block a stream, or change why it is blocked."""
-        self.tables.blocked[stream] = Block(cause, head, until)
+        """Block a stream, or change why it is blocked. Only a person lifts a hold."""
+        present = self.tables.blocked.get(stream)
+        if present is None or present.cause is not Cause.HELD or cause is Cause.HELD:
+            self.tables.blocked[stream] = Block(cause, head, until)
 
     def resolve(self, stream: Stream) -> None:
-        """Let a stream go if nothing of it waits; otherwise it drains."""
-        if stream not in self.tables.blocked:
+        """Let a stream go if nothing of it waits; otherwise it drains. A held one stays held."""
+        current = self.tables.blocked.get(stream)
+        if current is None or current.cause is Cause.HELD:
             return
         if stream in self.tables.waiting:
             self.block(stream, Cause.DRAINING, None, self.clock.now())
         else:
             del self.tables.blocked[stream]
-
-    def bury_row(self, row: Row, outcome: Bury, *, attempts: int) -> None:
-        """Move a row to the dead letters; under `skip` a marker stays in its place if the event was numbered."""
-        now = self.clock.now()
-        self.tables.take(row.event.position)
-        dead = Row(row.event._replace(attempts=attempts), row.stream, row.priority, failure=outcome.failure)
-        self.tables.dead[row.event.event_id] = DeadRow(dead, outcome.reason, outcome.policy, now)
-        if outcome.policy is Policy.HOLD:
-            self.block(row.stream, Cause.HELD, row.event.position, None)
-            return
-        if marker := skipped_marker(row):
-            self.tables.put(marker)
-            self.block(row.stream, Cause.FAILED, row.event.position, now)
-            return
-        self.block(row.stream, Cause.DRAINING, None, now)
-        self.resolve(row.stream)
 
     async def renew_hold(self, hold: Hold, positions: Sequence[int]) -> list[StagedEvent]:
         now = self.clock.now()

@@ -90,7 +90,7 @@ class Database:
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[Any]:
-        """Borrow a connection for one statement. Through a pooler that too needs a transaction, to stay on one server."""
+        """Borrow a connection for one statement; through a pooler that needs a transaction, to stay on one server."""
         async with self.transaction() if self.pooled else self.connection() as conn:
             yield conn
 

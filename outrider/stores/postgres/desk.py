@@ -12,7 +12,7 @@ from outrider.event import Stream
 from outrider.lifecycle import State
 from outrider.outcome import Bury, Policy, Reason
 from outrider.store import Criteria, Held
-from outrider.stores.postgres.settle import Burial, Settling
+from outrider.stores.postgres.settling import Burial, Settling
 
 if TYPE_CHECKING:
     from outrider.stores.postgres.store import PostgresStore

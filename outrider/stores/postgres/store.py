@@ -15,7 +15,7 @@ from outrider.store import Cause, Due, DueStream, Fetched, Hold, Lease, Pulse, S
 from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database, fence, touched
 from outrider.stores.postgres.desk import PostgresDesk
-from outrider.stores.postgres.settle import settle
+from outrider.stores.postgres.settling import settle
 from outrider.stores.postgres.upkeep import PostgresUpkeep
 from outrider.stores.postgres.wakeup import Hints
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from outrider.clock import Clock, SystemClock
 from outrider.errors import Misuse
 from outrider.event import Readiness, StagedEvent, Stream, lane_of
-from outrider.store import Cause, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement
+from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.sqlite import settling, staging
 from outrider.stores.sqlite.database import Database, translated
 from outrider.stores.sqlite.desk import SqliteDesk
@@ -35,8 +35,8 @@ class SqliteStore:
         self.archive = archive
         self.database = Database(path)
         self.lanes = _prepare(self.database.connection)
-        self.desk = SqliteDesk(self.database, self.clock)
-        self.upkeep = SqliteUpkeep(self.database, self.clock)
+        self.desk: Desk = SqliteDesk(self.database, self.clock)
+        self.upkeep: Upkeep = SqliteUpkeep(self.database, self.clock)
         self._listeners: list[Callable[[], None]] = []
 
     async def beat(self, relay: str, lease_seconds: float, *, joining: bool) -> Pulse | None:

@@ -7,10 +7,10 @@ UNION ALL SELECT 'dead_letter', count(*) FROM {schema}.outbox_dead_letter
 
 -- name: events
 -- Undelivered events, oldest first. Index: outbox_pkey.
-SELECT {event_facts} FROM {schema}.outbox AS o
+SELECT o.*, {stream_key} AS stream_key FROM {schema}.outbox AS o
 WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NULL OR o.state = $2)
     AND ($3::text IS NULL OR o.event_type = $3) AND ($4::text IS NULL OR o.topic = $4)
-    AND ($5::text IS NULL OR coalesce(o.key, o.aggregate_id, o.event_id::text) = $5)
+    AND ($5::text IS NULL OR {stream_key} = $5)
 ORDER BY o.id
 LIMIT $6
 
@@ -37,7 +37,7 @@ LIMIT $6
 SELECT b.lane, b.topic, b.key, b.cause, b.until,
     (SELECT count(*) FROM {schema}.outbox AS o
      WHERE o.lane = b.lane AND o.topic = b.topic AND o.state IN ({waiting})
-        AND coalesce(o.key, o.aggregate_id, o.event_id::text) = b.key) AS waiting
+        AND {stream_key} = b.key) AS waiting
 FROM {schema}.outbox_blocked AS b
 ORDER BY b.cause <> 'held', b.until, b.lane, b.topic, b.key
 LIMIT $1
@@ -46,7 +46,7 @@ LIMIT $1
 -- Held dead letters go back to their own place in the stream.
 WITH back AS (DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY ($1::uuid[]) AND policy = 'hold' RETURNING *)
 INSERT INTO {schema}.outbox (id, {draft_columns}, state)
-SELECT id, {dead_draft}, 'parked' FROM back ORDER BY id
+SELECT id, {draft_columns}, 'parked' FROM back ORDER BY id
 RETURNING event_id, lane, topic, coalesce(key, aggregate_id, event_id::text) AS stream_key
 
 -- name: stage_again
@@ -76,7 +76,7 @@ WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause = 'hel
 
 -- name: place_of
 -- Where an event lies that a person wants buried.
-SELECT o.id, o.lane, o.topic, o.event_type, o.routing_key, coalesce(o.key, o.aggregate_id, o.event_id::text) AS key,
+SELECT o.id, o.lane, o.topic, o.event_type, o.routing_key, {stream_key} AS key,
     o.sequence
 FROM {schema}.outbox AS o
 WHERE o.event_id = $1 AND o.state IN ({bury_guard}) AND o.state <> 'optimistic'

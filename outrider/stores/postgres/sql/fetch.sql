@@ -50,7 +50,7 @@ FROM ripe CROSS JOIN crowd LEFT JOIN LATERAL (
     SELECT {event_columns}
     FROM {schema}.outbox AS o
     WHERE o.lane = ripe.lane AND o.topic = ripe.topic
-        AND coalesce(o.key, o.aggregate_id, o.event_id::text) = ripe.key AND o.state IN ({waiting})
+        AND {stream_key} = ripe.key AND o.state IN ({waiting})
     ORDER BY o.id
     LIMIT CASE ripe.cause WHEN 'draining' THEN crowd.run ELSE 1 END
 ) AS e ON true

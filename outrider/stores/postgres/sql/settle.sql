@@ -15,7 +15,7 @@ WITH l AS MATERIALIZED (
     RETURNING o.*
 )
 INSERT INTO {schema}.outbox_archive ({archive_columns})
-SELECT {gone_columns} FROM gone
+SELECT {gone_columns} FROM gone AS o
 
 -- name: confirm_delete
 -- The same, where nothing is kept.
@@ -48,7 +48,7 @@ RETURNING o.id
 -- Copy to the dead letters; the row itself is removed or becomes a marker in the next statement.
 INSERT INTO {schema}.outbox_dead_letter ({dead_columns})
 SELECT o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.headers, w.topic,
-    coalesce(o.key, o.aggregate_id, o.event_id::text), o.routing_key, o.priority, o.schema_version, o.saga_id,
+    {stream_key}, o.routing_key, o.priority, o.schema_version, o.saga_id,
     o.sequence, o.max_attempts, o.retry, o.created_at, o.available_at, o.lane, o.attempts + w.spent, w.reason,
     w.failure::json, w.policy, {schema}.outbox_clock()
 FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[])
@@ -65,19 +65,21 @@ DELETE FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
 -- In the place of a numbered event that is skipped: same stream and number, no content.
 UPDATE {schema}.outbox AS o
 SET event_type = '{skipped_type}', payload = 'null', headers = json_build_object('skipped', o.event_id),
-    key = coalesce(o.key, o.aggregate_id, o.event_id::text), event_id = {schema}.outbox_uuid7(), topic = w.topic,
+    key = {stream_key}, event_id = {schema}.outbox_uuid7(), topic = w.topic,
     state = 'failed', attempts = 0, failure = NULL, available_at = NULL, held_by = NULL
 FROM unnest($1::bigint[], $2::text[]) AS w (id, topic)
 WHERE o.id = w.id
 
 -- name: block
--- Block streams, or change why they are blocked. $6 is a delay in seconds, $7 a time; neither means until a person acts.
+-- Block streams, or change why they are blocked; only a person lifts a hold.
+-- $6 is a delay in seconds, $7 a time; neither means until a person acts.
 INSERT INTO {schema}.outbox_blocked AS b (lane, topic, key, head_id, cause, until)
 SELECT lane, topic, key, head_id, cause, coalesce(at, {schema}.outbox_clock() + delay * interval '1 second')
 FROM unnest($1::smallint[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::float8[], $7::timestamptz[])
     AS w (lane, topic, key, head_id, cause, delay, at)
 ON CONFLICT (lane, topic, key) DO UPDATE
 SET head_id = excluded.head_id, cause = excluded.cause, until = excluded.until
+WHERE b.cause <> 'held' OR excluded.cause = 'held'
 
 -- name: let_go
 -- Streams with nothing left waiting are free; this is the only statement that removes a blocked row.
@@ -106,7 +108,7 @@ WITH gone AS (
     RETURNING o.*, set_config('synchronous_commit', 'off', true)
 )
 INSERT INTO {schema}.outbox_archive ({archive_columns})
-SELECT {gone_columns} FROM gone
+SELECT {gone_columns} FROM gone AS o
 
 -- name: confirm_hold_delete
 DELETE FROM {schema}.outbox AS o

@@ -1,0 +1,160 @@
+"""Optimistic send: the writer publishes its own events straight after the commit; a relay takes over if it cannot.
+
+The row is staged already held by the writer, so no relay takes it, and only where nothing undelivered lies before it.
+After the commit the hold is renewed by database time; only rows that the renewal returns are published. A transaction
+that rolled back left no row, and a commit whose outcome is unknown is not followed by a send. If the writer dies, the
+hold lapses and the lane's owner publishes the event like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from outrider.broker import Broker
+from outrider.clock import Clock, SystemClock
+from outrider.codec.seal import seal
+from outrider.errors import Transient
+from outrider.event import Event, StagedEvent, default_topic
+from outrider.observer import Observer, Observers, OptimisticSent, StoreTroubled
+from outrider.outbox.publisher import publish
+from outrider.outbox.stage import StagingRules, drafts
+from outrider.outbox.streams import Course, Run, TopicRule, stream_of
+from outrider.outcome import Confirmed, Unresolved, Verdict
+from outrider.store import Drafts, Hold, Placed, Store
+
+Place = Callable[[Any, Drafts, Hold | None], Awaitable[list[Placed]]]
+"""Insert drafts through a connection of whatever driver."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one transaction staged through a writer."""
+
+    writer: OptimisticWriter
+    hold: Hold
+    positions: list[int] = field(default_factory=list)
+    staged: bool = False
+
+    async def stage(self, conn: Any, *events: Event) -> list[UUID]:
+        """Stage events; they go out as soon as the transaction has committed."""
+        return await self.writer.stage(conn, self, events)
+
+
+class OptimisticWriter:
+    """Stages events and publishes them after the commit, without waiting for a relay.
+
+    Give it the transaction; it enters it, and sends in the background once it has committed::
+
+        async with writer.transaction(conn.transaction()) as outbox:
+            await conn.execute("INSERT INTO orders (id) VALUES ($1)", order_id)
+            await outbox.stage(conn, Event("order.placed", {"id": order_id}, aggregate_id=order_id))
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        broker: Broker,
+        place: Place,
+        *,
+        rules: StagingRules | None = None,
+        enabled: bool = True,
+        timeout_seconds: float = 2.0,
+        pause_seconds: float = 5.0,
+        observer: Observer | None = None,
+        clock: Clock | None = None,
+        rule: TopicRule = default_topic,
+    ) -> None:
+        self.enabled = enabled
+        self._store, self._broker, self._place = store, broker, place
+        self._rules = rules or StagingRules()
+        self._timeout_seconds, self._pause_seconds = timeout_seconds, pause_seconds
+        self._observer, self._clock, self._rule = observer or Observers(), clock or SystemClock(), rule
+        self._name = f"writer-{random.Random().getrandbits(48):012x}"
+        self._paused_until = float("-inf")
+        self._sending: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def transaction(self, transaction: AbstractAsyncContextManager[Any]) -> AsyncIterator[Batch]:
+        """Run a transaction; if its commit succeeds, send what it staged, in the background."""
+        batch = self.batch()
+        async with transaction:
+            yield batch
+        # Not reached when the commit raised: then nobody knows, and the hold lapses by itself.
+        task = asyncio.create_task(self.send(batch))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    def batch(self) -> Batch:
+        """Begin a batch by hand, for transactions that are not context managers; call `send` after the commit."""
+        # The hold outlives the send, so that a relay never meets a row whose publish is still under way.
+        return Batch(self, Hold(self._name, self._timeout_seconds * 2))
+
+    async def stage(self, conn: Any, batch: Batch, events: Sequence[Event]) -> list[UUID]:
+        """Stage events in the caller's transaction, held for this writer where order allows it."""
+        checked = drafts(events, self._rules)
+        # One that is not due yet must not go out early, and what follows it must not overtake it.
+        deferred = any(draft.available_at is not None for draft in (*checked.plain, *checked.numbered))
+        placed = await self._place(conn, checked, batch.hold if self._willing() and not deferred else None)
+        batch.positions += [row.position for row in placed if row.optimistic]
+        batch.staged |= bool(placed)
+        return list(checked.ids)
+
+    async def send(self, batch: Batch) -> None:
+        """Publish a committed batch. Whatever goes wrong, the relay will deliver it."""
+        try:
+            if batch.positions:
+                await self._send(batch)
+            elif batch.staged:
+                await self._store.hint()
+        except Transient as error:
+            self._observer.notice(StoreTroubled(self._name, str(error)))
+
+    async def close(self) -> None:
+        """Wait for sends that are under way."""
+        await asyncio.gather(*self._sending)
+
+    def _willing(self) -> bool:
+        return self.enabled and self._clock.boot_seconds() >= self._paused_until
+
+    async def _send(self, batch: Batch) -> None:
+        begun = self._clock.boot_seconds()
+        events = await self._store.renew_hold(batch.hold, batch.positions)
+        confirmed: list[int] = []
+        await self._publish(events, confirmed, begun + self._timeout_seconds)
+        yielded = [event.position for event in events if event.position not in confirmed]
+        await self._store.settle_hold(batch.hold, confirmed, yielded)
+        if yielded:
+            await self._store.hint()
+        self._observer.notice(OptimisticSent(len(confirmed), len(yielded), self._clock.boot_seconds() - begun))
+
+    async def _publish(self, events: list[StagedEvent], confirmed: list[int], deadline: float) -> None:
+        course = Course()
+        for event in events:
+            course.ready.setdefault(stream_of(event, self._rule), deque()).append(event)
+        while course.ready and (seconds := deadline - self._clock.boot_seconds()) > 0:
+            wave = course.next_wave(len(events), ordered=self._broker.traits.ordered, alone=lambda _: False)
+            messages = [seal(event, run.stream) for run in wave for event in run.events]
+            verdicts = iter(await publish(self._broker, messages, seconds))
+            for run in wave:
+                self._note(course, run, [next(verdicts) for _ in run.events], confirmed)
+
+    def _note(self, course: Course, run: Run, verdicts: list[Verdict], confirmed: list[int]) -> None:
+        """Stop a stream at its first failure; what follows it is the relay's."""
+        for event, verdict in zip(run.events, verdicts, strict=True):
+            if not isinstance(verdict, Confirmed):
+                course.leave(run.stream)
+                if isinstance(verdict, Unresolved):
+                    self._pause()
+                return
+            confirmed.append(event.position)
+
+    def _pause(self) -> None:
+        """The broker is in trouble: leave the next events to the relay, which knows how to wait."""
+        self._paused_until = self._clock.boot_seconds() + self._pause_seconds

@@ -1,0 +1,63 @@
+"""The store contract on SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from outrider.stores.sqlite import SqliteSchema, SqliteStore
+from outrider.testing import ManualClock
+from outrider.testing.contract import StoreContract
+from outrider.testing.harness import Harness
+
+
+class SqliteHarness(Harness):
+    """Transactions one after another: SQLite has one writer at a time."""
+
+    concurrent = False
+
+    def __init__(self, store: SqliteStore, clock: ManualClock, path: Path) -> None:
+        super().__init__(store, clock)
+        self._path = path
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
+        async with self._turn:
+            with closing(sqlite3.connect(self._path, isolation_level=None)) as conn:
+                conn.execute("BEGIN IMMEDIATE")
+                try:
+                    yield conn
+                except BaseException:
+                    conn.rollback()
+                    raise
+                conn.commit()
+
+    @asynccontextmanager
+    async def savepoint(self, conn: sqlite3.Connection) -> AsyncIterator[None]:
+        conn.execute("SAVEPOINT inner_block")
+        try:
+            yield
+        except BaseException:
+            conn.execute("ROLLBACK TO inner_block")
+            raise
+        finally:
+            conn.execute("RELEASE inner_block")
+
+
+class TestSqliteStore(StoreContract):
+    @pytest.fixture
+    async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
+        path = tmp_path / "outbox.db"
+        await SqliteSchema(path).migrate()
+        # Staging through the caller's connection reads the machine's clock, so the test's starts there.
+        clock = ManualClock(start=datetime.now(UTC))
+        store = SqliteStore(path, clock=clock)
+        yield SqliteHarness(store, clock, path)
+        await store.close()

@@ -1,0 +1,130 @@
+"""What happened: the trace of every step, the book of every staged event, and the broker's log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from outrider.event import Message, StagedEvent
+from outrider.outcome import Bury, Policy
+from outrider.stores.memory import MemoryStore
+from outrider.stores.memory.tables import Row
+from tests.simulation.virtual import VirtualLoop
+
+
+class Step(NamedTuple):
+    """One line of the trace."""
+
+    seconds: float
+    actor: str
+    verb: str
+    ids: tuple[object, ...]
+
+    def __str__(self) -> str:
+        return f"{self.seconds:9.3f}  {self.actor:<10} {self.verb:<24} {' '.join(map(_plain, self.ids))}"
+
+
+def _plain(part: object) -> str:
+    return ":".join(map(str, part)) if isinstance(part, tuple) else str(part)
+
+
+@dataclass(slots=True)
+class Fate:
+    """What the broker will do to an event's message: refuse it, lose the answer, or never take it until it is cured."""
+
+    nacks: int = 0
+    lost_answers: int = 0
+    poison: str = ""
+    replay_when_skipped: bool = True
+
+
+@dataclass(slots=True)
+class Entry:
+    """One staged event. Ticks count what the world did, so they tell before from after within an instant."""
+
+    label: str
+    stream: tuple[str, str, int]
+    numbered: bool
+    transaction: int
+    index: int
+    staged_tick: int
+    fate: Fate
+    committed_tick: int | None = None
+    sequence: int | None = None
+
+
+class Delivery(NamedTuple):
+    """A message in the broker's log; `instead_of` names the event a marker stands for."""
+
+    event_id: UUID
+    instead_of: UUID | None
+    stream: tuple[str, str]
+    sequence: int | None
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything the checks will ask for."""
+
+    loop: VirtualLoop
+    trace: list[Step] = field(default_factory=list)
+    entries: dict[UUID, Entry] = field(default_factory=dict)
+    log: list[Delivery] = field(default_factory=list)
+    skipped: dict[UUID, str] = field(default_factory=dict)
+    discarded: dict[UUID, str] = field(default_factory=dict)
+    by_hand: dict[UUID, str] = field(default_factory=dict)
+    crashes: list[str] = field(default_factory=list)
+    ticks: int = 0
+
+    def tick(self) -> int:
+        self.ticks += 1
+        return self.ticks
+
+    def note(self, actor: str, verb: str, ids: Sequence[object] = ()) -> None:
+        self.trace.append(Step(self.loop.time(), actor, verb, tuple(ids)))
+
+    def label(self, event: StagedEvent) -> str:
+        """Name an event in the trace. A marker's own id is random, so it goes by the event it stands for."""
+        if entry := self.entries.get(event.event_id):
+            return entry.label
+        skipped = json.loads(event.headers).get("skipped")
+        return f"~{self.entries[UUID(skipped)].label}" if skipped else "?"
+
+    def label_of(self, message: Message) -> str:
+        skipped = message.headers.get("skipped")
+        if skipped:
+            return f"~{self.entries[UUID(skipped)].label}"
+        entry = self.entries.get(UUID(message.message_id))
+        return entry.label if entry else "?"
+
+    def append(self, message: Message) -> None:
+        """The broker has it."""
+        skipped, sequence = message.headers.get("skipped"), message.headers.get("sequence")
+        self.log.append(
+            Delivery(
+                UUID(message.message_id),
+                UUID(skipped) if skipped else None,
+                (message.topic, message.key),
+                int(sequence) if sequence else None,
+            )
+        )
+
+
+class WatchedStore(MemoryStore):
+    """A memory store that writes down what it buries."""
+
+    record: Record
+
+    def bury_row(self, row: Row, outcome: Bury, *, attempts: int) -> None:
+        name = self.record.label(row.event)
+        self.record.note("store", f"bury {outcome.policy}", (name, outcome.reason))
+        if outcome.policy is Policy.SKIP:
+            self.record.skipped[row.event.event_id] = name
+        entry = self.record.entries.get(row.event.event_id)
+        innocent = entry is not None and not entry.fate.poison and row.event.event_id not in self.record.by_hand
+        if innocent:
+            self.record.crashes.append(f"{name} was buried, but only the weather was bad")
+        super().bury_row(row, outcome, attempts=attempts)

@@ -1,0 +1,173 @@
+"""A world: writers, relays, a broker and an operator, all drawn from one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+from outrider import RelaySettings, RetryPolicy
+from outrider.outcome import Policy
+from tests.simulation.chaos import FaultMaker, Operator
+from tests.simulation.checks import at_rest, findings
+from tests.simulation.crew import Crew
+from tests.simulation.exchange import Exchange
+from tests.simulation.record import Record, Step, WatchedStore
+from tests.simulation.virtual import VirtualClock, VirtualLoop
+from tests.simulation.wire import Weather
+from tests.simulation.writers import Scene, StreamPlan, Writer
+
+STORM_SECONDS = 40.0
+DRAIN_SECONDS = 900.0
+LEASE_SECONDS = 6.0
+HOLDING, SKIPPING = "orders", "mails"
+MODES = ("numbered", "numbered", "locked", "free", "keyless")
+
+
+class Unsound(AssertionError):
+    """A promise was broken in a world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a world differs from what its seed says. `claims_order` makes the broker promise what it does not keep."""
+
+    claims_order: bool | None = None
+    ordered: bool | None = None
+    trouble: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How it went."""
+
+    trace: list[Step]
+    events: int
+    deliveries: int
+    virtual_seconds: float
+
+
+def run(seed: int, options: Options | None = None) -> Report:
+    """Run the world of a seed to its end; raise Unsound if a promise was broken."""
+    loop = VirtualLoop()
+    world = World(seed, loop, options or Options())
+    try:
+        loop.run_until_complete(world.live())
+    finally:
+        loop.close()
+    if wrong := world.findings:
+        raise Unsound(_describe(seed, wrong))
+    record = world.record
+    return Report(record.trace, len(record.entries), len(record.log), world.ended_at)
+
+
+def _describe(seed: int, wrong: list[str]) -> str:
+    found = "\n  ".join(wrong[:12])
+    return f"seed {seed}:\n  {found}\nstudy it with: python -m tests.simulation.replay {seed}"
+
+
+class World:
+    """Everybody, and the order of events: a storm, then calm, then the reckoning."""
+
+    def __init__(self, seed: int, loop: VirtualLoop, options: Options) -> None:
+        self.seed, self.loop = seed, loop
+        self.record = Record(loop)
+        chance = self.dice("world")
+        self.chance = chance
+        self.trouble = options.trouble
+        self.store = WatchedStore(lanes=chance.choice((1, 2, 3)), clock=VirtualClock(loop))
+        self.store.record = self.record
+        ordered = chance.random() < 0.25 if options.ordered is None else options.ordered
+        self.exchange = Exchange(self.record, self.dice("broker"), ordered)
+        self.weather = _weather(chance) if options.trouble else Weather(slow=0.1)
+        settings = _settings(chance)
+        self.crew = Crew(
+            loop, self.store, self.exchange, self.record, settings, self.weather, self.dice, options.claims_order
+        )
+        mischief = chance.choice((0.5, 1.0, 2.0)) if options.trouble else 0.0
+        self.scene = Scene(self.store, self.record, _plans(chance), late=chance.choice((0.05, 0.2)), mischief=mischief)
+        self.scene.breaking = int(chance.random() < 0.3)
+        self.findings: list[str] = []
+        self.ended_at = 0.0
+
+    def dice(self, name: str) -> random.Random:
+        """Give every actor chances of its own, so that one actor's draws do not change another's."""
+        return random.Random(f"{self.seed}/{name}")
+
+    async def live(self) -> None:
+        """Let it all happen."""
+        operator = Operator(self.store, self.record, self.dice("operator"))
+        try:
+            await self._storm(operator)
+            await self._calm(operator)
+        finally:
+            await self.crew.clear()
+
+    async def _storm(self, operator: Operator) -> None:
+        for _ in range(self.chance.choice((2, 2, 3))):
+            self.crew.hire()
+        maker = FaultMaker(self.crew, self.exchange, self.record, self.dice("faults"), [HOLDING, SKIPPING])
+        makers = [maker.run(self.chance.choice((3, 6, 12))), operator.run(6)] if self.trouble else [self._restarts()]
+        tasks = [self.loop.create_task(make) for make in makers]
+        writers = [Writer(self.scene, f"w{n}", self.dice(f"w{n}")) for n in range(3)]
+        gap = STORM_SECONDS / 8
+        await asyncio.gather(*(writer.run(self.chance.randint(4, 8), gap) for writer in writers))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _restarts(self) -> None:
+        """The only trouble in a world without trouble: relays that are stopped cleanly and replaced."""
+        while True:
+            await asyncio.sleep(self.chance.uniform(0.5, 5))
+            self.crew.stop(self.chance.choice(list(self.crew.members)))
+
+    async def _calm(self, operator: Operator) -> None:
+        self.record.note("world", "calm")
+        self.weather.clear_up()
+        self.crew.calm()
+        operator.calm = True
+        person = self.loop.create_task(operator.run(2))
+        limit = self.loop.time() + DRAIN_SECONDS
+        while not at_rest(self.record, self.store) and self.loop.time() < limit and not self.record.crashes:
+            await asyncio.sleep(0.5)
+        person.cancel()
+        await asyncio.gather(person, return_exceptions=True)
+        await self.crew.close()
+        self.ended_at = self.loop.time()
+        self.findings = [*findings(self.record, self.store), *self.crew.left_behind()]
+
+
+def _plans(chance: random.Random) -> list[StreamPlan]:
+    keys = ("a", "b", "c")
+    return [
+        StreamPlan(topic, key, chance.choice((1, 5, 5, 5, 8)), chance.choice(MODES))
+        for topic in (HOLDING, SKIPPING)
+        for key in chance.sample(keys, 2)
+    ]
+
+
+def _weather(chance: random.Random) -> Weather:
+    return Weather(
+        slow=chance.choice((0.0, 0.1, 0.3)),
+        stalled=chance.choice((0.0, 0.02, 0.06)),
+        stall_seconds=2.5 * LEASE_SECONDS,
+        lost=chance.choice((0.0, 0.01, 0.03)),
+    )
+
+
+def _settings(chance: random.Random) -> RelaySettings:
+    return RelaySettings(
+        lease_seconds=LEASE_SECONDS,
+        publish_timeout_seconds=chance.choice((1.0, 2.5)),
+        batch_max=chance.choice((1, 4, 100)),
+        in_flight_max=chance.choice((1, 3, 100)),
+        workers=chance.choice((1, 2)),
+        poll_seconds_min=0.05,
+        poll_seconds_max=3.0,
+        breaker_seconds_base=1.0,
+        breaker_seconds_max=4.0,
+        upkeep_seconds=10.0,
+        retry=RetryPolicy(base_seconds=0.5, cap_seconds=4.0, max_attempts=6),
+        dead_letter_policies={SKIPPING: Policy.SKIP},
+    )

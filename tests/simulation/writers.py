@@ -1,0 +1,174 @@
+"""Writers: business transactions over a few streams, some of them late, undone, or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import UUID
+
+from outrider import Event, stage
+from outrider.event import band_of
+from outrider.stores.memory import MemoryTransaction
+from tests.simulation.record import Entry, Fate, Record, WatchedStore
+
+
+class Undo(Exception):
+    """A writer changed its mind."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """One stream that writers write to.
+
+    `numbered`: the store counts. `locked`: the writer holds its aggregate's row from before staging until commit.
+    `free`: nobody coordinates. `keyless`: every event is a stream of its own.
+    """
+
+    topic: str
+    key: str
+    priority: int
+    mode: str
+
+
+@dataclass(slots=True)
+class Scene:
+    """What writers share."""
+
+    store: WatchedStore
+    record: Record
+    plans: list[StreamPlan]
+    aggregates: dict[str, asyncio.Lock] = field(default_factory=dict)
+    late: float = 0.1
+    mischief: float = 1.0
+    breaking: int = 0
+    transactions: int = 0
+
+    def lock_of(self, plan: StreamPlan) -> asyncio.Lock:
+        return self.aggregates.setdefault(f"{plan.topic}/{plan.key}", asyncio.Lock())
+
+
+class Writer:
+    """One connection, one transaction after the other."""
+
+    def __init__(self, scene: Scene, name: str, chance: random.Random) -> None:
+        self.scene, self.name, self.chance = scene, name, chance
+        self.committed: list[Event] = []
+        self.count = 0
+
+    async def run(self, transactions: int, gap_seconds: float) -> None:
+        for _ in range(transactions):
+            await asyncio.sleep(self.chance.expovariate(1 / gap_seconds))
+            await self._transact()
+            if self.chance.random() < 0.6:
+                await self.scene.store.hint()
+
+    async def _transact(self) -> None:
+        if self.committed and self.chance.random() < 0.1:
+            await self._repeat(self.chance.choice(self.committed))
+            return
+        # Locks are taken in one order by everybody, as a careful application would.
+        chosen = self.chance.sample(self.scene.plans, min(len(self.scene.plans), self.chance.choice((1, 1, 2, 3))))
+        chosen.sort(key=lambda plan: (plan.topic, plan.key))
+        async with AsyncExitStack() as locks:
+            for plan in chosen:
+                if plan.mode == "locked":
+                    await locks.enter_async_context(self.scene.lock_of(plan))
+            await self._commit_or_not(chosen)
+
+    async def _repeat(self, event: Event) -> None:
+        """Stage what is known already, as a caller does who never learned that it had committed."""
+        async with self.scene.store.transaction() as tx:
+            await stage(tx, event)
+
+    async def _commit_or_not(self, chosen: list[StreamPlan]) -> None:
+        tx = self.scene.store.begin()
+        self.scene.transactions += 1
+        try:
+            made = await self._write(tx, chosen, self.scene.transactions)
+        except BaseException as error:
+            tx.rollback()
+            self.scene.record.note(self.name, "rollback")
+            if not isinstance(error, Undo):
+                raise
+        else:
+            self._commit(tx, made)
+
+    async def _write(self, tx: MemoryTransaction, chosen: list[StreamPlan], number: int) -> list[Event]:
+        # A counter stays locked after the savepoint is undone; with a second one, the order of locks would be lost.
+        if self.chance.random() < 0.15 and sum(plan.mode == "numbered" for plan in chosen) < 2:
+            await self._undone(tx, chosen)
+        made = await self._stage(tx, chosen, number)
+        drawn = self.chance.random()
+        if drawn < self.scene.late:
+            await asyncio.sleep(self.chance.uniform(0, 15))
+        elif drawn < 0.5:
+            await asyncio.sleep(self.chance.uniform(0, 0.1))
+        if self.chance.random() < 0.12:
+            raise Undo
+        return made
+
+    async def _undone(self, tx: MemoryTransaction, plans: list[StreamPlan]) -> None:
+        try:
+            async with tx.savepoint():
+                await self._stage(tx, plans, 0)
+                raise Undo
+        except Undo:
+            self.scene.record.note(self.name, "savepoint undone")
+
+    async def _stage(self, tx: MemoryTransaction, chosen: list[StreamPlan], number: int) -> list[Event]:
+        plans = [plan for plan in chosen for _ in range(self.chance.choice((1, 1, 1, 2, 3)))]
+        self.chance.shuffle(plans)
+        fates = [self._fate() for _ in plans]
+        events = [self._event(plan, fate) for plan, fate in zip(plans, fates, strict=True)]
+        # In one transaction, numbered events come behind the others; their streams are never the same.
+        await stage(tx, *events)
+        tick = self.scene.record.tick()
+        for index, (event, plan, fate) in enumerate(zip(events, plans, fates, strict=True)):
+            self._enter(event, plan, fate, (number, index, tick))
+        return events
+
+    def _event(self, plan: StreamPlan, fate: Fate) -> Event:
+        chance, now = self.chance, self.scene.store.clock.now()
+        early = chance.random() < 0.06 * self.scene.mischief
+        return Event(
+            "changed",
+            {},
+            event_id=UUID(int=chance.getrandbits(128), version=4),
+            topic=plan.topic,
+            key=None if plan.mode == "keyless" else plan.key,
+            priority=plan.priority,
+            sequence="auto" if plan.mode == "numbered" else None,
+            max_attempts=2 if fate.poison == "break" else None,
+            available_at=now + timedelta(seconds=chance.uniform(0, 8)) if early else None,
+        )
+
+    def _fate(self) -> Fate:
+        chance, mischief = self.chance, self.scene.mischief
+        poison = "reject" if chance.random() < 0.05 * mischief else ""
+        if self.scene.breaking and chance.random() < 0.1 * mischief:
+            self.scene.breaking -= 1
+            poison = "break"
+        nacks = chance.choice((1, 1, 2)) if chance.random() < 0.15 * mischief and poison != "break" else 0
+        return Fate(nacks, int(chance.random() < 0.05 * mischief), poison, chance.random() < 0.5)
+
+    def _enter(self, event: Event, plan: StreamPlan, fate: Fate, place: tuple[int, int, int]) -> None:
+        assert event.event_id is not None
+        self.count += 1
+        stream = (plan.topic, event.key or str(event.event_id), band_of(plan.priority))
+        entry = Entry(f"{self.name}.{self.count}", stream, plan.mode == "numbered", *place, fate)
+        self.scene.record.entries[event.event_id] = entry
+
+    def _commit(self, tx: MemoryTransaction, made: list[Event]) -> None:
+        record, tables = self.scene.record, self.scene.store.tables
+        tx.commit()
+        tick, labels = record.tick(), []
+        for event in made:
+            assert event.event_id is not None
+            entry = record.entries[event.event_id]
+            entry.committed_tick, entry.sequence = tick, tables.rows[tables.ids[event.event_id]].event.sequence
+            labels.append(entry.label)
+        self.committed += made
+        record.note(self.name, "commit", labels)

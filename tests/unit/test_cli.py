@@ -1,0 +1,260 @@
+"""The command line, on a SQLite store: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+import outrider
+from outrider import Event
+from outrider import app as root
+from outrider.cli import app
+from outrider.errors import Misuse
+
+Call = Callable[..., Any]
+NOBODY = str(UUID(int=7))
+
+
+class Shell:
+    """Runs commands against one store and one log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "store.db"
+        self.environment = {
+            "OUTRIDER_STORE": f"sqlite:///{self.path}",
+            "OUTRIDER_BROKER": f"embedded:///{directory / 'log.db'}",
+        }
+
+    def __call__(self, *args: str, code: int = 0, **variables: str) -> Any:
+        result = CliRunner().invoke(app, list(args), env={**self.environment, **variables})
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
+
+    def json(self, *args: str, code: int = 0) -> Any:
+        result = self(*args, "--json", code=code)
+        return json.loads(result.stdout if code != 2 else result.stderr)
+
+    def stage(self, *keys: str) -> list[str]:
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as conn:
+            conn.execute("BEGIN IMMEDIATE")
+            events = [Event("order.placed", {"secret": key}, topic="orders", key=key, sequence="auto") for key in keys]
+            ids = outrider.stage_sync(conn, *events)
+            conn.execute("COMMIT")
+        return [str(event_id) for event_id in ids]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+        monkeypatch.delenv(name)
+    handlers = list(logging.getLogger().handlers)
+    yield
+    logging.getLogger().handlers[:] = handlers
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@pytest.fixture
+def shell(bare: Shell) -> Shell:
+    bare("db", "migrate")
+    return bare
+
+
+def test_the_version_is_shown(bare: Shell) -> None:
+    assert bare("--version").stdout.strip() == f"outrider {outrider.__version__}"
+
+
+def test_status_is_a_finding_until_the_store_is_migrated(bare: Shell) -> None:
+    assert bare.json("db", "status", code=1)["ready"] is False
+    planned = bare.json("db", "plan")["steps"]
+    assert "CREATE TABLE" in planned[0]["sql"]
+    assert len(bare.json("db", "migrate")["applied"]) == len(planned)
+    assert bare.json("db", "status")["ready"] is True
+    assert "nothing to do" in bare("db", "migrate").stdout
+    assert "nothing to do" in bare("db", "plan").stdout
+
+
+def test_migrate_prints_every_step(bare: Shell) -> None:
+    assert "] 0001_outbox: outbox_lane" in bare("db", "migrate", "--lanes", "4").stdout
+
+
+def test_a_relay_publishes_what_is_staged_and_stops_when_nothing_is_due(shell: Shell) -> None:
+    ids = shell.stage("a", "b", "a")
+    assert [row["event_id"] for row in shell.json("events", "ls")] == ids
+    assert shell.json("relay", "--until-empty") == {"confirmed": 3}
+    assert shell.json("events", "ls") == []
+    assert {row["event_id"] for row in shell.json("events", "ls", "--state", "sent")} == set(ids)
+    assert shell.json("events", "show", ids[0])["state"] == "sent"
+
+
+def test_several_processes_relay_under_one_parent(shell: Shell) -> None:
+    shell.stage("a", "b", "c", "d")
+    shell("relay", "--until-empty", "--processes", "2", "--log-level", "error")
+    assert len(shell.json("events", "ls", "--state", "sent")) == 4
+
+
+def test_a_relay_without_an_archive_keeps_nothing(shell: Shell) -> None:
+    shell.stage("a")
+    shell("relay", "--until-empty", "--no-archive", "--broker", "null://")
+    assert shell.json("events", "ls", "--state", "sent") == []
+
+
+def test_payloads_are_shown_only_when_asked_for(shell: Shell) -> None:
+    (event_id,) = shell.stage("a")
+    assert "payload" not in shell.json("events", "ls")[0]
+    assert "payload" not in shell.json("events", "show", event_id)
+    assert shell.json("events", "show", event_id, "--payload")["payload"] == {"secret": "a"}
+
+
+def test_listings_are_tables_for_people(shell: Shell) -> None:
+    (event_id,) = shell.stage("a")
+    assert event_id in shell("events", "ls").stdout
+    assert "order.placed" in shell("events", "show", event_id).stdout
+    assert "no events match" in shell("events", "ls", "--topic", "other").stdout
+    assert "no dead letters match" in shell("dead", "ls").stdout
+
+
+def test_a_buried_event_holds_its_stream_until_it_is_replayed(shell: Shell) -> None:
+    first, second, other = shell.stage("a", "a", "b")
+    shell("dead", "bury", first, "--reason-text", "looks wrong", "--policy", "hold")
+    assert shell.json("relay", "--until-empty")["confirmed"] == 1
+    assert [row["event_id"] for row in shell.json("events", "ls")] == [second]
+    shown = shell.json("dead", "show", first)
+    assert (shown["reason"], shown["failure"]["error"]) == ("by_hand", "looks wrong")
+    assert shell.json("dead", "replay", first) == {"replayed": 1}
+    assert shell.json("relay", "--until-empty")["confirmed"] == 2
+    sent = [row["event_id"] for row in shell.json("events", "ls", "--state", "sent")]
+    assert sent.index(second) < sent.index(first)
+    assert other in sent
+
+
+def test_a_stream_goes_on_after_its_dead_letter_is_discarded(shell: Shell) -> None:
+    first, second = shell.stage("a", "a")
+    shell("dead", "bury", first)
+    assert shell.json("dead", "discard", "--all") == {"discarded": 1}
+    shell("relay", "--until-empty")
+    assert shell.json("events", "show", second)["state"] == "sent"
+    shell("events", "show", first, code=1)
+
+
+def test_dead_letters_are_grouped_by_reason_and_topic(shell: Shell) -> None:
+    for event_id in shell.stage("a", "b"):
+        shell("dead", "bury", event_id)
+    assert shell.json("dead", "ls", "--group") == [{"reason": "by_hand", "topic": "orders", "count": 2}]
+    assert "by_hand" in shell("dead", "ls", "--group").stdout
+
+
+def test_a_dry_run_shows_what_would_be_replayed_and_changes_nothing(shell: Shell) -> None:
+    first, second = shell.stage("a", "b")
+    shell("dead", "bury", first)
+    shell("dead", "bury", second)
+    found = shell.json("dead", "replay", "--key", "a", "--dry-run")
+    assert [row["event_id"] for row in found["would_replay"]] == [first]
+    assert len(shell.json("dead", "ls")) == 2
+
+
+def test_a_replay_by_filter_takes_only_what_matches_at_the_rate_given(shell: Shell) -> None:
+    for event_id in shell.stage("a", "b", "c"):
+        shell("dead", "bury", event_id)
+    assert shell.json("dead", "replay", "--reason", "by_hand", "--topic", "orders", "--rate", "500") == {"replayed": 3}
+    assert shell.json("dead", "replay", "--event-type", "order.paid") == {"replayed": 0}
+
+
+def test_replaying_needs_a_choice_and_only_one(shell: Shell) -> None:
+    assert "--all" in shell("dead", "replay", code=2).stderr
+    assert "in one way" in shell("dead", "replay", "--all", "--key", "a", code=2).stderr
+
+
+def test_a_dead_letter_that_is_not_there_is_a_finding(shell: Shell) -> None:
+    assert NOBODY in shell("dead", "replay", NOBODY, code=1).stderr
+    assert "outrider dead ls" in shell("dead", "show", NOBODY, code=1).stderr
+    assert "no event" in shell("dead", "bury", NOBODY, code=1).stderr
+
+
+def test_an_event_that_has_left_cannot_be_buried(shell: Shell) -> None:
+    (event_id,) = shell.stage("a")
+    shell("relay", "--until-empty")
+    assert "was not buried" in shell("dead", "bury", event_id, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["events", "show", "12"], "outrider events ls"),
+        (["events", "ls", "--state", "pendign"], "did you mean pending?"),
+        (["events", "ls", "--state", "dead_letter"], "outrider dead ls"),
+        (["dead", "ls", "--reason", "poison"], "did you mean poison_message?"),
+        (["dead", "bury", NOBODY, "--policy", "wait"], "hold"),
+        (["lifecycle", "failde"], "did you mean failed?"),
+        (["relay", "--lease-seconds", "4"], "less than half of lease_seconds"),
+        (["relay", "--log-level", "loud"], "valid: debug"),
+        (["events", "ls", "--store", "sqlit:///x"], "did you mean sqlite://?"),
+        (["events", "ls", "--store", "sqlite://x"], "sqlite:///relative/path"),
+        (["events", "ls", "--store", "mysql://u:hunter2@db/x"], "valid: sqlite://, postgresql://, postgres://"),
+        (["relay", "--broker", "kafak://x"], "valid: embedded://, null://"),
+    ],
+)
+def test_a_wrong_use_exits_with_2_and_names_the_fix(shell: Shell, args: list[str], words: str) -> None:
+    result = shell(*args, code=2)
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "hunter2" not in result.stderr
+    error = shell.json(*args, code=2)
+    assert error["exit"] == 2
+    assert words in error["error"]
+
+
+def test_typers_own_usage_errors_are_objects_too_when_json_is_asked_for(bare: Shell) -> None:
+    assert bare.json("events", "ls", "--nope", code=2)["exit"] == 2
+    assert "--nope" in bare("events", "ls", "--nope", code=2).stderr
+
+
+def test_without_a_store_the_error_names_the_fix() -> None:
+    result = CliRunner().invoke(app, ["events", "ls"])
+    assert result.exit_code == 2
+    assert "OUTRIDER_STORE" in result.stderr
+
+
+def test_a_store_that_was_never_migrated_says_so(bare: Shell) -> None:
+    assert "outrider db migrate" in bare("events", "ls", code=2).stderr
+
+
+def test_a_misspelt_variable_stops_every_command(shell: Shell) -> None:
+    result = shell("events", "ls", code=2, OUTRIDER_LEASE_SECOND="4")
+    assert "OUTRIDER_LEASE_SECONDS" in result.stderr
+
+
+def test_a_server_that_does_not_answer_exits_with_3_and_hides_the_password(bare: Shell) -> None:
+    pytest.importorskip("asyncpg")
+    result = bare("events", "ls", "--store", "postgresql://u:hunter2@127.0.0.1:1/x", code=3)
+    assert "hunter2" not in result.stderr
+
+
+def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
+
+    monkeypatch.setattr(root, "import_module", absent)
+    with pytest.raises(Misuse, match=r"pip install 'outrider\[postgres\]'"):
+        root.open_schema("postgresql://db/x", schema="outrider", lanes=32)
+
+
+def test_the_lifecycle_is_shown_as_table_diagram_and_answer(bare: Shell) -> None:
+    assert "confirm_optimistic" in bare("lifecycle").stdout
+    assert bare("lifecycle", "--mermaid").stdout.startswith("stateDiagram-v2")
+    assert bare.json("lifecycle", "dead_letter")["allowed"] == {"replay": "pending", "resume": "parked"}
+    assert "final" in bare("lifecycle", "sent").stdout
+    assert {"move", "from", "to", "when"} == set(bare.json("lifecycle")[0])
