@@ -54,16 +54,16 @@ MOVES: dict[str, Move] = {
     "resume": Move((S.DEAD_LETTER,), S.PARKED, "a person sends it again at the head of its held stream"),
 }
 
-FETCHABLE = (S.PENDING, S.OPTIMISTIC)
+FETCHABLE = frozenset({S.PENDING, S.OPTIMISTIC})
 """States found from the start of a lane."""
 
-WAITING = (S.FAILED, S.DEFERRED, S.PARKED)
+WAITING = frozenset({S.FAILED, S.DEFERRED, S.PARKED})
 """States of a blocked stream's events, found through the stream."""
 
 UNWRITTEN = ("claim", "release")
 """Moves that write no row: holding a lane is what claims its events."""
 
-STORED = (*FETCHABLE, *WAITING)
+STORED = FETCHABLE | WAITING
 """States a row of the outbox can hold."""
 
 
@@ -103,9 +103,9 @@ def sql_list(states: Iterable[State]) -> str:
     """Write states as a list of SQL literals.
 
     >>> sql_list(FETCHABLE)
-    "'pending', 'optimistic'"
+    "'optimistic', 'pending'"
     """
-    return ", ".join(f"'{state}'" for state in states)
+    return ", ".join(f"'{state}'" for state in sorted(states))
 
 
 def mermaid() -> str:

@@ -112,22 +112,28 @@ class Breakers:
         """Return the open ones."""
         return [(name, breaker) for name, breaker in self._breakers.items() if breaker.open]
 
+    @property
+    def calm(self) -> bool:
+        """Tell whether nothing has gone wrong lately; then nobody need ask about single events."""
+        return not self._breakers
+
     def suspected(self, position: int) -> bool:
         """Tell whether the event must go out alone."""
-        return any(position in breaker.suspects for breaker in self._breakers.values())
+        return bool(self._breakers) and any(position in breaker.suspects for breaker in self._breakers.values())
 
-    def strikes(self, destination: str, position: int) -> int:
+    def strikes(self, position: int) -> int:
         """Return the event's strikes; the least suspicious go first, so that neighbours are not kept waiting."""
-        return max((breaker.strikes.get(position, 0) for breaker in self._of(destination)), default=0)
+        return max((breaker.strikes.get(position, 0) for breaker in self._breakers.values()), default=0)
 
-    def guilty(self, destination: str, position: int) -> str | None:
+    def guilty(self, position: int) -> str | None:
         """Return the error to charge the event with, if it has earned its strikes."""
-        return next((breaker.error for breaker in self._of(destination) if breaker.guilty(position)), None)
+        return next((breaker.error for breaker in self._breakers.values() if breaker.guilty(position)), None)
 
     def confirmed(self, destination: str, position: int) -> None:
-        """A message got through to a destination, and so through the connection."""
+        """A message got through to a destination, and so through the connection. Breakers that are done are dropped."""
         for breaker in self._of(destination):
             breaker.confirmed(position)
+        self._breakers = {name: b for name, b in self._breakers.items() if b.open or b.suspects}
 
     def forget(self, position: int) -> None:
         """The event is settled."""
@@ -141,6 +147,4 @@ class Breakers:
         self._breakers = {n: b for n, b in self._breakers.items() if b.open or b.suspects}
 
     def _of(self, destination: str) -> list[Breaker]:
-        if not self._breakers:  # The common case, asked for every event.
-            return []
         return [self._breakers[name] for name in dict.fromkeys(("", destination)) if name in self._breakers]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -137,9 +136,9 @@ class OptimisticWriter:
     async def _publish(self, events: list[StagedEvent], confirmed: list[int], deadline: float) -> None:
         course = Course()
         for event in events:
-            course.ready.setdefault(stream_of(event, self._rule), deque()).append(event)
+            course.ready.setdefault(stream_of(event, self._rule), []).append(event)
         while course.ready and (seconds := deadline - self._clock.boot_seconds()) > 0:
-            wave = course.next_wave(len(events), ordered=self._broker.traits.ordered, alone=lambda _: False)
+            wave = course.next_wave(len(events), ordered=self._broker.traits.ordered)
             messages = [seal(event, run.stream) for run in wave for event in run.events]
             verdicts = iter(await publish(self._broker, messages, seconds))
             for run in wave:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.broker import Broker
 from outrider.clock import Clock
@@ -18,7 +19,7 @@ from outrider.observer import BreakerClosed, BreakerOpened, Buried, Observer, Re
 from outrider.outbox.breaker import Breakers
 from outrider.outbox.streams import Course, Run
 from outrider.outbox.verdicts import Failing, Judge
-from outrider.outcome import Bury, Confirmed, Defer, Unresolved, Verdict
+from outrider.outcome import CONFIRMED, Bury, Confirmed, Defer, Unresolved, Verdict
 
 
 class Turnstile:
@@ -60,13 +61,20 @@ async def publish(broker: Broker, messages: list[Message], seconds: float) -> Se
         return [Unresolved(f"{type(error).__name__}: {error}")] * len(messages)
 
 
-@dataclass(slots=True)
-class Sealed:
-    """A run with its messages, and where they go."""
+class Sealed(NamedTuple):
+    """A run with its messages."""
 
     run: Run
     messages: list[Message]
-    destination: str
+
+
+def _sealed(run: Run) -> Sealed:
+    stream, events = run
+    return Sealed(run, [seal(event, stream) for event in events])
+
+
+Faults = dict[str, tuple[str, list[StagedEvent]]]
+"""Per destination that is down: the error, and the events that were on their way to it."""
 
 
 @dataclass(slots=True)
@@ -81,74 +89,88 @@ class Publisher:
     turnstile: Turnstile = field(default_factory=Turnstile)
 
     async def run(self, course: Course, may_publish: Callable[[], bool]) -> None:
-        """Publish until the course is empty, the lease runs short, or the connection is down."""
+        """Publish until the course is empty, the lease runs short, or the connection is down.
+
+        While nothing has gone wrong lately, no single event needs looking at.
+        """
         limit, ordered = self.judge.settings.in_flight_max, self.broker.traits.ordered
         while course.ready and may_publish() and not self.breakers.open(""):
-            wave = course.next_wave(limit, ordered=ordered, alone=self._alone)
-            together, suspects = self._sort(course, wave)
+            calm = self.breakers.calm and not course.careful
+            wave = course.next_wave(limit, ordered=ordered, alone=None if calm else self._alone)
+            together, suspects = ([_sealed(run) for run in wave], []) if calm else self._sort(course, wave)
             if together:
                 await self._send(course, together, alone=False)
             for sealed in suspects:
-                if not may_publish() or self.breakers.open(sealed.destination):
+                if may_publish() and not self.breakers.open(self._destination(sealed)):
+                    await self._send(course, [sealed], alone=True)
+                else:
                     course.leave(sealed.run.stream)
-                    continue
-                await self._send(course, [sealed], alone=True)
 
     def _alone(self, event: StagedEvent) -> bool:
         return event.suspect or self.breakers.suspected(event.position)
+
+    def _destination(self, sealed: Sealed) -> str:
+        return self.broker.destination(sealed.messages[0])
 
     def _sort(self, course: Course, wave: list[Run]) -> tuple[list[Sealed], list[Sealed]]:
         """Split a wave into what goes together and what goes alone; the rest stops here."""
         together: list[Sealed] = []
         suspects: list[Sealed] = []
         for run in wave:
-            messages = [seal(event, run.stream) for event in run.events]
-            sealed = Sealed(run, messages, self.broker.destination(messages[0]))
-            if self.breakers.open(sealed.destination):
-                self._defer(course, sealed)
-            elif error := self.breakers.guilty(sealed.destination, run.events[0].position):
-                self._charge(course, run, 0, Unresolved(error, sealed.destination))
-            else:
+            sealed = _sealed(run)
+            if not self._stopped(course, sealed):
                 (suspects if self._alone(run.events[0]) else together).append(sealed)
-        suspects.sort(key=lambda sealed: self.breakers.strikes(sealed.destination, sealed.run.events[0].position))
+        suspects.sort(key=lambda sealed: self.breakers.strikes(sealed.run.events[0].position))
         return together, suspects
+
+    def _stopped(self, course: Course, sealed: Sealed) -> bool:
+        """Stop a run that cannot go now: its destination is down, or its head has earned its strikes."""
+        destination = self._destination(sealed)
+        if self.breakers.open(destination):
+            self._defer(course, sealed.run, destination)
+            return True
+        if error := self.breakers.guilty(sealed.run.events[0].position):
+            self._charge(course, sealed.run, 0, Unresolved(error, destination))
+            return True
+        return False
 
     async def _send(self, course: Course, batch: list[Sealed], *, alone: bool) -> None:
         messages = [message for sealed in batch for message in sealed.messages]
         async with self.turnstile.passing(alone=alone):
-            verdicts = iter(await publish(self.broker, messages, self.judge.settings.publish_timeout_seconds))
-        faults: dict[str, list[tuple[StagedEvent, Unresolved]]] = {}
+            verdicts = await publish(self.broker, messages, self.judge.settings.publish_timeout_seconds)
+        if self.breakers.calm and verdicts.count(CONFIRMED) == len(messages):
+            for sealed in batch:
+                course.confirm(*sealed.run)
+            return
+        faults: Faults = {}
+        rest = iter(verdicts)
         for sealed in batch:
-            self._note(course, sealed, [next(verdicts) for _ in sealed.messages], faults)
-        for destination, found in faults.items():
-            self._fault(destination, [event for event, _ in found], found[0][1].error, alone=alone)
+            self._note(course, sealed, [next(rest) for _ in sealed.messages], faults)
+        for destination, (error, events) in faults.items():
+            self._fault(destination, events, error, alone=alone)
 
-    def _note(
-        self,
-        course: Course,
-        sealed: Sealed,
-        verdicts: list[Verdict],
-        faults: dict[str, list[tuple[StagedEvent, Unresolved]]],
-    ) -> None:
+    def _note(self, course: Course, sealed: Sealed, verdicts: list[Verdict], faults: Faults) -> None:
         """Take the verdicts on one run: confirmed up to the first that is not, and that one decides for the rest."""
         stream, events = sealed.run
-        for index, (event, verdict) in enumerate(zip(events, verdicts, strict=True)):
-            if isinstance(verdict, Confirmed):
-                course.confirm(event, stream)
-                self.breakers.confirmed(sealed.destination, event.position)
-                continue
-            if isinstance(verdict, Unresolved):
-                course.leave(stream)
-                faults.setdefault(verdict.destination, []).extend((later, verdict) for later in events[index:])
-            else:
-                self._charge(course, sealed.run, index, verdict)
+        failing = (index for index, verdict in enumerate(verdicts) if not isinstance(verdict, Confirmed))
+        index = next(failing, len(events))
+        course.confirm(stream, events[:index])
+        for event in events[:index]:
+            self.breakers.confirmed(self._destination(sealed), event.position)
+        if index == len(events):
             return
+        verdict = verdicts[index]
+        if isinstance(verdict, Unresolved):
+            course.leave(stream)
+            faults.setdefault(verdict.destination, (verdict.error, []))[1].extend(events[index:])
+        elif not isinstance(verdict, Confirmed):
+            self._charge(course, sealed.run, index, verdict)
 
     def _charge(self, course: Course, run: Run, index: int, verdict: Failing) -> None:
         event, stream = run.events[index], run.stream
         outcome = self.judge.outcome(event, stream, verdict, self.clock.now())
         course.stop(event, stream, outcome)
-        course.park((later, stream) for later in run.events[index + 1 :])
+        course.park(stream, run.events[index + 1 :])
         self.breakers.forget(event.position)
         if isinstance(outcome, Bury):
             self.observer.notice(
@@ -158,16 +180,16 @@ class Publisher:
             delay = outcome.delay_seconds
             self.observer.notice(Retried(event.event_id, stream.topic, event.attempts + 1, delay, verdict.error))
 
-    def _defer(self, course: Course, sealed: Sealed) -> None:
+    def _defer(self, course: Course, run: Run, destination: str) -> None:
         """A destination is down, others are not: its streams leave the lane's start, so that they hide nobody else."""
-        stream, events = sealed.run
+        stream, events = run
         if self.breakers.open(""):
             course.leave(stream)
             return
-        retry_at = self.breakers.get(sealed.destination).retry_at or 0.0
+        retry_at = self.breakers.get(destination).retry_at or 0.0
         delay = max(self.judge.settings.breaker_seconds_base, retry_at - self.clock.boot_seconds())
         course.stop(events[0], stream, Defer(delay))
-        course.park((later, stream) for later in events[1:])
+        course.park(stream, events[1:])
 
     def _fault(self, destination: str, events: list[StagedEvent], error: str, *, alone: bool) -> None:
         now = self.clock.boot_seconds()

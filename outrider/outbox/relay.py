@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 
 from outrider.broker import Broker
 from outrider.clock import Clock, SystemClock
@@ -34,10 +36,10 @@ from outrider.outbox.publisher import Publisher
 from outrider.outbox.settings import LEASE_MARGIN, RelaySettings
 from outrider.outbox.streams import Course, TopicRule, plan, stream_of
 from outrider.outbox.verdicts import Judge
-from outrider.outcome import Confirmed
 from outrider.store import Due, Fetched, Lease, Store
 
 PRUNE_DUTY = "prune"
+_LANE = attrgetter("lane")
 
 
 class Relay:
@@ -115,9 +117,8 @@ class Relay:
         published = self.clock.boot_seconds()
         settled = await self._settle(lease, course)
         if course.settlements:
-            confirmed = sum(isinstance(settlement.outcome, Confirmed) for settlement in course.settlements)
-            done = self.clock.boot_seconds()
-            self.observer.notice(Passed(len(fetched.events), confirmed, settled, published - publishing, done - begun))
+            spent = published - publishing, self.clock.boot_seconds() - begun
+            self.observer.notice(Passed(len(fetched.events), course.confirmed, settled, *spent))
         return settled
 
     async def probe(self) -> float | None:
@@ -251,9 +252,7 @@ class Relay:
         if lost and lease.owner == self.name:
             self._drop(set(lost))
             self.observer.notice(LeaseLost(self.name, tuple(sorted(lost))))
-        counts = dict.fromkeys(fetched.lanes, 0)
-        for event in fetched.events:
-            counts[event.lane] += 1
+        counts = Counter(map(_LANE, fetched.events))
         self._full -= fetched.lanes
         self._full |= {lane for lane, count in counts.items() if count >= quotas[lane]}
 

@@ -7,7 +7,6 @@ is known. No later event can get ahead of it, whichever way the verdicts arrive.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,56 +32,72 @@ class Run(NamedTuple):
     events: list[StagedEvent]
 
 
+Alone = Callable[[StagedEvent], bool]
+"""Tells whether an event must go out with nothing else."""
+
+
 @dataclass(slots=True)
 class Course:
     """One pass: what is ready by stream, and what is settled so far."""
 
-    ready: dict[Stream, deque[StagedEvent]] = field(default_factory=dict)
+    ready: dict[Stream, list[StagedEvent]] = field(default_factory=dict)
     settlements: list[Settlement] = field(default_factory=list)
     emptied: list[Stream] = field(default_factory=list)
+    confirmed: int = 0
+    careful: bool = False
+    """Whether an event among them has broken the connection before."""
 
-    def next_wave(self, limit: int, *, ordered: bool, alone: Callable[[StagedEvent], bool]) -> list[Run]:
+    def next_wave(self, limit: int, *, ordered: bool, alone: Alone | None = None) -> list[Run]:
         """Take at most one event per stream, or whole runs if the broker keeps a stream's order by itself.
 
         An event that must go alone is a run of its own.
         """
+        if ordered and alone is None and sum(map(len, self.ready.values())) <= limit:
+            everything = [Run(stream, events) for stream, events in self.ready.items()]
+            self.ready = {}
+            return everything
         wave: list[Run] = []
         room = limit
-        for stream, events in list(self.ready.items()):
+        for stream, events in self.ready.items():
             if room <= 0:
                 break
-            run = Run(stream, _take(events, min(room, len(events)) if ordered else 1, alone))
-            wave.append(run)
-            room -= len(run.events)
-            if not events:
+            count = min(room, len(events)) if ordered else 1
+            taken = events[: _run_length(events, count, alone) if alone else count]
+            wave.append(Run(stream, taken))
+            room -= len(taken)
+        for stream, taken in wave:
+            rest = self.ready[stream][len(taken) :]
+            if rest:
+                self.ready[stream] = rest
+            else:
                 del self.ready[stream]
         return wave
 
-    def confirm(self, event: StagedEvent, stream: Stream) -> None:
-        """The broker has it."""
-        self.settlements.append(Settlement(event, stream, CONFIRMED))
+    def confirm(self, stream: Stream, events: Iterable[StagedEvent]) -> None:
+        """The broker has them."""
+        before = len(self.settlements)
+        self.settlements += [Settlement(event, stream, CONFIRMED) for event in events]
+        self.confirmed += len(self.settlements) - before
 
     def stop(self, event: StagedEvent, stream: Stream, outcome: Outcome) -> None:
         """The event did not go out: write why, and let the rest of its stream wait behind it."""
         self.settlements.append(Settlement(event, stream, outcome))
-        self.park((follower, stream) for follower in self.ready.pop(stream, ()))
+        self.park(stream, self.ready.pop(stream, ()))
 
-    def park(self, events: Iterable[tuple[StagedEvent, Stream]]) -> None:
+    def park(self, stream: Stream, events: Iterable[StagedEvent]) -> None:
         """These come behind an event that stopped. One that is parked already needs no second write to stay so."""
-        self.settlements += [Settlement(event, stream, PARK) for event, stream in events if event.state != State.PARKED]
+        self.settlements += [Settlement(event, stream, PARK) for event in events if event.state != State.PARKED]
 
     def leave(self, stream: Stream) -> None:
         """Nothing is known: the stream stays as it is until the next pass."""
         self.ready.pop(stream, None)
 
 
-def _take(events: deque[StagedEvent], count: int, alone: Callable[[StagedEvent], bool]) -> list[StagedEvent]:
-    taken = [events.popleft()]
-    if alone(taken[0]):
-        return taken
-    while events and len(taken) < count and not alone(events[0]):
-        taken.append(events.popleft())
-    return taken
+def _run_length(events: list[StagedEvent], count: int, alone: Alone) -> int:
+    """Return how many of the first events may go together."""
+    if alone(events[0]):
+        return 1
+    return next((index for index in range(1, count) if alone(events[index])), count)
 
 
 def plan(
@@ -90,6 +105,7 @@ def plan(
 ) -> Course:
     """Sort what was found into streams that may go, events to park or defer, and streams to leave alone."""
     course = Course()
+    ready = course.ready
     stopped: set[Stream] = set(blocked)
     left: set[Stream] = set()
     for event in fetched:
@@ -101,14 +117,17 @@ def plan(
             left.add(stream)
         elif stream in stopped:
             course.settlements.append(Settlement(event, stream, PARK))
-        elif event.readiness == Readiness.EARLY and stream in course.ready:
-            # Blocking the stream now would make those before it wait for this one's time.
+        elif event.readiness == Readiness.READY:
+            if stream in ready:
+                ready[stream].append(event)
+            else:
+                ready[stream] = [event]
+        elif stream in ready:
+            # It is early. Blocking the stream now would make those before it wait for this one's time.
             left.add(stream)
-        elif event.readiness == Readiness.EARLY:
+        else:
             stopped.add(stream)
             course.settlements.append(Settlement(event, stream, Defer()))
-        else:
-            course.ready.setdefault(stream, deque()).append(event)
     for waiting in due:
         _plan_due(course, waiting)
     return course
@@ -118,13 +137,11 @@ def _plan_due(course: Course, waiting: DueStream) -> None:
     if not waiting.events:
         course.emptied.append(waiting.stream)
         return
-    run: deque[StagedEvent] = deque()
-    for event in waiting.events:
-        if event.readiness == Readiness.EARLY:
-            # Parked events can have a time of their own; the stream then waits for that.
-            if not run:
-                course.settlements.append(Settlement(event, waiting.stream, Defer()))
-            break
-        run.append(event)
-    if run:
-        course.ready[waiting.stream] = run
+    early = (index for index, event in enumerate(waiting.events) if event.readiness == Readiness.EARLY)
+    # Parked events can have a time of their own; the stream then waits for that.
+    first_early = next(early, len(waiting.events))
+    if first_early:
+        course.ready[waiting.stream] = waiting.events[:first_early]
+        course.careful |= any(event.suspect for event in waiting.events)
+    else:
+        course.settlements.append(Settlement(waiting.events[0], waiting.stream, Defer()))

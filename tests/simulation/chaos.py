@@ -10,9 +10,10 @@ from uuid import UUID
 
 from outrider.outcome import Policy
 from outrider.store import Criteria
+from outrider.stores.memory import MemoryStore
 from tests.simulation.crew import Crew
 from tests.simulation.exchange import Exchange
-from tests.simulation.record import Record, WatchedStore
+from tests.simulation.record import Record
 
 ALL = Criteria(limit=10_000)
 
@@ -64,7 +65,7 @@ class FaultMaker:
 class Operator:
     """A person at the desk: cures and replays dead letters, gives some up, and buries some events by hand."""
 
-    store: WatchedStore
+    store: MemoryStore
     record: Record
     chance: random.Random
     calm: bool = False
@@ -101,7 +102,6 @@ class Operator:
             return
         event_id, policy = self.chance.choice(list(heads.values())), self.chance.choice(list(Policy))
         if event_id in self.record.entries:
-            self.record.by_hand[event_id] = policy
             await self._act("bury", event_id, lambda: self.store.desk.bury(event_id, "operator", {}, policy))
 
     async def _act(self, verb: str, event_id: UUID, act: Callable[[], object]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from uuid import UUID
 
 from outrider.outcome import Policy
-from tests.simulation.record import Delivery, Entry, Record, WatchedStore
+from outrider.stores.memory import MemoryStore
+from tests.simulation.record import Delivery, Entry, Record
 
 
-def findings(record: Record, store: WatchedStore) -> Iterator[str]:
+def findings(record: Record, store: MemoryStore) -> Iterator[str]:
     """Name everything that is wrong."""
     yield from record.crashes
     yield from _leftovers(record, store)
@@ -20,7 +20,7 @@ def findings(record: Record, store: WatchedStore) -> Iterator[str]:
     yield from _gaps(record)
 
 
-def at_rest(record: Record, store: WatchedStore) -> bool:
+def at_rest(record: Record, store: MemoryStore) -> bool:
     """Tell whether there is nothing left to do, for relays or for the operator."""
     tables = store.tables
     wanted = (i for i, dead in tables.dead.items() if dead.policy == Policy.HOLD or _will_be_replayed(record, i))
@@ -32,7 +32,7 @@ def _will_be_replayed(record: Record, event_id: UUID) -> bool:
     return entry is not None and entry.fate.replay_when_skipped
 
 
-def _leftovers(record: Record, store: WatchedStore) -> Iterator[str]:
+def _leftovers(record: Record, store: MemoryStore) -> Iterator[str]:
     tables = store.tables
     for row in tables.rows.values():
         yield f"{record.label(row.event)} is still {row.event.state}"
@@ -45,7 +45,7 @@ def _leftovers(record: Record, store: WatchedStore) -> Iterator[str]:
         yield "an index or a lock outlived its row"
 
 
-def _lost(record: Record, store: WatchedStore) -> Iterator[str]:
+def _lost(record: Record, store: MemoryStore) -> Iterator[str]:
     delivered = {delivery.event_id for delivery in record.log}
     for event_id, entry in record.entries.items():
         excused = event_id in store.tables.dead or event_id in record.discarded

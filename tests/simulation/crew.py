@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider import Relay, RelaySettings, Transient
+from outrider.stores.memory import MemoryStore
 from tests.simulation.exchange import Exchange, ModelBroker
-from tests.simulation.record import Record, WatchedStore
+from tests.simulation.record import Record
 from tests.simulation.virtual import VirtualClock, VirtualLoop, as_actor
 from tests.simulation.wire import DistantStore, Weather, Wire
 
@@ -27,7 +28,7 @@ class Crew:
     """Keeps a number of relays running, whatever happens to them."""
 
     loop: VirtualLoop
-    store: WatchedStore
+    store: MemoryStore
     exchange: Exchange
     record: Record
     settings: RelaySettings
@@ -103,7 +104,11 @@ class Crew:
 
     def left_behind(self) -> list[str]:
         """Name lanes that still belong to a relay which left cleanly."""
-        return [f"lane {n} is owned by nobody's {r.owner}" for n, r in self.store.tables.lanes.items() if r.owner in self.left]
+        return [
+            f"lane {n} is owned by nobody's {r.owner}"
+            for n, r in self.store.tables.lanes.items()
+            if r.owner in self.left
+        ]
 
     async def clear(self) -> None:
         """End every task there is, so that the loop can be closed."""

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from outrider.event import Message, StagedEvent
-from outrider.outcome import Bury, Policy
-from outrider.stores.memory import MemoryStore
-from outrider.stores.memory.tables import Row
+from outrider.outcome import Policy, Reason
+from outrider.stores.memory.tables import DeadRow
 from tests.simulation.virtual import VirtualLoop
 
 
@@ -75,7 +74,6 @@ class Record:
     log: list[Delivery] = field(default_factory=list)
     skipped: dict[UUID, str] = field(default_factory=dict)
     discarded: dict[UUID, str] = field(default_factory=dict)
-    by_hand: dict[UUID, str] = field(default_factory=dict)
     crashes: list[str] = field(default_factory=list)
     ticks: int = 0
 
@@ -113,18 +111,19 @@ class Record:
         )
 
 
-class WatchedStore(MemoryStore):
-    """A memory store that writes down what it buries."""
+class Graveyard(dict[UUID, DeadRow]):
+    """The dead letters, with every burial written down."""
 
-    record: Record
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self._record = record
 
-    def bury_row(self, row: Row, outcome: Bury, *, attempts: int) -> None:
-        name = self.record.label(row.event)
-        self.record.note("store", f"bury {outcome.policy}", (name, outcome.reason))
-        if outcome.policy is Policy.SKIP:
-            self.record.skipped[row.event.event_id] = name
-        entry = self.record.entries.get(row.event.event_id)
-        innocent = entry is not None and not entry.fate.poison and row.event.event_id not in self.record.by_hand
-        if innocent:
-            self.record.crashes.append(f"{name} was buried, but only the weather was bad")
-        super().bury_row(row, outcome, attempts=attempts)
+    def __setitem__(self, event_id: UUID, dead: DeadRow) -> None:
+        record, name = self._record, self._record.label(dead.row.event)
+        record.note("store", f"bury {dead.policy}", (name, dead.reason))
+        if dead.policy == Policy.SKIP:
+            record.skipped[event_id] = name
+        entry = record.entries.get(event_id)
+        if dead.reason != Reason.BY_HAND and entry is not None and not entry.fate.poison:
+            record.crashes.append(f"{name} was buried, but only the weather was bad")
+        super().__setitem__(event_id, dead)

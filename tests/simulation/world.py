@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from outrider import RelaySettings, RetryPolicy
 from outrider.outcome import Policy
+from outrider.stores.memory import MemoryStore
 from tests.simulation.chaos import FaultMaker, Operator
 from tests.simulation.checks import at_rest, findings
 from tests.simulation.crew import Crew
 from tests.simulation.exchange import Exchange
-from tests.simulation.record import Record, Step, WatchedStore
+from tests.simulation.record import Graveyard, Record, Step
 from tests.simulation.virtual import VirtualClock, VirtualLoop
 from tests.simulation.wire import Weather
 from tests.simulation.writers import Scene, StreamPlan, Writer
@@ -75,8 +76,8 @@ class World:
         chance = self.dice("world")
         self.chance = chance
         self.trouble = options.trouble
-        self.store = WatchedStore(lanes=chance.choice((1, 2, 3)), clock=VirtualClock(loop))
-        self.store.record = self.record
+        self.store = MemoryStore(lanes=chance.choice((1, 2, 3)), clock=VirtualClock(loop))
+        self.store.tables.dead = Graveyard(self.record)
         ordered = chance.random() < 0.25 if options.ordered is None else options.ordered
         self.exchange = Exchange(self.record, self.dice("broker"), ordered)
         self.weather = _weather(chance) if options.trouble else Weather(slow=0.1)

@@ -11,8 +11,8 @@ from uuid import UUID
 
 from outrider import Event, stage
 from outrider.event import band_of
-from outrider.stores.memory import MemoryTransaction
-from tests.simulation.record import Entry, Fate, Record, WatchedStore
+from outrider.stores.memory import MemoryStore, MemoryTransaction
+from tests.simulation.record import Entry, Fate, Record
 
 
 class Undo(Exception):
@@ -37,7 +37,7 @@ class StreamPlan:
 class Scene:
     """What writers share."""
 
-    store: WatchedStore
+    store: MemoryStore
     record: Record
     plans: list[StreamPlan]
     aggregates: dict[str, asyncio.Lock] = field(default_factory=dict)

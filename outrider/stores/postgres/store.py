@@ -11,7 +11,7 @@ from outrider import lifecycle
 from outrider.errors import Misuse
 from outrider.event import StagedEvent, Stream, default_topic
 from outrider.outcome import Confirmed
-from outrider.store import Cause, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement
+from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database, fence, touched
 from outrider.stores.postgres.desk import PostgresDesk
@@ -31,8 +31,8 @@ class PostgresStore:
         self.rule = default_topic
         self.database = database
         self.sql = queries.load(schema)
-        self.desk = PostgresDesk(self)
-        self.upkeep = PostgresUpkeep(database, schema)
+        self.desk: Desk = PostgresDesk(self)
+        self.upkeep: Upkeep = PostgresUpkeep(database, schema)
         self._hints = Hints(database, f"{schema}_outbox")
 
     @classmethod

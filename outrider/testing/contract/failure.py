@@ -37,7 +37,8 @@ class FailureContract:
         broker.down = set()
         await harness.works_for(relay, seconds=60)
         assert numbers(broker.log, "A") == numbers(broker.log, "B") == list(range(1, 21))
-        assert harness.notebook.of(Retried) == harness.notebook.of(Buried) == []
+        assert not harness.notebook.of(Retried)
+        assert not harness.notebook.of(Buried)
 
     async def test_a_destination_that_is_down_holds_up_no_other(self, harness: Harness) -> None:
         await harness.stage(*orders(50, "A", topic="down"), *orders(5, "A", topic="up"))
@@ -50,7 +51,8 @@ class FailureContract:
         broker.down = set()
         await harness.works_for(relay, seconds=120)
         assert numbers([m for m in broker.log if m.topic == "down"]) == list(range(1, 51))
-        assert harness.notebook.of(Retried) == harness.notebook.of(Buried) == []
+        assert not harness.notebook.of(Retried)
+        assert not harness.notebook.of(Buried)
 
     async def test_a_message_that_breaks_the_connection_is_isolated_and_charged_its_neighbours_are_not(
         self, harness: Harness
