@@ -64,7 +64,6 @@ class Placed(NamedTuple):
     """A row that staging really inserted: known ids are missing."""
 
     event_id: UUID
-    position: int
     optimistic: bool
 
 
@@ -294,11 +293,11 @@ class Store(Protocol):
         """
         ...
 
-    async def renew_hold(self, hold: Hold, positions: Sequence[int]) -> list[StagedEvent]:
+    async def renew_hold(self, hold: Hold, event_ids: Sequence[UUID]) -> list[StagedEvent]:
         """Lengthen a writer's hold after its commit; only rows still held come back."""
         ...
 
-    async def settle_hold(self, hold: Hold, confirmed: Sequence[int], yielded: Sequence[int]) -> None:
+    async def settle_hold(self, hold: Hold, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         """Write what an optimistic writer achieved, in rows that are still its own; the rest becomes pending."""
         ...
 

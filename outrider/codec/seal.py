@@ -6,6 +6,7 @@ What is missing is derived from the event id, not drawn at random, so that a sec
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from outrider.event import Message, StagedEvent, Stream
 
@@ -41,12 +42,13 @@ def seal(event: StagedEvent, stream: Stream) -> Message:
     return Message(message_id, stream.topic, event.key, event.routing_key, event.payload, headers)
 
 
-def _add_own(headers: dict[str, str], own: dict[str, str]) -> None:
+def _add_own(headers: dict[str, str], own: dict[str, Any]) -> None:
     """Let the event's own headers win; trace id and traceparent must agree, whichever of them was given."""
     if "traceparent" in own:
         own.setdefault("trace_id", own["traceparent"][3:35])
     elif "trace_id" in own:
         own["traceparent"] = f"00-{own['trace_id']}-{headers['trace_id'][16:]}-01"
     message_id = headers["message_id"]
-    headers.update(own)
+    # A foreign INSERT may carry numbers; on the wire every header is text.
+    headers.update({name: value if isinstance(value, str) else json.dumps(value) for name, value in own.items()})
     headers["message_id"] = message_id

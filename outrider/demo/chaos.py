@@ -106,5 +106,9 @@ class Crew:
         return self.places.directory / f"relay-{len(self.relays) + len(self.gone) + 1}.txt"
 
     def _last_words(self) -> str:
-        texts = [path.read_text(errors="replace").strip() for path in self.places.directory.glob("relay-*.txt")]
-        return " / ".join(text.splitlines()[-1] for text in texts if text) or "it said nothing"
+        """Return the last line of each relay's output; the frame that Python draws around groups of errors is cut off."""
+        texts = [path.read_text(errors="replace") for path in sorted(self.places.directory.glob("relay-*.txt"))]
+        lines = [[line.strip(" |+-") for line in text.splitlines()] for text in texts]
+        return (
+            " / ".join(said[-1] for said in (list(filter(None, each)) for each in lines) if said) or "it said nothing"
+        )

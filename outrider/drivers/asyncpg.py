@@ -26,11 +26,11 @@ async def stage(conn: Any, drafts: Drafts, hold: Hold | None, schema: str) -> li
 
 async def _stage_plain(conn: Any, sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> list[Placed]:
     rows = await conn.fetch(sql["stage"], *stage_parameters(drafts.plain, hold))
-    placed = [Placed(row[0], row[1], row[2] == "optimistic") for row in rows]
+    placed = [Placed(row[0], row[1] == "optimistic") for row in rows]
     if not drafts.supplied or not placed:
         return placed
-    taken_back = {row[0] for row in await conn.fetch(sql["retract"], [row.position for row in placed])}
-    return [row for row in placed if row.position not in taken_back]
+    taken_back = {row[0] for row in await conn.fetch(sql["retract"], [row.event_id for row in placed])}
+    return [row for row in placed if row.event_id not in taken_back]
 
 
 async def _stage_numbered(conn: Any, sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> list[Placed]:
@@ -42,4 +42,4 @@ async def _stage_numbered(conn: Any, sql: dict[str, str], drafts: Drafts, hold: 
             "the same event_id is being staged for another stream at this moment; retry the transaction, and give "
             "each event an id of its own"
         ) from error
-    return [Placed(row[0], row[1], row[2] == "optimistic") for row in rows]
+    return [Placed(row[0], row[1] == "optimistic") for row in rows]

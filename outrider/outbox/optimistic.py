@@ -38,7 +38,7 @@ class Batch:
 
     writer: OptimisticWriter
     hold: Hold
-    positions: list[int] = field(default_factory=list)
+    held: list[UUID] = field(default_factory=list)
     staged: bool = False
 
     async def stage(self, conn: Any, *events: Event) -> list[UUID]:
@@ -101,14 +101,14 @@ class OptimisticWriter:
         # One that is not due yet must not go out early, and what follows it must not overtake it.
         deferred = any(draft.available_at is not None for draft in (*checked.plain, *checked.numbered))
         placed = await self._place(conn, checked, batch.hold if self._willing() and not deferred else None)
-        batch.positions += [row.position for row in placed if row.optimistic]
+        batch.held += [row.event_id for row in placed if row.optimistic]
         batch.staged |= bool(placed)
         return list(checked.ids)
 
     async def send(self, batch: Batch) -> None:
         """Publish a committed batch. Whatever goes wrong, the relay will deliver it."""
         try:
-            if batch.positions:
+            if batch.held:
                 await self._send(batch)
             elif batch.staged:
                 await self._store.hint()
@@ -124,16 +124,16 @@ class OptimisticWriter:
 
     async def _send(self, batch: Batch) -> None:
         begun = self._clock.boot_seconds()
-        events = await self._store.renew_hold(batch.hold, batch.positions)
-        confirmed: list[int] = []
+        events = await self._store.renew_hold(batch.hold, batch.held)
+        confirmed: list[UUID] = []
         await self._publish(events, confirmed, begun + self._timeout_seconds)
-        yielded = [event.position for event in events if event.position not in confirmed]
+        yielded = [event.event_id for event in events if event.event_id not in confirmed]
         await self._store.settle_hold(batch.hold, confirmed, yielded)
         if yielded:
             await self._store.hint()
         self._observer.notice(OptimisticSent(len(confirmed), len(yielded), self._clock.boot_seconds() - begun))
 
-    async def _publish(self, events: list[StagedEvent], confirmed: list[int], deadline: float) -> None:
+    async def _publish(self, events: list[StagedEvent], confirmed: list[UUID], deadline: float) -> None:
         course = Course()
         for event in events:
             course.ready.setdefault(stream_of(event, self._rule), []).append(event)
@@ -144,7 +144,7 @@ class OptimisticWriter:
             for run in wave:
                 self._note(course, run, [next(verdicts) for _ in run.events], confirmed)
 
-    def _note(self, course: Course, run: Run, verdicts: list[Verdict], confirmed: list[int]) -> None:
+    def _note(self, course: Course, run: Run, verdicts: list[Verdict], confirmed: list[UUID]) -> None:
         """Stop a stream at its first failure; what follows it is the relay's."""
         for event, verdict in zip(run.events, verdicts, strict=True):
             if not isinstance(verdict, Confirmed):
@@ -152,7 +152,7 @@ class OptimisticWriter:
                 if isinstance(verdict, Unresolved):
                     self._pause()
                 return
-            confirmed.append(event.position)
+            confirmed.append(event.event_id)
 
     def _pause(self) -> None:
         """The broker is in trouble: leave the next events to the relay, which knows how to wait."""

@@ -99,11 +99,12 @@ class Relay:
         )
         self._surrender = set(change.surrender)
         if change.claim:
-            won = await self.store.claim(self.name, change.claim)
-            self._gain(won)
+            await self._claim(change.claim)
 
     async def work(self, worker: int = 0) -> int:
         """Make one pass over a worker's lanes; return how many events it moved."""
+        # What was due in an earlier pass says nothing if this one ends early; a worker would spin on it.
+        self._next_due_seconds[worker] = None
         lease = await self._own_lanes(worker)
         if not lease.epochs or self.breakers.open(""):
             return 0
@@ -123,8 +124,9 @@ class Relay:
 
     async def probe(self) -> float | None:
         """Try destinations that were down; return the seconds until the next try, None if nothing is down."""
+        down = bool(self.breakers.waiting())
         wait = await self.publisher.probe()
-        if not self.breakers.open(""):
+        if down and not self.breakers.open(""):
             self.wake()
         return wait
 
@@ -214,7 +216,7 @@ class Relay:
         surplus = self._surrender & mine.epochs.keys()
         if surplus:
             await self.store.release(mine.only(surplus))
-            self._drop(surplus)
+            self._drop(mine.only(surplus))
             self.observer.notice(LanesReleased(self.name, tuple(sorted(surplus))))
         return mine.without(surplus)
 
@@ -227,13 +229,22 @@ class Relay:
 
         return may_publish
 
-    def _gain(self, won: Lease) -> None:
+    async def _claim(self, wanted: tuple[int, ...]) -> None:
+        try:
+            won = await self.store.claim(self.name, wanted)
+        except Transient:
+            # The lanes may be ours without our knowing, and nobody would work on them while this name lives.
+            self._lose_everything()
+            raise
         if won.epochs:
             self.lease = Lease(self.name, {**self.lease.epochs, **won.epochs})
             self.observer.notice(LanesClaimed(self.name, tuple(won.epochs)))
             self.wake()
 
-    def _drop(self, gone: set[int]) -> None:
+    def _drop(self, lost: Lease) -> None:
+        """Give up lanes, unless they have come back at a later epoch while the loss was on its way to us."""
+        gone = {lane for lane, epoch in lost.epochs.items() if self.lease.epochs.get(lane) == epoch}
+        gone = gone if lost.owner == self.name else set()
         self.lease = self.lease.without(gone)
         self._surrender -= gone
         self._full -= gone
@@ -242,7 +253,7 @@ class Relay:
     def _lose_everything(self) -> None:
         lost = tuple(self.lease.epochs)
         self.observer.notice(LeaseLost(self.name, lost))
-        self._drop(set(lost))
+        self._drop(self.lease)
         self._trusted_until = float("-inf")
         self.lease = Lease(self._fresh_name())
         self._joining = True
@@ -250,7 +261,7 @@ class Relay:
     def _notice_lanes(self, lease: Lease, fetched: Fetched, quotas: dict[int, int]) -> None:
         lost = lease.epochs.keys() - fetched.lanes
         if lost and lease.owner == self.name:
-            self._drop(set(lost))
+            self._drop(lease.only(lost))
             self.observer.notice(LeaseLost(self.name, tuple(sorted(lost))))
         counts = Counter(map(_LANE, fetched.events))
         self._full -= fetched.lanes

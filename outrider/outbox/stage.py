@@ -24,6 +24,10 @@ TopicRule = Callable[[str, str | None, str | None], str]
 
 _TOPIC = re.compile(r"[A-Za-z0-9._\-]{1,249}")
 _HEADER = re.compile(r"[A-Za-z0-9._\-]{1,100}")
+_TRACE = {
+    "traceparent": re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+    "trace_id": re.compile(r"[0-9a-f]{32}"),
+}
 _TEXT_FIELDS = ("event_type", "aggregate_type", "aggregate_id", "key", "routing_key", "saga_id")
 _TEXT_MAX = 500
 _RESERVED = frozenset({"message_id", "event_type", "key", "sequence", "schema_version", "skipped", "replayed"})
@@ -171,6 +175,8 @@ def _headers(headers: Mapping[str, str], at: str) -> str:
             raise InvalidEvent(path, "the name is filled in by outrider", "choose another")
         if not isinstance(value, str):
             raise InvalidEvent(path, f"{value!r} is not a text", "pass a string")
+        if name in _TRACE and not _TRACE[name].fullmatch(value):
+            raise InvalidEvent(path, f"{value!r} is not a W3C {name}", "pass it on as it came, or leave it out")
         problem = bad_characters(value) or ("it has a line break" if "\n" in value or "\r" in value else None)
         if problem:
             raise InvalidEvent(path, problem, "remove it")

@@ -31,7 +31,8 @@ class _Skipping(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise Stuck("no actor has anything left to wait for")
-        self.now += max(timeout, 0.0)
+        # Even thinking takes time; without that, a wait shorter than a float can tell would never end.
+        self.now += max(timeout, 1e-6)
         return []
 
 
@@ -72,7 +73,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         gated.handle = super().call_soon(gated, context=context)
         return gated.handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         actor = ACTOR.get() if context is None else context.get(ACTOR)

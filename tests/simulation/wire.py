@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import UUID
 
 from outrider.errors import Unreachable
 from outrider.event import StagedEvent, Stream
@@ -82,7 +83,10 @@ class Wire:
             if not answer.done():
                 answer.set_exception(Unreachable(f"no answer to {verb}"))
 
-        self._loop.call_later(there, arrive, context=self._nobody)
+        if there:
+            self._loop.call_later(there, arrive, context=self._nobody)
+        else:
+            arrive()
         return await answer
 
     def _delay(self) -> float:
@@ -91,7 +95,7 @@ class Wire:
             return chance.uniform(0, weather.stall_seconds)
         if drawn < weather.stalled + weather.slow:
             return chance.uniform(0, 0.5)
-        return 0.0 if drawn > 0.5 else chance.uniform(0.001, 0.02)
+        return 0.0 if drawn > 0.35 else chance.uniform(0.001, 0.02)
 
 
 class DistantStore:
@@ -128,10 +132,10 @@ class DistantStore:
 
         return await self._ask("settle", self.inner.settle, lease, settlements, emptied, ids=ids)
 
-    async def renew_hold(self, hold: Hold, positions: Sequence[int]) -> list[StagedEvent]:
-        return await self._ask("renew_hold", self.inner.renew_hold, hold, positions)
+    async def renew_hold(self, hold: Hold, event_ids: Sequence[UUID]) -> list[StagedEvent]:
+        return await self._ask("renew_hold", self.inner.renew_hold, hold, event_ids)
 
-    async def settle_hold(self, hold: Hold, confirmed: Sequence[int], yielded: Sequence[int]) -> None:
+    async def settle_hold(self, hold: Hold, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         await self._ask("settle_hold", self.inner.settle_hold, hold, confirmed, yielded)
 
     async def hint(self) -> None:

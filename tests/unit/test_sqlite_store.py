@@ -201,8 +201,8 @@ def test_staging_leaves_the_callers_connection_as_it_was(conn: sqlite3.Connectio
     assert stage(conn, numbered, None) == []
     assert (conn.row_factory, conn.text_factory, conn.isolation_level) == (sqlite3.Row, bytes, "")
     conn.commit()
-    rows = conn.execute("SELECT id, sequence FROM outbox ORDER BY id").fetchall()
-    assert [tuple(row) for row in rows] == [(first[0].position, 1), (first[1].position, 2)]
+    rows = conn.execute("SELECT event_id, sequence FROM outbox ORDER BY id").fetchall()
+    assert [tuple(row) for row in rows] == [(str(placed.event_id).encode(), n) for n, placed in enumerate(first, 1)]
 
 
 def test_rolling_back_leaves_neither_events_nor_numbers(conn: sqlite3.Connection) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from outrider.clock import Clock, SystemClock
 from outrider.event import BANDS, Readiness, StagedEvent, Stream
@@ -160,14 +161,14 @@ class MemoryStore:
         else:
             del self.tables.blocked[stream]
 
-    async def renew_hold(self, hold: Hold, positions: Sequence[int]) -> list[StagedEvent]:
+    async def renew_hold(self, hold: Hold, event_ids: Sequence[UUID]) -> list[StagedEvent]:
         now = self.clock.now()
-        mine = [row for row in self._present(positions) if holds(row, hold, now)]
+        mine = [row for row in self._present(event_ids) if holds(row, hold, now)]
         for row in mine:
             row.held_until = now + timedelta(seconds=hold.seconds)
         return [row.event for row in mine]
 
-    async def settle_hold(self, hold: Hold, confirmed: Sequence[int], yielded: Sequence[int]) -> None:
+    async def settle_hold(self, hold: Hold, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         now = self.clock.now()
         for row in self._present(confirmed):
             if row.event.state == State.OPTIMISTIC and row.held_by == hold.owner:
@@ -186,8 +187,8 @@ class MemoryStore:
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    def _present(self, positions: Sequence[int]) -> list[Row]:
-        return [self.tables.rows[position] for position in positions if position in self.tables.rows]
+    def _present(self, event_ids: Sequence[UUID]) -> list[Row]:
+        return [self.tables.rows[self.tables.ids[i]] for i in event_ids if i in self.tables.ids]
 
     def _alive(self, relay: str, now: datetime) -> bool:
         until = self.tables.relays.get(relay)

@@ -122,7 +122,7 @@ class MemoryTransaction:
         if hold:
             row.held_by, row.held_until = hold.owner, _after(now, hold.seconds)
         self._rows[draft.event_id] = row
-        return Placed(draft.event_id, event.position, hold is not None)
+        return Placed(draft.event_id, hold is not None)
 
     async def _lock(self, name: Hashable) -> None:
         while (owner := self.store.locks.get(name, self)) is not self:

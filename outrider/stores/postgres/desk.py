@@ -66,7 +66,7 @@ class PostgresDesk:
             stream, outcome = Stream(row["lane"], topic, row["key"]), Bury(Reason.BY_HAND, failure, Policy(policy))
             writing = Settling(self._store, conn)
             buried = await writing.bury(
-                [Burial(row["id"], stream, outcome, row["event_type"], row["sequence"])], spent=0
+                [Burial(event_id, row["id"], stream, outcome, row["event_type"], row["sequence"])], spent=0
             )
             await writing.streams()
             await conn.execute(self._store.sql["record"], actor, "bury", [event_id] * buried)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from outrider import lifecycle
 from outrider.event import SKIPPED_TYPE, Stream
@@ -38,6 +39,7 @@ class Block(NamedTuple):
 class Burial(NamedTuple):
     """An event on its way to the dead letters."""
 
+    event_id: UUID
     position: int
     stream: Stream
     outcome: Bury
@@ -48,7 +50,7 @@ class Burial(NamedTuple):
     def of(cls, settlement: Settlement) -> Burial:
         event, stream, outcome = settlement
         assert isinstance(outcome, Bury)
-        return cls(event.position, stream, outcome, event.event_type, event.sequence)
+        return cls(event.event_id, event.position, stream, outcome, event.event_type, event.sequence)
 
     @property
     def leaves_marker(self) -> bool:
@@ -88,25 +90,25 @@ class Settling:
             return 0
         self.loose += [s.stream for s in settlements if s.event.state in lifecycle.WAITING]
         verb = "confirm_archive" if self.archive else "confirm_delete"
-        positions = [s.event.position for s in settlements]
-        return touched(await self.conn.execute(self.sql[verb], *fence(lease), positions))
+        ids = [s.event.event_id for s in settlements]
+        return touched(await self.conn.execute(self.sql[verb], *fence(lease), ids))
 
     async def retry(self, settlements: list[Settlement]) -> int:
         """An attempt was spent: the stream waits for the next one."""
         tried = [(event, stream, outcome) for event, stream, outcome in settlements if isinstance(outcome, Retry)]
-        rows = [(event.position, stream.topic, json.dumps(outcome.failure)) for event, stream, outcome in tried]
+        rows = [(event.event_id, stream.topic, json.dumps(outcome.failure)) for event, stream, outcome in tried]
         written = await self._write("retry", rows)
         for event, stream, outcome in tried:
-            if event.position in written:
+            if event.event_id in written:
                 self._block(stream, event.position, Cause.FAILED, outcome.delay_seconds)
         return len(written)
 
     async def wait(self, settlements: list[Settlement]) -> int:
         """Deferred heads block their stream; parked followers only join it."""
-        rows = [(s.event.position, s.stream.topic, _waiting_state(s)) for s in settlements]
+        rows = [(s.event.event_id, s.stream.topic, _waiting_state(s)) for s in settlements]
         written = await self._write("wait", rows)
         for event, stream, outcome in settlements:
-            if event.position in written and isinstance(outcome, Defer):
+            if event.event_id in written and isinstance(outcome, Defer):
                 at = event.available_at if outcome.delay_seconds is None else None
                 self._block(stream, event.position, Cause.DEFERRED, outcome.delay_seconds or 0.0, at)
         return len(written)
@@ -114,15 +116,15 @@ class Settling:
     async def bury(self, burials: list[Burial], *, spent: int = 1) -> int:
         """To the dead letters: the stream is held, or goes on past a marker."""
         rows = [
-            (b.position, b.stream.topic, b.outcome.reason, json.dumps(b.outcome.failure), b.outcome.policy, spent)
+            (b.event_id, b.stream.topic, b.outcome.reason, json.dumps(b.outcome.failure), b.outcome.policy, spent)
             for b in burials
         ]
         written = await self._write("bury", rows)
-        buried = [burial for burial in burials if burial.position in written]
+        buried = [burial for burial in burials if burial.event_id in written]
         marked = [burial for burial in buried if burial.leaves_marker]
         if marked:
-            await self.conn.execute(self.sql["mark_skipped"], *_columns((b.position, b.stream.topic) for b in marked))
-        gone = [burial.position for burial in buried if not burial.leaves_marker]
+            await self.conn.execute(self.sql["mark_skipped"], *_columns((b.event_id, b.stream.topic) for b in marked))
+        gone = [burial.event_id for burial in buried if not burial.leaves_marker]
         if gone:
             await self.conn.execute(self.sql["unplace"], gone)
         for burial in buried:
@@ -155,10 +157,10 @@ class Settling:
     ) -> None:
         self.blocks[stream] = Block(stream, head, cause, None if at else delay, at)
 
-    async def _write(self, verb: str, rows: list[Any]) -> set[int]:
+    async def _write(self, verb: str, rows: list[Any]) -> set[UUID]:
         if not rows:
             return set()
-        return {row["id"] for row in await self.conn.fetch(self.sql[verb], *_columns(rows))}
+        return {row["event_id"] for row in await self.conn.fetch(self.sql[verb], *_columns(rows))}
 
 
 def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:

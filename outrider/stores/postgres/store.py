@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import groupby
 from typing import Any
+from uuid import UUID
 
 from outrider import lifecycle
 from outrider.errors import Misuse
@@ -83,17 +84,17 @@ class PostgresStore:
 
     async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
         if not emptied and all(_fresh_confirm(settlement) for settlement in settlements):
-            positions = [settlement.event.position for settlement in settlements]
+            ids = [settlement.event.event_id for settlement in settlements]
             verb = "confirm_archive" if self.archive else "confirm_delete"
             async with self.database.statement() as conn:
-                return touched(await conn.execute(self.sql[verb], *fence(lease), positions))
+                return touched(await conn.execute(self.sql[verb], *fence(lease), ids))
         return await settle(self, lease, settlements, emptied)
 
-    async def renew_hold(self, hold: Hold, positions: Sequence[int]) -> list[StagedEvent]:
-        rows = await self.database.fetch(self.sql["renew_hold"], hold.owner, list(positions), hold.seconds)
+    async def renew_hold(self, hold: Hold, event_ids: Sequence[UUID]) -> list[StagedEvent]:
+        rows = await self.database.fetch(self.sql["renew_hold"], hold.owner, list(event_ids), hold.seconds)
         return sorted(StagedEvent._make(row) for row in rows)
 
-    async def settle_hold(self, hold: Hold, confirmed: Sequence[int], yielded: Sequence[int]) -> None:
+    async def settle_hold(self, hold: Hold, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         verb = "confirm_hold_archive" if self.archive else "confirm_hold_delete"
         async with self.database.transaction() as conn:
             if confirmed:

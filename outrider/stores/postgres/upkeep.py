@@ -76,6 +76,8 @@ class PostgresUpkeep:
         try:
             async with self._database.connection() as conn, conn.transaction():
                 await conn.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+                # IF NOT EXISTS alone does not keep two from making the same partition at once.
+                await conn.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", f"outrider:{self._schema}")
                 await conn.execute(ddl)
         except Transient as error:
             if isinstance(error.__cause__, asyncpg.LockNotAvailableError):

@@ -45,7 +45,7 @@ def stage(conn: sqlite3.Connection, drafts: Drafts, hold: Hold | None, now: date
             for place, parts in enumerate(zip(fresh, streams, sequences, holds, strict=True), 1)
         ]
         cursor.executemany(SQL["stage"], rows)
-    return [Placed(d.event_id, row["id"], row["held_by"] is not None) for d, row in zip(fresh, rows, strict=True)]
+    return [Placed(d.event_id, row["held_by"] is not None) for d, row in zip(fresh, rows, strict=True)]
 
 
 def read_lanes(cursor: sqlite3.Connection | sqlite3.Cursor) -> int:

@@ -9,6 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from uuid import UUID
+
 from outrider.clock import Clock, SystemClock
 from outrider.errors import Misuse
 from outrider.event import Readiness, StagedEvent, Stream, lane_of
@@ -70,10 +72,10 @@ class SqliteStore:
             settling.settle, lease, settlements, emptied, now=self.clock.now(), archive=self.archive
         )
 
-    async def renew_hold(self, hold: Hold, positions: Sequence[int]) -> list[StagedEvent]:
-        return await self.database.write(_renew_hold, hold, positions, self.clock.now())
+    async def renew_hold(self, hold: Hold, event_ids: Sequence[UUID]) -> list[StagedEvent]:
+        return await self.database.write(_renew_hold, hold, event_ids, self.clock.now())
 
-    async def settle_hold(self, hold: Hold, confirmed: Sequence[int], yielded: Sequence[int]) -> None:
+    async def settle_hold(self, hold: Hold, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         await self.database.write(_settle_hold, hold, confirmed, yielded, now=self.clock.now(), archive=self.archive)
 
     async def hint(self) -> None:
@@ -159,9 +161,9 @@ def _due(conn: sqlite3.Connection, lease: Lease, events_max: int, now: datetime)
     return Due(streams, None)
 
 
-def _renew_hold(conn: sqlite3.Connection, hold: Hold, positions: Sequence[int], now: datetime) -> list[StagedEvent]:
+def _renew_hold(conn: sqlite3.Connection, hold: Hold, event_ids: Sequence[UUID], now: datetime) -> list[StagedEvent]:
     until = now + timedelta(seconds=hold.seconds)
-    ids = json.dumps(list(positions))
+    ids = _id_list(event_ids)
     values = {"ids": ids, "owner": hold.owner, "now": to_seconds(now), "until": to_seconds(until)}
     mine = [to_event(row)._replace(readiness=Readiness.READY) for row in conn.execute(SQL["held"], values)]
     conn.execute(SQL["renew_hold"], values)
@@ -171,12 +173,16 @@ def _renew_hold(conn: sqlite3.Connection, hold: Hold, positions: Sequence[int], 
 def _settle_hold(
     conn: sqlite3.Connection,
     hold: Hold,
-    confirmed: Sequence[int],
-    yielded: Sequence[int],
+    confirmed: Sequence[UUID],
+    yielded: Sequence[UUID],
     *,
     now: datetime,
     archive: bool,
 ) -> None:
-    mine = conn.execute(SQL["held_by"], {"ids": json.dumps(list(confirmed)), "owner": hold.owner}).fetchall()
+    mine = conn.execute(SQL["held_by"], {"ids": _id_list(confirmed), "owner": hold.owner}).fetchall()
     settling.depart(conn, [position for (position,) in mine], now, archive)
-    conn.execute(SQL["yield_hold"], {"ids": json.dumps(list(yielded)), "owner": hold.owner})
+    conn.execute(SQL["yield_hold"], {"ids": _id_list(yielded), "owner": hold.owner})
+
+
+def _id_list(event_ids: Sequence[UUID]) -> str:
+    return json.dumps([str(event_id) for event_id in event_ids])

@@ -6,7 +6,7 @@ UNION ALL SELECT 'sent', count(*) FROM {schema}.outbox_archive
 UNION ALL SELECT 'dead_letter', count(*) FROM {schema}.outbox_dead_letter
 
 -- name: events
--- Undelivered events, oldest first. Index: outbox_pkey.
+-- Undelivered events, oldest first.
 SELECT o.*, {stream_key} AS stream_key FROM {schema}.outbox AS o
 WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NULL OR o.state = $2)
     AND ($3::text IS NULL OR o.event_type = $3) AND ($4::text IS NULL OR o.topic = $4)

@@ -11,7 +11,7 @@ WITH l AS MATERIALIZED (
     FOR SHARE OF k
 ), gone AS (
     DELETE FROM {schema}.outbox AS o
-    WHERE o.id = ANY ($4::bigint[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
+    WHERE o.event_id = ANY ($4::uuid[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
     RETURNING o.*
 )
 INSERT INTO {schema}.outbox_archive ({archive_columns})
@@ -27,22 +27,22 @@ WITH l AS MATERIALIZED (
     FOR SHARE OF k
 )
 DELETE FROM {schema}.outbox AS o
-WHERE o.id = ANY ($4::bigint[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
+WHERE o.event_id = ANY ($4::uuid[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
 
 -- name: retry
 -- A spent attempt. Lanes are locked by lock_lanes, here and below.
 UPDATE {schema}.outbox AS o
 SET state = 'failed', attempts = o.attempts + 1, topic = w.topic, failure = w.failure::json, held_by = NULL
-FROM unnest($1::bigint[], $2::text[], $3::text[]) AS w (id, topic, failure)
-WHERE o.id = w.id AND o.state IN ({retry_guard}) AND NOT {held}
-RETURNING o.id
+FROM unnest($1::uuid[], $2::text[], $3::text[]) AS w (event_id, topic, failure)
+WHERE o.event_id = w.event_id AND o.state IN ({retry_guard}) AND NOT {held}
+RETURNING o.event_id
 
 -- name: wait
 -- Deferred or parked ($3). The guards of both moves are the same states.
 UPDATE {schema}.outbox AS o SET state = w.state, topic = w.topic, held_by = NULL
-FROM unnest($1::bigint[], $2::text[], $3::text[]) AS w (id, topic, state)
-WHERE o.id = w.id AND o.state IN ({park_guard}) AND NOT {held}
-RETURNING o.id
+FROM unnest($1::uuid[], $2::text[], $3::text[]) AS w (event_id, topic, state)
+WHERE o.event_id = w.event_id AND o.state IN ({park_guard}) AND NOT {held}
+RETURNING o.event_id
 
 -- name: bury
 -- Copy to the dead letters; the row itself is removed or becomes a marker in the next statement.
@@ -51,15 +51,15 @@ SELECT o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.paylo
     {stream_key}, o.routing_key, o.priority, o.schema_version, o.saga_id,
     o.sequence, o.max_attempts, o.retry, o.created_at, o.available_at, o.lane, o.attempts + w.spent, w.reason,
     w.failure::json, w.policy, {schema}.outbox_clock()
-FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[])
-    AS w (id, topic, reason, failure, policy, spent)
-JOIN {schema}.outbox AS o USING (id)
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[])
+    AS w (event_id, topic, reason, failure, policy, spent)
+JOIN {schema}.outbox AS o USING (event_id)
 WHERE o.state IN ({bury_guard}) AND NOT {held}
-RETURNING id
+RETURNING event_id
 
 -- name: unplace
 -- Buried rows leave the outbox.
-DELETE FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+DELETE FROM {schema}.outbox WHERE event_id = ANY ($1::uuid[])
 
 -- name: mark_skipped
 -- In the place of a numbered event that is skipped: same stream and number, no content.
@@ -67,8 +67,8 @@ UPDATE {schema}.outbox AS o
 SET event_type = '{skipped_type}', payload = 'null', headers = json_build_object('skipped', o.event_id),
     key = {stream_key}, event_id = {schema}.outbox_uuid7(), topic = w.topic,
     state = 'failed', attempts = 0, failure = NULL, available_at = NULL, held_by = NULL
-FROM unnest($1::bigint[], $2::text[]) AS w (id, topic)
-WHERE o.id = w.id
+FROM unnest($1::uuid[], $2::text[]) AS w (event_id, topic)
+WHERE o.event_id = w.event_id
 
 -- name: block
 -- Block streams, or change why they are blocked; only a person lifts a hold.
@@ -96,7 +96,7 @@ WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause <> 'he
 -- name: renew_hold
 -- A writer lengthens its hold after its commit, on rows that are still its own. Index: outbox_pkey.
 UPDATE {schema}.outbox AS o SET held_until = {schema}.outbox_clock() + $3 * interval '1 second'
-WHERE o.id = ANY ($2::bigint[]) AND o.state = 'optimistic' AND o.held_by = $1
+WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.held_by = $1
     AND o.held_until > {schema}.outbox_clock()
 RETURNING {event_columns}
 
@@ -104,7 +104,7 @@ RETURNING {event_columns}
 -- What a writer delivered itself, if the row is still its own. Index: outbox_pkey.
 WITH gone AS (
     DELETE FROM {schema}.outbox AS o
-    WHERE o.id = ANY ($2::bigint[]) AND o.state = 'optimistic' AND o.held_by = $1
+    WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.held_by = $1
     RETURNING o.*, set_config('synchronous_commit', 'off', true)
 )
 INSERT INTO {schema}.outbox_archive ({archive_columns})
@@ -112,9 +112,9 @@ SELECT {gone_columns} FROM gone AS o
 
 -- name: confirm_hold_delete
 DELETE FROM {schema}.outbox AS o
-WHERE o.id = ANY ($2::bigint[]) AND o.state = 'optimistic' AND o.held_by = $1
+WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.held_by = $1
 
 -- name: yield_hold
 -- What a writer leaves to the relay.
 UPDATE {schema}.outbox AS o SET state = 'pending', held_by = NULL, held_until = NULL
-WHERE o.id = ANY ($2::bigint[]) AND o.state IN ({yield_optimistic_guard}) AND o.held_by = $1
+WHERE o.event_id = ANY ($2::uuid[]) AND o.state IN ({yield_optimistic_guard}) AND o.held_by = $1

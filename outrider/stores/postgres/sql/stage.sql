@@ -1,22 +1,23 @@
 -- Staging, inside the caller's transaction. $1..$17 are the columns of a draft; $18 is the holder and $19 its seconds.
 
 -- name: stage
--- Many events in one statement; a known id that is still undelivered is left alone. Index: outbox_event_id.
+-- Many events in one statement; a known id that is still undelivered is left alone. Index: outbox_pkey.
 INSERT INTO {schema}.outbox ({draft_columns}, state, held_by, held_until)
 SELECT {draft_values}, g.sequence, {staged_state}
 FROM {drafts} {quiet}
 ORDER BY g.ord
 ON CONFLICT (event_id) DO NOTHING
-RETURNING event_id, id, state
+RETURNING event_id, state
 
 -- name: retract
 -- Ids chosen by the caller may be delivered or buried already; a new statement sees what has moved meanwhile.
+-- LIMIT keeps the planner from hashing the whole archive for a few ids, here and below.
 -- Indexes: outbox_archive_event_id, outbox_dead_letter_pkey.
 DELETE FROM {schema}.outbox AS o
-WHERE o.id = ANY ($1::bigint[]) AND (
-    EXISTS (SELECT FROM {schema}.outbox_archive AS a WHERE a.event_id = o.event_id)
-    OR EXISTS (SELECT FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = o.event_id))
-RETURNING o.id
+WHERE o.event_id = ANY ($1::uuid[]) AND (
+    (SELECT true FROM {schema}.outbox_archive AS a WHERE a.event_id = o.event_id LIMIT 1)
+    OR (SELECT true FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = o.event_id LIMIT 1))
+RETURNING o.event_id
 
 -- name: lock_counters
 -- Lock the counters of numbered streams, in order, without writing to those that exist.
@@ -31,9 +32,9 @@ WITH fresh AS MATERIALIZED (
     SELECT g.*, coalesce(g.key, g.aggregate_id) AS stream_key,
         (CASE WHEN g.priority >= 7 THEN 0 WHEN g.priority >= 3 THEN 1 ELSE 2 END)::smallint AS band
     FROM {drafts}
-    WHERE NOT EXISTS (SELECT FROM {schema}.outbox AS o WHERE o.event_id = g.event_id)
-        AND NOT EXISTS (SELECT FROM {schema}.outbox_archive AS a WHERE a.event_id = g.event_id)
-        AND NOT EXISTS (SELECT FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = g.event_id)
+    WHERE (SELECT true FROM {schema}.outbox AS o WHERE o.event_id = g.event_id LIMIT 1) IS NULL
+        AND (SELECT true FROM {schema}.outbox_archive AS a WHERE a.event_id = g.event_id LIMIT 1) IS NULL
+        AND (SELECT true FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = g.event_id LIMIT 1) IS NULL
 ), numbered AS MATERIALIZED (
     SELECT f.*, c.sequence + row_number() OVER (PARTITION BY f.topic, f.stream_key, f.band ORDER BY f.ord) AS number
     FROM fresh AS f
@@ -47,4 +48,4 @@ INSERT INTO {schema}.outbox ({draft_columns}, state, held_by, held_until)
 SELECT {draft_values}, g.number, {staged_state}
 FROM numbered AS g {quiet}
 ORDER BY g.ord
-RETURNING event_id, id, state
+RETURNING event_id, state

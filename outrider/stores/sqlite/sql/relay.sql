@@ -23,23 +23,23 @@ WHERE lane = :lane AND topic = :topic AND stream_key = :key AND state IN ({waiti
 ORDER BY id LIMIT :limit;
 
 -- name: held
--- Those of the rows that are still the writer's own, in the order given; the primary key.
+-- Those of the rows that are still the writer's own, in the order given; the unique index.
 SELECT {event} FROM json_each(:ids) AS given
-CROSS JOIN outbox ON outbox.id = given.value
+CROSS JOIN outbox ON outbox.event_id = given.value
 WHERE state = 'optimistic' AND held_by = :owner AND held_until > :now
 ORDER BY given.key;
 
 -- name: renew_hold
--- Lengthen a writer's hold; the primary key.
+-- Lengthen a writer's hold; the unique index.
 UPDATE outbox SET held_until = :until
-WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 'optimistic' AND held_by = :owner AND held_until > :now;
+WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state = 'optimistic' AND held_by = :owner AND held_until > :now;
 
 -- name: held_by
--- Those of the rows that no relay has settled since the writer placed them, lapsed or not; the primary key.
+-- Those of the rows that no relay has settled since the writer placed them, lapsed or not; the unique index.
 SELECT id FROM outbox
-WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN ({confirm_optimistic_guard}) AND held_by = :owner;
+WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({confirm_optimistic_guard}) AND held_by = :owner;
 
 -- name: yield_hold
--- Leave rows to the relay; the primary key.
+-- Leave rows to the relay; the unique index.
 UPDATE outbox SET state = 'pending', held_by = NULL, held_until = NULL
-WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN ({yield_optimistic_guard}) AND held_by = :owner;
+WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({yield_optimistic_guard}) AND held_by = :owner;
