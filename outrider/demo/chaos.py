@@ -106,7 +106,7 @@ class Crew:
         return self.places.directory / f"relay-{len(self.relays) + len(self.gone) + 1}.txt"
 
     def _last_words(self) -> str:
-        """Return the last line of each relay's output; the frame that Python draws around groups of errors is cut off."""
+        """Return the last line of each relay's output, without the frame Python draws around groups of errors."""
         texts = [path.read_text(errors="replace") for path in sorted(self.places.directory.glob("relay-*.txt"))]
         lines = [[line.strip(" |+-") for line in text.splitlines()] for text in texts]
         return (

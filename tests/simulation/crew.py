@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider import Relay, RelaySettings, Transient
+from outrider.broker import Traits
 from outrider.stores.memory import MemoryStore
 from tests.simulation.exchange import Exchange, ModelBroker
 from tests.simulation.record import Record
@@ -49,7 +50,8 @@ class Crew:
         name = f"r{self.hired}"
         chance = self.dice(name)
         wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
-        broker = ModelBroker(self.exchange, wire, claims_order=self.claims_order)
+        traits = Traits(ordered=self.exchange.ordered if self.claims_order is None else self.claims_order)
+        broker = ModelBroker(self.exchange, wire, traits, lambda: self._swoon(name, chance))
         relay = Relay(
             DistantStore(self.store, wire, self.record),
             broker,
@@ -68,6 +70,11 @@ class Crew:
             self.record.note(name, "frozen", (round(seconds, 3),))
             self.loop.freeze(name)
             self.loop.call_later(seconds, self._thaw, name)
+
+    def _swoon(self, name: str, chance: random.Random) -> None:
+        """The worst moment to be stopped: the broker has the messages, and nothing is settled."""
+        if self.weather.swoon and chance.random() < self.weather.swoon:
+            self.freeze(name, chance.uniform(1, 2.5) * self.settings.lease_seconds)
 
     def kill(self, name: str) -> None:
         """Cancel a relay wherever it is."""

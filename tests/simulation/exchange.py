@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -63,9 +63,9 @@ class Exchange:
 class ModelBroker:
     """A relay's connection to the exchange."""
 
-    def __init__(self, exchange: Exchange, wire: Wire, *, claims_order: bool | None = None) -> None:
-        self.traits = Traits(ordered=exchange.ordered if claims_order is None else claims_order)
-        self._exchange, self._wire = exchange, wire
+    def __init__(self, exchange: Exchange, wire: Wire, traits: Traits, published: Callable[[], None]) -> None:
+        self.traits = traits
+        self._exchange, self._wire, self._published = exchange, wire, published
 
     async def start(self) -> None:
         """The line is always there; what it carries may not arrive."""
@@ -74,8 +74,12 @@ class ModelBroker:
         def ids() -> tuple[object, ...]:
             return tuple(self._exchange.record.label_of(message) for message in messages)
 
+        def act() -> list[Verdict]:
+            self._published()
+            return self._exchange.take(messages)
+
         try:
-            return await self._wire.carry("publish", ids, lambda: self._exchange.take(messages))
+            return await self._wire.carry("publish", ids, act)
         except Unreachable as error:
             return [Unresolved(str(error))] * len(messages)
 

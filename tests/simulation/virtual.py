@@ -64,7 +64,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._skipping.now
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         actor = ACTOR.get() if context is None else context.get(ACTOR)
         if not actor:
             return super().call_soon(callback, *args, context=context)

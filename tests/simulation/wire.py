@@ -32,9 +32,10 @@ class Weather:
     stalled: float = 0.0
     stall_seconds: float = 10.0
     lost: float = 0.0
+    swoon: float = 0.0
 
     def clear_up(self) -> None:
-        self.slow = self.stalled = self.lost = 0.0
+        self.slow = self.stalled = self.lost = self.swoon = 0.0
 
 
 def at_once(call: Coroutine[Any, Any, T]) -> T:

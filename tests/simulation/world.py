@@ -45,6 +45,7 @@ class Report:
     trace: list[Step]
     events: int
     deliveries: int
+    duplicates: int
     virtual_seconds: float
 
 
@@ -59,7 +60,8 @@ def run(seed: int, options: Options | None = None) -> Report:
     if wrong := world.findings:
         raise Unsound(_describe(seed, wrong))
     record = world.record
-    return Report(record.trace, len(record.entries), len(record.log), world.ended_at)
+    duplicates = len(record.log) - len({delivery.event_id for delivery in record.log})
+    return Report(record.trace, len(record.entries), len(record.log), duplicates, world.ended_at)
 
 
 def _describe(seed: int, wrong: list[str]) -> str:
@@ -130,13 +132,16 @@ class World:
         operator.calm = True
         person = self.loop.create_task(operator.run(2))
         limit = self.loop.time() + DRAIN_SECONDS
-        while not at_rest(self.record, self.store) and self.loop.time() < limit and not self.record.crashes:
+        while not (self._rests() or self.loop.time() > limit):  # noqa: ASYNC110 - the sleep is virtual
             await asyncio.sleep(0.5)
         person.cancel()
         await asyncio.gather(person, return_exceptions=True)
         await self.crew.close()
         self.ended_at = self.loop.time()
         self.findings = [*findings(self.record, self.store), *self.crew.left_behind()]
+
+    def _rests(self) -> bool:
+        return at_rest(self.record, self.store) or bool(self.record.crashes)
 
 
 def _plans(chance: random.Random) -> list[StreamPlan]:
@@ -154,6 +159,7 @@ def _weather(chance: random.Random) -> Weather:
         stalled=chance.choice((0.0, 0.02, 0.06)),
         stall_seconds=2.5 * LEASE_SECONDS,
         lost=chance.choice((0.0, 0.01, 0.03)),
+        swoon=chance.choice((0.0, 0.05, 0.15)),
     )
 
 

@@ -80,8 +80,10 @@ class Writer:
 
     async def _repeat(self, event: Event) -> None:
         """Stage what is known already, as a caller does who never learned that it had committed."""
-        async with self.scene.store.transaction() as tx:
-            await stage(tx, event)
+        # What a person gave up is forgotten, so it would be a new event.
+        if event.event_id not in self.scene.record.discarded:
+            async with self.scene.store.transaction() as tx:
+                await stage(tx, event)
 
     async def _commit_or_not(self, chosen: list[StreamPlan]) -> None:
         tx = self.scene.store.begin()

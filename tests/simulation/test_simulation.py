@@ -1,0 +1,61 @@
+"""Every promise holds in every world: whatever is frozen, killed, delayed, lost or refused, and in whatever order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.world import Options, run
+
+CHUNK = 100
+SEEDS = 2_000
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_nothing_is_lost_invented_or_reordered_whatever_happens(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        run(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 100, 50))
+def test_a_clean_restart_delivers_nothing_twice(first: int) -> None:
+    for seed in range(first, first + 50):
+        report = run(seed, Options(trouble=False))
+        assert report.duplicates == 0, f"seed {seed} delivered {report.duplicates} messages twice"
+
+
+def test_the_worlds_are_as_troubled_as_they_claim_to_be() -> None:
+    verbs = [step.verb for seed in range(100) for step in run(seed).trace]
+    for verb in ("frozen", "killed", "vanished", "asked to stop", "down", "rollback", "savepoint undone"):
+        assert verbs.count(verb) > 20, verb
+    for verb in ("bury hold", "bury skip", "replay", "discard", "bury", "settle lost its answer", "claim"):
+        assert verbs.count(verb) > 5, verb
+
+
+@pytest.mark.parametrize("seed", [3, 7, 11])
+def test_a_seed_replays_exactly(seed: int) -> None:
+    assert run(seed).trace == run(seed).trace
+
+
+def test_a_seed_replays_exactly_in_another_process() -> None:
+    """Sets of text are ordered differently in every process, so nothing may depend on their order."""
+    code = "import tests.simulation.test_simulation as t; print(t.fingerprint(range(10)))"
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        told = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        assert told.stdout.strip() == fingerprint(range(10))
+
+
+def fingerprint(seeds: range) -> str:
+    """Return a digest of everything that happened in some worlds."""
+    return hashlib.sha256(
+        "\n".join(map(str, (step for seed in seeds for step in run(seed).trace))).encode()
+    ).hexdigest()
