@@ -27,8 +27,12 @@ def say(text: str) -> None:
 
 def emit(data: Any) -> None:
     """Print data for programs, on one line."""
-    sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(data, ensure_ascii=False, default=_plain) + "\n")
     sys.stdout.flush()
+
+
+def _plain(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, empty: str) -> None:

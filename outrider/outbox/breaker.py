@@ -23,8 +23,10 @@ class Breaker:
     base_seconds: float = 0.5
     cap_seconds: float = 30.0
     suspects: dict[int, StagedEvent] = field(default_factory=dict)
+    falls: dict[int, int] = field(default_factory=dict)
     strikes: dict[int, int] = field(default_factory=dict)
     accused: set[int] = field(default_factory=set)
+    counted: set[int] = field(default_factory=set)
     error: str = ""
     retry_at: float | None = None
     failures: int = 0
@@ -38,13 +40,16 @@ class Breaker:
         """Something larger broke while these were on their way."""
         self.suspects.update((event.position, event) for event in unresolved)
         if alone:
-            self.accused.update(event.position for event in unresolved)
+            positions = {event.position for event in unresolved}
+            self.accused |= positions
+            self.counted -= positions
+            self.falls.update((position, self.falls.get(position, 0) + 1) for position in positions)
         self.error = error
         self._open(now)
 
     def probe_failed(self, error: str, now: float) -> None:
         """It is an outage, so nobody is to blame for it."""
-        self.accused.clear()
+        self._acquit()
         self.error = error
         self._open(now)
 
@@ -53,11 +58,12 @@ class Breaker:
         self.retry_at = None
         if len(self.accused) == 1:
             self._strike(self.accused)
+            self.counted |= self.accused
 
     def confirmed(self, position: int) -> None:
         """A message got through: the destination works, and whoever failed meanwhile did so by its own doing."""
         self._strike(self.accused - {position})
-        self.accused.clear()
+        self._acquit()
         self.failures = 0
         self.forget(position)
 
@@ -68,8 +74,10 @@ class Breaker:
     def forget(self, position: int) -> None:
         """The event is resolved, or no longer ours."""
         self.suspects.pop(position, None)
+        self.falls.pop(position, None)
         self.strikes.pop(position, None)
         self.accused.discard(position)
+        self.counted.discard(position)
 
     def forget_lanes(self, lanes: set[int]) -> None:
         """Lanes were given up or lost; their events are another relay's to judge."""
@@ -77,8 +85,13 @@ class Breaker:
             if event.lane in lanes:
                 self.forget(position)
 
+    def _acquit(self) -> None:
+        self.accused.clear()
+        self.counted.clear()
+
     def _strike(self, positions: set[int]) -> None:
-        for position in positions:
+        """One failure is one strike, even if a probe and then a neighbour both speak against the event."""
+        for position in positions - self.counted:
             self.strikes[position] = self.strikes.get(position, 0) + 1
 
     def _open(self, now: float) -> None:
@@ -121,9 +134,10 @@ class Breakers:
         """Tell whether the event must go out alone."""
         return bool(self._breakers) and any(position in breaker.suspects for breaker in self._breakers.values())
 
-    def strikes(self, position: int) -> int:
-        """Return the event's strikes; the least suspicious go first, so that neighbours are not kept waiting."""
-        return max((breaker.strikes.get(position, 0) for breaker in self._breakers.values()), default=0)
+    def falls(self, position: int) -> int:
+        """Return how often the event failed alone. Those with the fewest falls go first, or one that always fails could
+        keep everybody from their turn, and with it the proof that the destination works."""
+        return max((breaker.falls.get(position, 0) for breaker in self._breakers.values()), default=0)
 
     def guilty(self, position: int) -> str | None:
         """Return the error to charge the event with, if it has earned its strikes."""

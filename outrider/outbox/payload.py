@@ -79,7 +79,8 @@ def _problem(value: Any) -> tuple[str, str] | None:
         bad = bad_characters(value)
         return (bad, "remove it") if bad else None
     if isinstance(value, float | Decimal):
-        return None if math.isfinite(value) else (f"{value} is not JSON", "send null or a number")
+        finite = value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)
+        return None if finite else (f"{value} is not JSON", "send null or a number")
     if isinstance(value, datetime) and value.utcoffset() is None:
         return "it is a naive datetime", "give it a time zone, such as datetime.now(UTC)"
     if isinstance(value, bool | int | None | date | UUID):

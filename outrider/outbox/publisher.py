@@ -14,7 +14,7 @@ from typing import NamedTuple
 from outrider.broker import Broker
 from outrider.clock import Clock
 from outrider.codec.seal import seal
-from outrider.event import Message, StagedEvent
+from outrider.event import Message, StagedEvent, Stream
 from outrider.observer import BreakerClosed, BreakerOpened, Buried, Observer, Retried
 from outrider.outbox.breaker import Breakers
 from outrider.outbox.streams import Course, Run
@@ -96,6 +96,8 @@ class Publisher:
         limit, ordered = self.judge.settings.in_flight_max, self.broker.traits.ordered
         while course.ready and may_publish() and not self.breakers.open(""):
             calm = self.breakers.calm and not course.careful
+            if not calm:
+                course.ready = dict(sorted(course.ready.items(), key=self._doubt))
             wave = course.next_wave(limit, ordered=ordered, alone=None if calm else self._alone)
             together, suspects = ([_sealed(run) for run in wave], []) if calm else self._sort(course, wave)
             if together:
@@ -109,6 +111,10 @@ class Publisher:
     def _alone(self, event: StagedEvent) -> bool:
         return event.suspect or self.breakers.suspected(event.position)
 
+    def _doubt(self, ready: tuple[Stream, list[StagedEvent]]) -> tuple[bool, int]:
+        head = ready[1][0]
+        return self._alone(head), self.breakers.falls(head.position)
+
     def _destination(self, sealed: Sealed) -> str:
         return self.broker.destination(sealed.messages[0])
 
@@ -120,7 +126,6 @@ class Publisher:
             sealed = _sealed(run)
             if not self._stopped(course, sealed):
                 (suspects if self._alone(run.events[0]) else together).append(sealed)
-        suspects.sort(key=lambda sealed: self.breakers.strikes(sealed.run.events[0].position))
         return together, suspects
 
     def _stopped(self, course: Course, sealed: Sealed) -> bool:

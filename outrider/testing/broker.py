@@ -54,6 +54,8 @@ class MemoryBroker:
             return Unresolved("the broker is down")
         if message.topic in self.down:
             return Unresolved("the topic is down", message.topic)
+        if len(message.body) > self.traits.message_bytes_max:
+            return Rejected(f"{len(message.body)} bytes are too many")
         return self.script(message)
 
     async def probe(self, destination: str) -> None:

@@ -35,7 +35,7 @@ class Crew:
     settings: RelaySettings
     weather: Weather
     dice: Callable[[str], random.Random]
-    claims_order: bool | None = None
+    traits: Traits
     members: dict[str, Member] = field(default_factory=dict)
     gone: list[Member] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -50,8 +50,7 @@ class Crew:
         name = f"r{self.hired}"
         chance = self.dice(name)
         wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
-        traits = Traits(ordered=self.exchange.ordered if self.claims_order is None else self.claims_order)
-        broker = ModelBroker(self.exchange, wire, traits, lambda: self._swoon(name, chance))
+        broker = ModelBroker(self.exchange, wire, self.traits, lambda: self._swoon(name, chance))
         relay = Relay(
             DistantStore(self.store, wire, self.record),
             broker,

@@ -63,7 +63,9 @@ class Exchange:
 class ModelBroker:
     """A relay's connection to the exchange."""
 
-    def __init__(self, exchange: Exchange, wire: Wire, traits: Traits, published: Callable[[], None]) -> None:
+    def __init__(
+        self, exchange: Exchange, wire: Wire, traits: Traits, published: Callable[[], None] = lambda: None
+    ) -> None:
         self.traits = traits
         self._exchange, self._wire, self._published = exchange, wire, published
 

@@ -84,6 +84,9 @@ class Record:
     def note(self, actor: str, verb: str, ids: Sequence[object] = ()) -> None:
         self.trace.append(Step(self.loop.time(), actor, verb, tuple(ids)))
 
+    def name(self, event_id: UUID) -> str:
+        return self.entries[event_id].label
+
     def label(self, event: StagedEvent) -> str:
         """Name an event in the trace. A marker's own id is random, so it goes by the event it stands for."""
         if entry := self.entries.get(event.event_id):

@@ -6,16 +6,18 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from outrider import RelaySettings, RetryPolicy
+from outrider import Outbox, RelaySettings, RetryPolicy
+from outrider.broker import Traits
+from outrider.outbox.optimistic import OptimisticWriter
 from outrider.outcome import Policy
 from outrider.stores.memory import MemoryStore
 from tests.simulation.chaos import FaultMaker, Operator
 from tests.simulation.checks import at_rest, findings
 from tests.simulation.crew import Crew
-from tests.simulation.exchange import Exchange
+from tests.simulation.exchange import Exchange, ModelBroker
 from tests.simulation.record import Graveyard, Record, Step
 from tests.simulation.virtual import VirtualClock, VirtualLoop
-from tests.simulation.wire import Weather
+from tests.simulation.wire import DistantStore, Weather, Wire
 from tests.simulation.writers import Scene, StreamPlan, Writer
 
 STORM_SECONDS = 40.0
@@ -83,9 +85,9 @@ class World:
         ordered = chance.random() < 0.25 if options.ordered is None else options.ordered
         self.exchange = Exchange(self.record, self.dice("broker"), ordered)
         self.weather = _weather(chance) if options.trouble else Weather(slow=0.1)
-        settings = _settings(chance)
+        traits = Traits(ordered=ordered if options.claims_order is None else options.claims_order)
         self.crew = Crew(
-            loop, self.store, self.exchange, self.record, settings, self.weather, self.dice, options.claims_order
+            loop, self.store, self.exchange, self.record, _settings(chance), self.weather, self.dice, traits
         )
         mischief = chance.choice((0.5, 1.0, 2.0)) if options.trouble else 0.0
         self.scene = Scene(self.store, self.record, _plans(chance), late=chance.choice((0.05, 0.2)), mischief=mischief)
@@ -112,12 +114,25 @@ class World:
         maker = FaultMaker(self.crew, self.exchange, self.record, self.dice("faults"), [HOLDING, SKIPPING])
         makers = [maker.run(self.chance.choice((3, 6, 12))), operator.run(6)] if self.trouble else [self._restarts()]
         tasks = [self.loop.create_task(make) for make in makers]
-        writers = [Writer(self.scene, f"w{n}", self.dice(f"w{n}")) for n in range(3)]
+        writers = [self._writer(f"w{n}") for n in range(3)]
         gap = STORM_SECONDS / 8
         await asyncio.gather(*(writer.run(self.chance.randint(4, 8), gap) for writer in writers))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _writer(self, name: str) -> Writer:
+        """A writer has its own line to the store and to the broker; only some publish after their commit."""
+        wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
+        store, broker = DistantStore(self.store, wire, self.record), ModelBroker(self.exchange, wire, self.crew.traits)
+        sender = OptimisticWriter(
+            store,
+            broker,
+            Outbox().place,
+            enabled=self.chance.random() < 0.4,
+            clock=VirtualClock(self.loop, self.chance.uniform(-1000, 1000)),
+        )
+        return Writer(self.scene, name, self.dice(name), sender)
 
     async def _restarts(self) -> None:
         """The only trouble in a world without trouble: relays that are stopped cleanly and replaced."""

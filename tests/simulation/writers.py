@@ -11,6 +11,7 @@ from uuid import UUID
 
 from outrider import Event, stage
 from outrider.event import band_of
+from outrider.outbox.optimistic import Batch, OptimisticWriter
 from outrider.stores.memory import MemoryStore, MemoryTransaction
 from tests.simulation.record import Entry, Fate, Record
 
@@ -53,8 +54,9 @@ class Scene:
 class Writer:
     """One connection, one transaction after the other."""
 
-    def __init__(self, scene: Scene, name: str, chance: random.Random) -> None:
-        self.scene, self.name, self.chance = scene, name, chance
+    def __init__(self, scene: Scene, name: str, chance: random.Random, sender: OptimisticWriter) -> None:
+        self.scene, self.name, self.chance, self.sender = scene, name, chance, sender
+        self.sending: list[asyncio.Task[None]] = []
         self.committed: list[Event] = []
         self.count = 0
 
@@ -64,6 +66,7 @@ class Writer:
             await self._transact()
             if self.chance.random() < 0.6:
                 await self.scene.store.hint()
+        await asyncio.gather(*self.sending)
 
     async def _transact(self) -> None:
         if self.committed and self.chance.random() < 0.1:
@@ -86,10 +89,10 @@ class Writer:
                 await stage(tx, event)
 
     async def _commit_or_not(self, chosen: list[StreamPlan]) -> None:
-        tx = self.scene.store.begin()
+        tx, batch = self.scene.store.begin(), self.sender.batch()
         self.scene.transactions += 1
         try:
-            made = await self._write(tx, chosen, self.scene.transactions)
+            made = await self._write(tx, batch, chosen, self.scene.transactions)
         except BaseException as error:
             tx.rollback()
             self.scene.record.note(self.name, "rollback")
@@ -97,12 +100,15 @@ class Writer:
                 raise
         else:
             self._commit(tx, made)
+            # A writer that dies after its commit leaves its events to the relays.
+            if self.chance.random() < 0.85:
+                self.sending.append(asyncio.create_task(self.sender.send(batch)))
 
-    async def _write(self, tx: MemoryTransaction, chosen: list[StreamPlan], number: int) -> list[Event]:
+    async def _write(self, tx: MemoryTransaction, batch: Batch, chosen: list[StreamPlan], number: int) -> list[Event]:
         # A counter stays locked after the savepoint is undone; with a second one, the order of locks would be lost.
         if self.chance.random() < 0.15 and sum(plan.mode == "numbered" for plan in chosen) < 2:
-            await self._undone(tx, chosen)
-        made = await self._stage(tx, chosen, number)
+            await self._undone(tx, batch, chosen)
+        made = await self._stage(tx, batch, chosen, number)
         drawn = self.chance.random()
         if drawn < self.scene.late:
             await asyncio.sleep(self.chance.uniform(0, 15))
@@ -112,21 +118,21 @@ class Writer:
             raise Undo
         return made
 
-    async def _undone(self, tx: MemoryTransaction, plans: list[StreamPlan]) -> None:
+    async def _undone(self, tx: MemoryTransaction, batch: Batch, plans: list[StreamPlan]) -> None:
         try:
             async with tx.savepoint():
-                await self._stage(tx, plans, 0)
+                await self._stage(tx, batch, plans, 0)
                 raise Undo
         except Undo:
             self.scene.record.note(self.name, "savepoint undone")
 
-    async def _stage(self, tx: MemoryTransaction, chosen: list[StreamPlan], number: int) -> list[Event]:
+    async def _stage(self, tx: MemoryTransaction, batch: Batch, chosen: list[StreamPlan], number: int) -> list[Event]:
         plans = [plan for plan in chosen for _ in range(self.chance.choice((1, 1, 1, 2, 3)))]
         self.chance.shuffle(plans)
         fates = [self._fate() for _ in plans]
         events = [self._event(plan, fate) for plan, fate in zip(plans, fates, strict=True)]
         # In one transaction, numbered events come behind the others; their streams are never the same.
-        await stage(tx, *events)
+        await batch.stage(tx, *events)
         tick = self.scene.record.tick()
         for index, (event, plan, fate) in enumerate(zip(events, plans, fates, strict=True)):
             self._enter(event, plan, fate, (number, index, tick))

@@ -170,11 +170,12 @@ class MemoryStore:
 
     async def settle_hold(self, hold: Hold, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         now = self.clock.now()
+        # Once a hold has lapsed, a relay may have the event in flight and park others behind it: hands off.
         for row in self._present(confirmed):
-            if row.event.state == State.OPTIMISTIC and row.held_by == hold.owner:
+            if holds(row, hold, now):
                 self.depart(row, now)
         for row in self._present(yielded):
-            if row.event.state == State.OPTIMISTIC and row.held_by == hold.owner:
+            if holds(row, hold, now):
                 self.tables.move(row.event.position, State.PENDING)
 
     async def hint(self) -> None:

@@ -25,7 +25,14 @@ _PASSING = (
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InsufficientResourcesError,
 )
-_AWAY = (OSError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError, asyncpg.InterfaceError, TimeoutError)
+_AWAY = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 _UNINSTALLED = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError)
 
 
@@ -68,6 +75,7 @@ class Database:
                 min_size=1,
                 max_size=self._connections_max,
                 init=_read_json_as_bytes,
+                reset=_leave_as_it_is,
                 statement_cache_size=0 if self.pooled else 256,
                 timeout=10,
                 command_timeout=60,
@@ -127,6 +135,10 @@ def touched(tag: str) -> int:
     12
     """
     return int(tag.rsplit(" ", 1)[-1])
+
+
+async def _leave_as_it_is(conn: Any) -> None:
+    """Our statements leave nothing behind in a session, so giving a connection back needs no round trip."""
 
 
 async def _read_json_as_bytes(conn: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
-
+from typing import Any
 from uuid import UUID
 
 from outrider.clock import Clock, SystemClock
@@ -49,7 +49,7 @@ class SqliteStore:
 
     async def release(self, lease: Lease) -> None:
         rows = [{"owner": lease.owner, "lane": lane, "epoch": epoch} for lane, epoch in lease.epochs.items()]
-        await self.database.write(lambda conn: conn.executemany(LANES["release"], rows))
+        await self.database.write(_release, rows)
 
     async def leave(self, relay: str) -> None:
         await self.database.write(_leave, relay)
@@ -87,6 +87,11 @@ class SqliteStore:
 
     async def close(self) -> None:
         await self.database.close()
+
+
+def _release(conn: sqlite3.Connection, rows: list[dict[str, Any]]) -> None:
+    # A cursor must not leave its thread: whoever finalises it elsewhere resets a statement that is in use here.
+    conn.executemany(LANES["release"], rows)
 
 
 def _prepare(conn: sqlite3.Connection) -> int:

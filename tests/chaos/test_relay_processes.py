@@ -1,0 +1,124 @@
+"""Relay processes on a real PostgreSQL, stopped and killed by real signals."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+import outrider
+from outrider.testing.harness import order
+from tests.chaos.relays import RelayProcess, everything, first_deliveries, relays, until
+
+pytestmark = [pytest.mark.postgres, pytest.mark.chaos]
+
+KEYS = [f"k{n}" for n in range(40)]
+
+
+@pytest.fixture
+async def conn(postgres_url: str) -> AsyncIterator[Any]:
+    conn = await asyncpg.connect(postgres_url)
+    yield conn
+    await conn.close()
+
+
+async def _write(conn: Any, rounds: range) -> None:
+    for number in rounds:
+        async with conn.transaction():
+            await outrider.stage(conn, *[order(number, key, sequence="auto") for key in KEYS])
+
+
+EMPTY = "an empty outbox", "SELECT count(*) = 0 FROM outrider.outbox"
+STARTED = "relays to start", "SELECT count(*) >= $1 FROM outrider.outbox_relay"
+SENT = "some progress", "SELECT count(*) >= $1 FROM outrider.outbox_archive"
+
+
+async def _reach(conn: Any, goal: tuple[str, str], *args: Any) -> None:
+    await until(goal[0], conn, goal[1], *args)
+
+
+def _complete(rounds: int) -> dict[str, list[int]]:
+    return {key: list(range(1, rounds + 1)) for key in KEYS}
+
+
+async def test_relays_killed_in_the_middle_lose_nothing_and_keep_the_order(
+    conn: Any, postgres_url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.db"
+    async with relays(postgres_url, log, 2, "--batch-max", "50") as crew:
+        for turn in range(3):
+            await _write(conn, range(turn * 50, turn * 50 + 50))
+            await _reach(conn, SENT, turn * 2000 + 200)
+            await crew.pop(0).kill()
+            crew.append(await RelayProcess.start(postgres_url, log, "--batch-max", "50"))
+        await _reach(conn, EMPTY)
+    assert first_deliveries(await everything(log)) == _complete(150)
+
+
+async def test_a_relay_stopped_past_its_lease_changes_nothing_when_it_wakes(
+    conn: Any, postgres_url: str, tmp_path: Path
+) -> None:
+    # A process stopped in the middle of a write keeps the lock of its log file, so each relay has a log of its own.
+    logs = tmp_path / "one.db", tmp_path / "two.db"
+    options = "--batch-max", "50"
+    async with relays(postgres_url, logs[0], 1, *options) as [one], relays(postgres_url, logs[1], 1, *options) as [two]:
+        crew = [one, two]
+        await _reach(conn, STARTED, 2)
+        for turn in range(2):
+            await _write(conn, range(turn * 50, turn * 50 + 50))
+            sleeper = crew[turn]
+            sleeper.pause()
+            # The other one takes the sleeper's lanes once its lease has ended, and finishes everything.
+            await _reach(conn, EMPTY)
+            sleeper.resume()
+            await _write(conn, range(1000 + turn, 1001 + turn))
+            await _reach(conn, EMPTY)
+        assert [await relay.stop() for relay in crew] == [0, 0]
+    assert first_deliveries(await everything(*logs)) == _complete(102)
+    assert await conn.fetchval("SELECT count(*) FROM outrider.outbox_blocked") == 0
+
+
+async def test_a_clean_stop_and_restart_repeats_nothing(conn: Any, postgres_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    await _write(conn, range(100))
+    for _ in range(3):
+        async with relays(postgres_url, log, 1, "--batch-max", "50") as [relay]:
+            await _reach(conn, STARTED, 1)
+            assert await relay.stop() == 0
+        assert await conn.fetchval("SELECT count(*) FROM outrider.outbox_relay") == 0
+        assert await conn.fetchval("SELECT count(owner) FROM outrider.outbox_lane") == 0
+    async with relays(postgres_url, log, 2):
+        await _reach(conn, EMPTY)
+    messages = await everything(log)
+    assert first_deliveries(messages) == _complete(100)
+    assert len(messages) == 100 * len(KEYS)
+
+
+async def test_several_processes_under_one_command_share_the_work(conn: Any, postgres_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    async with relays(postgres_url, log, 1, "--processes", "2") as [crew]:
+        await _reach(conn, STARTED, 2)
+        await _write(conn, range(50))
+        await _reach(conn, EMPTY)
+        assert await crew.stop() == 0
+    assert first_deliveries(await everything(log)) == _complete(50)
+    assert await conn.fetchval("SELECT count(*) FROM outrider.outbox_relay") == 0
+
+
+async def test_the_database_going_away_for_a_moment_loses_nothing(conn: Any, postgres_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    end_sessions = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'outrider' AND datname = current_database()"
+    )
+    async with relays(postgres_url, log, 2, "--batch-max", "50") as crew:
+        for turn in range(5):
+            await _write(conn, range(turn * 20, turn * 20 + 20))
+            await _reach(conn, SENT, turn * 800 + 100)
+            await conn.execute(end_sessions)
+        await _reach(conn, EMPTY)
+        assert all(relay.running for relay in crew)
+    assert first_deliveries(await everything(log)) == _complete(100)

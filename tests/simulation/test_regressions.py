@@ -1,0 +1,228 @@
+"""What the simulation has found, each in its smallest form."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from outrider import Event, Outbox, Relay, RelaySettings, stage
+from outrider.errors import Unreachable
+from outrider.event import Message, Stream, default_topic
+from outrider.outbox.stage import StagingRules, drafts
+from outrider.outbox.streams import stream_of
+from outrider.outcome import CONFIRMED, PARK, Bury, Policy, Reason, Retry, Unresolved, Verdict
+from outrider.store import Cause, Fetched, Hold, Lease, Settlement
+from outrider.stores.memory import MemoryStore
+from outrider.testing import MemoryBroker
+from tests.simulation.virtual import VirtualClock, VirtualLoop
+
+HELD = Bury(Reason.PERMANENT_FAILURE, {}, Policy.HOLD)
+SKIPPED = Bury(Reason.PERMANENT_FAILURE, {}, Policy.SKIP)
+
+
+def live(loop: VirtualLoop, life: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, in virtual time."""
+    try:
+        loop.run_until_complete(life)
+    finally:
+        loop.close()
+
+
+class CountingStore(MemoryStore):
+    """Counts fetches, and can lose the answer to a claim."""
+
+    fetches = 0
+    lost_claims = 0
+
+    async def fetch(self, lease: Lease, quotas: Mapping[int, int]) -> Fetched:
+        self.fetches += 1
+        return await super().fetch(lease, quotas)
+
+    async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
+        won = await super().claim(relay, lanes)
+        if self.lost_claims:
+            self.lost_claims -= 1
+            raise Unreachable("no answer to claim")
+        return won
+
+
+def relay_of(loop: VirtualLoop, store: MemoryStore, broker: MemoryBroker, **settings: Any) -> Relay:
+    chance = random.Random(0)
+    return Relay(store, broker, RelaySettings(**settings), clock=VirtualClock(loop), chance=chance)
+
+
+async def run_for(relay: Relay, seconds: float) -> None:
+    task = asyncio.create_task(relay.run())
+    await asyncio.sleep(seconds)
+    relay.stop()
+    await task
+
+
+async def put(store: MemoryStore, *keys: str, hold: Hold | None = None) -> None:
+    async with store.transaction() as tx:
+        events = [Event("changed", {}, key=key, topic="orders") for key in keys]
+        await Outbox().place(tx, drafts(events, StagingRules()), hold)
+
+
+async def owner_of(store: MemoryStore) -> Lease:
+    await store.beat("relay", 1e6, joining=True)
+    return await store.claim("relay", list(store.tables.lanes))
+
+
+async def fetched(store: MemoryStore, lease: Lease) -> list[tuple[Any, Stream]]:
+    found = await store.fetch(lease, dict.fromkeys(lease.epochs, 100))
+    return [(event, stream_of(event, default_topic)) for event in found.events]
+
+
+def test_lanes_won_by_a_claim_whose_answer_was_lost_are_worked_on_again() -> None:
+    loop = VirtualLoop()
+    store, broker = CountingStore(lanes=1, clock=VirtualClock(loop)), MemoryBroker()
+    relay = relay_of(loop, store, broker)
+
+    async def life() -> None:
+        await relay.keep()
+        await store.release(relay.lease)
+        await relay.work()
+        store.lost_claims = 1
+        await put(store, "A")
+        await run_for(relay, 60)
+
+    async def with_trouble() -> None:
+        try:
+            await life()
+        except Unreachable:
+            await run_for(relay, 60)
+
+    live(loop, with_trouble())
+    assert len(broker.log) == 1
+
+
+def test_a_lane_that_came_back_meanwhile_is_not_dropped() -> None:
+    loop = VirtualLoop()
+    store = MemoryStore(lanes=1, clock=VirtualClock(loop))
+    relay = relay_of(loop, store, MemoryBroker(), workers=1)
+
+    async def life() -> None:
+        await relay.keep()
+        before = relay.lease
+        store.take_lane(0, None)
+        seen = await store.fetch(before, dict.fromkeys(before.epochs, 1))
+        again = await store.claim(relay.name, [0])
+        relay.lease = Lease(relay.name, {**before.epochs, **again.epochs})
+        relay._notice_lanes(before, seen, dict.fromkeys(before.epochs, 1))
+
+    live(loop, life())
+    assert 0 in relay.lease.epochs
+
+
+def test_an_idle_relay_polls_ever_more_rarely() -> None:
+    loop = VirtualLoop()
+    store = CountingStore(clock=VirtualClock(loop))
+    live(loop, run_for(relay_of(loop, store, MemoryBroker(), workers=1), 600))
+    assert store.fetches < 100
+
+
+def test_a_worker_does_not_spin_while_the_broker_is_down() -> None:
+    loop = VirtualLoop()
+    store, broker = CountingStore(lanes=1, clock=VirtualClock(loop)), MemoryBroker()
+    relay = relay_of(loop, store, broker, workers=1)
+    passes: Counter[str] = Counter()
+    work = relay.work
+
+    async def counted(worker: int = 0) -> int:
+        passes["all"] += 1
+        return await work(worker)
+
+    async def life() -> None:
+        refusals = iter([Unresolved("busy", "orders")])
+        broker.script = lambda message: next(refusals, CONFIRMED)
+        await put(store, "A")
+        loop.call_later(0.3, broker.down.add, "")
+        loop.call_later(0.2, asyncio.ensure_future, put(store, "B"))
+        await run_for(relay, 120)
+
+    relay.work = counted  # type: ignore[method-assign]
+    live(loop, life())
+    assert passes["all"] < 200
+
+
+def test_a_suspect_that_always_fails_does_not_keep_the_others_from_their_turn() -> None:
+    """One event broke the connection by bad luck, another one always does. Only the turn of a third can tell."""
+    loop = VirtualLoop()
+    store = MemoryStore(lanes=1, clock=VirtualClock(loop))
+    unlucky = iter(["down", "down"])
+
+    class Breaking(MemoryBroker):
+        async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+            lucky = all(message.key != "unlucky" or next(unlucky, None) is None for message in messages)
+            if any(message.key == "poison" for message in messages) or not lucky:
+                return [Unresolved("the connection was closed")] * len(messages)
+            return await super().publish(messages)
+
+    broker = Breaking()
+
+    async def life() -> None:
+        await put(store, "poison", "unlucky")
+        await run_for(relay_of(loop, store, broker, workers=1, in_flight_max=1), 3600)
+
+    live(loop, life())
+    assert [message.key for message in broker.log] == ["unlucky"]
+
+
+async def test_a_confirmation_does_not_lift_the_hold_of_the_event_after_it() -> None:
+    store = MemoryStore(lanes=1)
+    lease = await owner_of(store)
+    await put(store, "A", "A", "A")
+    first, second, third = await fetched(store, lease)
+    await store.settle(lease, [Settlement(*first, Retry(0, {})), *(Settlement(*e, PARK) for e in (second, third))])
+    [due] = (await store.due(lease, 10)).streams
+    await store.settle(lease, [Settlement(due.events[0], due.stream, CONFIRMED)])
+    [due] = (await store.due(lease, 10)).streams
+    confirmed, held = due.events
+    await store.settle(lease, [Settlement(confirmed, due.stream, CONFIRMED), Settlement(held, due.stream, HELD)])
+    [blocked] = await store.desk.blocked_streams(10)
+    assert blocked.cause is Cause.HELD
+
+
+async def test_what_follows_a_skipped_event_in_the_same_write_is_not_stranded() -> None:
+    store = MemoryStore(lanes=1)
+    lease = await owner_of(store)
+    await put(store, "A", "A")
+    skipped, follower = await fetched(store, lease)
+    await store.settle(lease, [Settlement(*skipped, SKIPPED), Settlement(*follower, PARK)])
+    [due] = (await store.due(lease, 10)).streams
+    assert [event.event_id for event in due.events] == [follower[0].event_id]
+
+
+def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> None:
+    """The relay has the event in flight by then; without it, what it parks behind it would have no head."""
+    loop = VirtualLoop()
+    store, hold = MemoryStore(lanes=1, clock=VirtualClock(loop)), Hold("writer", 2)
+
+    async def life() -> None:
+        lease = await owner_of(store)
+        await put(store, "A", hold=hold)
+        await put(store, "A")
+        await asyncio.sleep(3)
+        head, follower = await fetched(store, lease)
+        await store.settle_hold(hold, [head[0].event_id], [])
+        await store.settle(lease, [Settlement(*head, Retry(1, {})), Settlement(*follower, PARK)])
+
+    live(loop, life())
+    assert list(store.tables.waiting) == list(store.tables.blocked)
+
+
+async def test_a_rolled_back_savepoint_gives_its_numbers_back() -> None:
+    store = MemoryStore(lanes=1)
+    lease = await owner_of(store)
+    async with store.transaction() as tx:
+        try:
+            async with tx.savepoint():
+                await stage(tx, Event("changed", {}, key="A", sequence="auto"))
+                raise LookupError
+        except LookupError:
+            await stage(tx, Event("changed", {}, key="A", sequence="auto"))
+    assert [event.sequence for event, _ in await fetched(store, lease)] == [1]
