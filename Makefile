@@ -9,7 +9,7 @@ BIN := .venv/bin
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help demo test check format bench services clean
+.PHONY: help demo test check format docs bench services clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -26,11 +26,15 @@ check: .venv/.stamp ## Lint, format, types, import rules, links in the docs
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(wildcard outrider tests bench scripts)
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/write_docs.py --check
 	@$(BIN)/python scripts/check_links.py
 
 format: .venv/.stamp ## Rewrite the code in the house format
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+
+docs: .venv/.stamp ## Write the pages that come from the code
+	@$(BIN)/python scripts/write_docs.py
 
 bench: .venv/.stamp ## Measure throughput and latency
 	@scripts/ensure_servers.sh

@@ -6,14 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 
+from outrider.observer import Fact, Passed
+
 PAYLOAD = "json_build_object('order', i, 'pad', repeat('x', 480))"
 KEYS = 5_000
-POLL_SECONDS = 0.05
 
 HELD = {
     "none": "",
@@ -51,35 +52,36 @@ async def holding(url: str, what: str) -> AsyncIterator[None]:
         await conn.close()
 
 
-async def measure(
-    url: str,
-    design: str,
-    held: str,
-    left: str,
-    drain: Callable[[], Awaitable[Any]],
-    *,
-    seconds_max: float,
-    warm: bool = False,
-) -> Drain:
-    """Run a drain until nothing is left or the time is up, and count what it moved. `left` counts the backlog.
+@dataclass(slots=True)
+class Tally:
+    """Counts what a relay has settled, so that watching it costs the database nothing."""
 
-    With `warm` the measurement begins at the first movement, so that starting processes is not counted.
-    """
+    goal: int
+    settled: int = 0
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def notice(self, fact: Fact) -> None:
+        """Count a pass."""
+        if isinstance(fact, Passed):
+            self.settled += fact.settled
+            if self.settled >= self.goal:
+                self.reached.set()
+
+
+async def measure(
+    url: str, design: str, held: str, left: str, drain: Callable[[], Awaitable[Any]], *, seconds_max: float
+) -> Drain:
+    """Run a drain until it ends or the time is up, and count what it moved. `left` counts the backlog."""
     conn = await asyncpg.connect(url)
-    before = full = await conn.fetchval(left)
-    while warm and before == full:
-        before = await conn.fetchval(left)
+    before = await conn.fetchval(left)
     start_lsn = await conn.fetchval("SELECT pg_current_wal_lsn()")
     begun = time.monotonic()
     task = asyncio.ensure_future(drain())
-    while not task.done() and time.monotonic() - begun < seconds_max and await conn.fetchval(f"SELECT ({left}) > 0"):
-        await asyncio.wait([task], timeout=POLL_SECONDS)
+    await asyncio.wait([task], timeout=seconds_max)
     seconds = time.monotonic() - begun
-    after = await conn.fetchval(left)
+    task.cancel()
+    moved = max(1, before - await conn.fetchval(left))
     wal = await conn.fetchval("SELECT pg_current_wal_lsn() - $1::pg_lsn", start_lsn)
     await conn.close()
-    if not task.done():
-        task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    moved = max(1, before - after)
     return Drain(design, held, moved, seconds, float(wal) / moved)

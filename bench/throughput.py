@@ -6,17 +6,19 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from subprocess import Popen
+from subprocess import DEVNULL, Popen
 from typing import Any
 
 import asyncpg
 
 from bench import textbook
-from bench.load import HELD, KEYS, PAYLOAD, Drain, holding, measure
-from outrider import Relay, RelaySettings
+from bench.load import HELD, KEYS, PAYLOAD, Drain, Tally, holding, measure
+from outrider import Relay
 from outrider.brokers.null import NullBroker
 from outrider.stores.postgres import PostgresSchema, PostgresStore
 
+PAUSE = "SELECT pg_sleep(0.1)"
+TEXTBOOK = {"textbook, row by row": textbook.row_by_row, "textbook, in batches": textbook.in_batches}
 OURS_LEFT = "SELECT count(*) FROM outrider.outbox"
 COLUMNS = f"'order.placed', 'order', 'k' || i % {KEYS}, 'orders', {PAYLOAD} FROM generate_series(1, $1::integer) AS i"
 FILL_TEXTBOOK = f"INSERT INTO textbook (event_type, aggregate_type, aggregate_id, topic, payload) SELECT {COLUMNS}"
@@ -28,7 +30,7 @@ async def run(url: str, events: int, seconds_max: float) -> list[Drain]:
     await PostgresSchema(url).migrate()
     results = []
     for held in HELD:
-        results += [await _textbook(url, events, held, seconds_max)]
+        results += [await _textbook(url, events, held, seconds_max, name) for name in TEXTBOOK]
         results += [await _ours(url, events, held, seconds_max, archive=archive) for archive in (True, False)]
     return results + [await _processes(url, events, seconds_max, archive=archive) for archive in (True, False)]
 
@@ -41,15 +43,15 @@ async def _fill(url: str, setup: str, fill: str, table: str, events: int) -> Non
     await conn.close()
 
 
-async def _textbook(url: str, events: int, held: str, seconds_max: float) -> Drain:
+async def _textbook(url: str, events: int, held: str, seconds_max: float, name: str) -> Drain:
     async with holding(url, held):
         await _fill(url, textbook.SETUP, FILL_TEXTBOOK, "textbook", events)
         return await measure(
             url,
-            "textbook",
+            name,
             held,
             textbook.LEFT,
-            lambda: textbook.relay(url, NullBroker().publish),
+            lambda: TEXTBOOK[name](url, NullBroker().publish),
             seconds_max=seconds_max,
         )
 
@@ -59,9 +61,17 @@ async def _ours(url: str, events: int, held: str, seconds_max: float, *, archive
     async with holding(url, held):
         await _fill(url, "TRUNCATE outrider.outbox", FILL_OURS, "outrider.outbox", events)
         store = await PostgresStore.open(url, archive=archive)
-        relay = Relay(store, NullBroker(), RelaySettings(batch_max=2_000, in_flight_max=2_000))
+        tally = Tally(events)
+        relay = Relay(store, NullBroker(), observer=tally)
+
+        async def drain() -> None:
+            running = asyncio.create_task(relay.run())
+            await tally.reached.wait()
+            relay.stop()
+            await running
+
         try:
-            return await measure(url, name, held, OURS_LEFT, relay.run, seconds_max=seconds_max)
+            return await measure(url, name, held, OURS_LEFT, drain, seconds_max=seconds_max)
         finally:
             await store.leave(relay.name)
             await store.close()
@@ -71,19 +81,28 @@ async def _processes(url: str, events: int, seconds_max: float, *, archive: bool
     """The same with two relay processes, as `outrider relay --processes 2` runs them."""
     name = f"outrider, {'archive' if archive else 'delete'}, 2 processes"
     await _fill(url, "TRUNCATE outrider.outbox", FILL_OURS, "outrider.outbox", 2 * events)
+    conn = await asyncpg.connect(url)
+    full = await conn.fetchval(OURS_LEFT)
     with _relays(url, archive=archive):
-        return await measure(url, name, "none", OURS_LEFT, _forever, seconds_max=seconds_max, warm=True)
+        # Starting Python is not what is measured: begin at the first movement.
+        while await conn.fetchval(OURS_LEFT) == full:
+            await conn.execute(PAUSE)
 
+        async def drain() -> None:
+            while await conn.fetchval("SELECT EXISTS (SELECT FROM outrider.outbox)"):
+                await conn.execute(PAUSE)
 
-async def _forever() -> None:
-    await asyncio.Event().wait()
+        try:
+            return await measure(url, name, "none", OURS_LEFT, drain, seconds_max=seconds_max)
+        finally:
+            await conn.close()
 
 
 @contextmanager
 def _relays(url: str, *, archive: bool) -> Iterator[Any]:
-    options = ["--processes", "2", "--batch-max", "2000", *([] if archive else ["--no-archive"])]
+    options = ["--processes", "2", *([] if archive else ["--no-archive"])]
     command = [sys.executable, "-m", "outrider", "relay", "--store", url, "--broker", "null://", *options]
-    relays = Popen(command)
+    relays = Popen(command, stdout=DEVNULL, stderr=DEVNULL)
     try:
         yield
     finally:

@@ -188,8 +188,8 @@ class Held(NamedTuple):
 class Desk(Protocol):
     """What people do through the command line and the console."""
 
-    async def counts(self) -> dict[str, int]:
-        """Count rows by state, archive (`sent`) and dead letters included."""
+    async def counts(self, *, sent: bool = True) -> dict[str, int]:
+        """Count rows by state, dead letters included. The archive (`sent`) may be large; leave it out if not needed."""
         ...
 
     async def events(self, criteria: Criteria) -> list[dict[str, Any]]:

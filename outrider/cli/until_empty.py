@@ -39,7 +39,7 @@ async def _watch(desk: Desk, relay: Relay) -> None:
 async def _something_due(desk: Desk) -> bool:
     """Tell whether a relay has work now: not what waits for its time or for a person, nor what waits behind that."""
     try:
-        counts = await desk.counts()
+        counts = await desk.counts(sent=False)
         if any(counts.get(state) for state in FETCHABLE):
             return True
         if not any(counts.get(state) for state in WAITING):

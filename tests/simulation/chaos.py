@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
+from outrider.lifecycle import State
 from outrider.outcome import Policy
 from outrider.store import Criteria
 from outrider.stores.memory import MemoryStore
@@ -94,14 +95,12 @@ class Operator:
             await self._act("replay", event_id, lambda: self.store.desk.replay([event_id], "operator"))
 
     async def _bury(self) -> None:
-        # Oldest first, so the first of each stream is its head: what a person buries to let a stream go on.
-        heads: dict[tuple[str, str, int], UUID] = {}
-        for event in await self.store.desk.events(ALL):
-            heads.setdefault((event["topic"], event["key"], event["lane"]), event["event_id"])
-        if not heads:
-            return
-        event_id, policy = self.chance.choice(list(heads.values())), self.chance.choice(list(Policy))
-        if event_id in self.record.entries:
+        found = [event for event in await self.store.desk.events(ALL) if event["event_id"] in self.record.entries]
+        held = {(event["lane"], event["key"]) for event in found if event["state"] == State.OPTIMISTIC}
+        # What a writer publishes at this very moment cannot be ordered against what a person does.
+        free = [event["event_id"] for event in found if (event["lane"], event["key"]) not in held]
+        if free:
+            event_id, policy = self.chance.choice(free), self.chance.choice(list(Policy))
             await self._act("bury", event_id, lambda: self.store.desk.bury(event_id, "operator", {}, policy))
 
     async def _act(self, verb: str, event_id: UUID, act: Callable[[], object]) -> None:

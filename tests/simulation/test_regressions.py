@@ -8,15 +8,17 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from outrider import Event, Outbox, Relay, RelaySettings, stage
+import pytest
+
+from outrider import Event, Outbox, Priority, Relay, RelaySettings, RetryPolicy, stage
 from outrider.errors import Unreachable
 from outrider.event import Message, Stream, default_topic
 from outrider.outbox.stage import StagingRules, drafts
 from outrider.outbox.streams import stream_of
-from outrider.outcome import CONFIRMED, PARK, Bury, Policy, Reason, Retry, Unresolved, Verdict
+from outrider.outcome import CONFIRMED, PARK, Bury, Policy, Reason, Refused, Retry, Unresolved, Verdict
 from outrider.store import Cause, Fetched, Hold, Lease, Settlement
 from outrider.stores.memory import MemoryStore
-from outrider.testing import MemoryBroker
+from outrider.testing import ManualClock, MemoryBroker
 from tests.simulation.virtual import VirtualClock, VirtualLoop
 
 HELD = Bury(Reason.PERMANENT_FAILURE, {}, Policy.HOLD)
@@ -61,9 +63,9 @@ async def run_for(relay: Relay, seconds: float) -> None:
     await task
 
 
-async def put(store: MemoryStore, *keys: str, hold: Hold | None = None) -> None:
+async def put(store: MemoryStore, *keys: str, hold: Hold | None = None, priority: int = Priority.NORMAL) -> None:
     async with store.transaction() as tx:
-        events = [Event("changed", {}, key=key, topic="orders") for key in keys]
+        events = [Event("changed", {}, key=key, topic="orders", priority=priority) for key in keys]
         await Outbox().place(tx, drafts(events, StagingRules()), hold)
 
 
@@ -80,23 +82,15 @@ async def fetched(store: MemoryStore, lease: Lease) -> list[tuple[Any, Stream]]:
 def test_lanes_won_by_a_claim_whose_answer_was_lost_are_worked_on_again() -> None:
     loop = VirtualLoop()
     store, broker = CountingStore(lanes=1, clock=VirtualClock(loop)), MemoryBroker()
-    relay = relay_of(loop, store, broker)
+    store.lost_claims = 1
 
     async def life() -> None:
-        await relay.keep()
-        await store.release(relay.lease)
-        await relay.work()
-        store.lost_claims = 1
+        await store.beat("rival", 3, joining=True)
+        await MemoryStore.claim(store, "rival", [0, 1, 2])
         await put(store, "A")
-        await run_for(relay, 60)
+        await run_for(relay_of(loop, store, broker), 60)
 
-    async def with_trouble() -> None:
-        try:
-            await life()
-        except Unreachable:
-            await run_for(relay, 60)
-
-    live(loop, with_trouble())
+    live(loop, life())
     assert len(broker.log) == 1
 
 
@@ -126,47 +120,51 @@ def test_an_idle_relay_polls_ever_more_rarely() -> None:
 
 
 def test_a_worker_does_not_spin_while_the_broker_is_down() -> None:
+    """Two streams are due and a pass has room for one, so the next is due at once; but the connection breaks."""
     loop = VirtualLoop()
-    store, broker = CountingStore(lanes=1, clock=VirtualClock(loop)), MemoryBroker()
-    relay = relay_of(loop, store, broker, workers=1)
+    store, broker = MemoryStore(lanes=1, clock=VirtualClock(loop)), MemoryBroker()
+    relay = relay_of(loop, store, broker, workers=1, batch_max=1, retry=RetryPolicy(jitter=0))
     passes: Counter[str] = Counter()
     work = relay.work
+
+    def refuse_once(message: Message) -> Verdict:
+        passes[message.key] += 1
+        if passes["A"] and passes["B"]:
+            loop.call_soon(broker.down.add, "")
+        return Refused("busy")
 
     async def counted(worker: int = 0) -> int:
         passes["all"] += 1
         return await work(worker)
 
     async def life() -> None:
-        refusals = iter([Unresolved("busy", "orders")])
-        broker.script = lambda message: next(refusals, CONFIRMED)
-        await put(store, "A")
-        loop.call_later(0.3, broker.down.add, "")
-        loop.call_later(0.2, asyncio.ensure_future, put(store, "B"))
+        await put(store, "A", "B")
         await run_for(relay, 120)
 
-    relay.work = counted  # type: ignore[method-assign]
+    broker.script, relay.work = refuse_once, counted  # type: ignore[method-assign]
     live(loop, life())
     assert passes["all"] < 200
 
 
 def test_a_suspect_that_always_fails_does_not_keep_the_others_from_their_turn() -> None:
-    """One event broke the connection by bad luck, another one always does. Only the turn of a third can tell."""
+    """One event failed alone by bad luck, an urgent one always fails. Only the first one's next turn can tell."""
     loop = VirtualLoop()
     store = MemoryStore(lanes=1, clock=VirtualClock(loop))
-    unlucky = iter(["down", "down"])
+    bad_luck = iter((True, True))
 
     class Breaking(MemoryBroker):
         async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-            lucky = all(message.key != "unlucky" or next(unlucky, None) is None for message in messages)
-            if any(message.key == "poison" for message in messages) or not lucky:
+            keys = [message.key for message in messages]
+            if "poison" in keys or ("unlucky" in keys and next(bad_luck, False)):
                 return [Unresolved("the connection was closed")] * len(messages)
             return await super().publish(messages)
 
     broker = Breaking()
 
     async def life() -> None:
-        await put(store, "poison", "unlucky")
-        await run_for(relay_of(loop, store, broker, workers=1, in_flight_max=1), 3600)
+        await put(store, "unlucky")
+        loop.call_later(1.2, asyncio.ensure_future, put(store, "poison", priority=Priority.HIGH))
+        await run_for(relay_of(loop, store, broker, workers=1, in_flight_max=1), 900)
 
     live(loop, life())
     assert [message.key for message in broker.log] == ["unlucky"]
@@ -213,6 +211,23 @@ def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> No
 
     live(loop, life())
     assert list(store.tables.waiting) == list(store.tables.blocked)
+
+
+@pytest.mark.parametrize("policy", Policy)
+async def test_an_event_buried_by_hand_does_not_get_ahead_of_those_before_it(policy: Policy) -> None:
+    """Neither does the marker in its place, nor the event itself when it is replayed at once."""
+    store, broker, clock = MemoryStore(lanes=1), MemoryBroker(), ManualClock()
+    store.clock = clock
+    async with store.transaction() as tx:
+        ids = await stage(tx, *(Event("changed", {}, key="A", sequence="auto") for _ in range(3)))
+    await store.desk.bury(ids[1], "me", {}, policy)
+    if policy is Policy.HOLD:
+        await store.desk.replay([ids[1]], "me")
+    relay = Relay(store, broker, RelaySettings(workers=1), clock=clock)
+    await relay.keep()
+    while await relay.work():
+        pass
+    assert [message.headers["sequence"] for message in broker.log] == ["1", "2", "3"]
 
 
 async def test_a_rolled_back_savepoint_gives_its_numbers_back() -> None:

@@ -185,7 +185,7 @@ def _settings(chance: random.Random) -> RelaySettings:
         batch_max=chance.choice((1, 4, 100)),
         in_flight_max=chance.choice((1, 3, 100)),
         workers=chance.choice((1, 2)),
-        poll_seconds_min=0.05,
+        poll_seconds_min=0.15,
         poll_seconds_max=4.0,
         breaker_seconds_base=2.0,
         breaker_seconds_max=4.0,

@@ -27,10 +27,11 @@ class MemoryDesk:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
-    async def counts(self) -> dict[str, int]:
+    async def counts(self, *, sent: bool = True) -> dict[str, int]:
         tables = self._store.tables
         states = Counter(str(row.event.state) for row in tables.rows.values())
-        return {**states, State.SENT: len(tables.archive), State.DEAD_LETTER: len(tables.dead)}
+        archived = {str(State.SENT): len(tables.archive)} if sent else {}
+        return {**states, **archived, str(State.DEAD_LETTER): len(tables.dead)}
 
     async def events(self, criteria: Criteria) -> list[dict[str, Any]]:
         tables = self._store.tables
@@ -78,11 +79,20 @@ class MemoryDesk:
         if row is None or row.event.state not in lifecycle.guard("bury") or row.event.state == State.OPTIMISTIC:
             return False
         self._store.take_lane(row.event.lane, None)
+        self._park_before(row)
         settling = Settling(self._store)
         settling.bury(row, Bury(Reason.BY_HAND, failure, Policy(policy)), attempts=row.event.attempts)
         settling.streams()
         self._record("bury", event_id, actor)
         return True
+
+    def _park_before(self, row: Row) -> None:
+        """Let earlier events of the stream wait too, or what takes the row's place would go out before them."""
+        event, rows = row.event, self._store.tables.rows
+        stream = [other.event for other in rows.values() if other.stream == row.stream]
+        for earlier in stream:
+            if earlier.position < event.position and earlier.state == State.PENDING:
+                self._store.tables.move(earlier.position, State.PARKED)
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
         chosen = self._chosen(event_ids)

@@ -26,8 +26,9 @@ class PostgresDesk:
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 
-    async def counts(self) -> dict[str, int]:
-        return {row[0]: row[1] for row in await self._fetch("counts")}
+    async def counts(self, *, sent: bool = True) -> dict[str, int]:
+        rows = await self._fetch("counts") + (await self._fetch("count_sent") if sent else [])
+        return {row[0]: row[1] for row in rows}
 
     async def events(self, criteria: Criteria) -> list[dict[str, Any]]:
         verb = "sent" if criteria.state == State.SENT else "events"

@@ -38,8 +38,9 @@ class SqliteDesk:
         self._database = database
         self._clock = clock
 
-    async def counts(self) -> dict[str, int]:
-        return await self._database.read(_counts)
+    async def counts(self, *, sent: bool = True) -> dict[str, int]:
+        counts = await self._database.read(_counts)
+        return counts if sent else {state: count for state, count in counts.items() if state != State.SENT}
 
     async def events(self, criteria: Criteria) -> list[dict[str, Any]]:
         if criteria.reason is not None:

@@ -2,8 +2,11 @@
 
 -- name: counts
 SELECT state, count(*) FROM {schema}.outbox GROUP BY state
-UNION ALL SELECT 'sent', count(*) FROM {schema}.outbox_archive
 UNION ALL SELECT 'dead_letter', count(*) FROM {schema}.outbox_dead_letter
+
+-- name: count_sent
+-- Reads the whole archive.
+SELECT 'sent', count(*) FROM {schema}.outbox_archive
 
 -- name: events
 -- Undelivered events, oldest first.

@@ -1,0 +1,87 @@
+"""Every Python snippet of the documentation runs, and every SQL snippet too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sqlite3
+from contextlib import closing
+from inspect import iscoroutinefunction, signature
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from outrider.stores.sqlite import SqliteSchema
+from outrider.testing import MemoryBroker
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+SNIPPET = re.compile(r"^```(python|sql|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _snippets(*languages: str) -> list[tuple[str, str]]:
+    return [
+        (f"{page.name}:{page.read_text()[: match.start()].count(chr(10)) + 2}", match[2])
+        for page in PAGES
+        for match in SNIPPET.finditer(page.read_text())
+        if match[1] in languages
+    ]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(("place", "code"), _snippets("python"), ids=lambda value: value if ":" in value[:40] else "")
+async def test_a_python_snippet_runs(
+    place: str, code: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in an empty directory; then what it defines is called, with what its parameters are named after."""
+    monkeypatch.chdir(tmp_path)
+    given = await _surroundings(postgres_url, tmp_path / "shop.db")
+    names: dict[str, Any] = {"__name__": "snippet"}
+    await asyncio.to_thread(exec, compile(code, place, "exec"), names)
+    for defined in [value for value in names.values() if _to_be_called(value, code)]:
+        async with asyncio.timeout(20):
+            calling = asyncio.ensure_future(defined(*(given[name] for name in signature(defined).parameters)))
+            _stop_if_it_runs_for_ever(code)
+            await calling
+    await given["conn"].close()
+
+
+async def _surroundings(url: str, path: Path) -> dict[str, Any]:
+    await SqliteSchema(path).migrate()
+    with closing(sqlite3.connect(path)) as local:
+        local.execute("CREATE TABLE orders (id TEXT PRIMARY KEY, shipped INTEGER)")
+    conn = await asyncpg.connect(url)
+    await conn.execute("CREATE TABLE orders (id text PRIMARY KEY, shipped boolean)")
+    return {"conn": conn, "url": url, "path": str(path), "order_id": "A-7", "broker": MemoryBroker()}
+
+
+def _to_be_called(value: Any, code: str) -> bool:
+    return iscoroutinefunction(value) and value.__module__ == "snippet" and "asyncio.run(" not in code
+
+
+def _stop_if_it_runs_for_ever(code: str) -> None:
+    if "SIGTERM" in code:
+        asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(("place", "code"), _snippets("sql"), ids=lambda value: value if ":" in value[:40] else "")
+async def test_a_sql_snippet_runs(place: str, code: str, postgres_url: str) -> None:
+    conn = await asyncpg.connect(postgres_url)
+    try:
+        await conn.execute(code)
+    finally:
+        await conn.close()
+
+
+def test_every_command_in_the_documentation_exists() -> None:
+    shown = "\n".join(text for _, text in _snippets("console"))
+    commands = re.findall(r"^\$ (outrider [a-z]+(?: [a-z]+)?)", shown, re.MULTILINE)
+    reference = (ROOT / "docs" / "command-line.md").read_text()
+    assert commands
+    for command in commands:
+        assert f"## `{command}`" in reference or f"## `{command.rsplit(' ', 1)[0]}`" in reference, command
