@@ -13,6 +13,7 @@ from outrider.outbox.relay import Relay
 from outrider.store import Desk
 
 LOOK_SECONDS = 0.2
+LOOK_SHARE = 10
 STREAMS_MAX = 10_000
 
 
@@ -29,11 +30,14 @@ async def stop_when_empty(desk: Desk, relay: Relay, *, enabled: bool) -> AsyncIt
 
 
 async def _watch(desk: Desk, relay: Relay) -> None:
+    loop = asyncio.get_running_loop()
     while True:
+        begun = loop.time()
         if not await _something_due(desk):
             relay.stop()
             return
-        await asyncio.sleep(LOOK_SECONDS)
+        # Counting a large backlog takes a while; the relay should have most of the database.
+        await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - begun)))
 
 
 async def _something_due(desk: Desk) -> bool:

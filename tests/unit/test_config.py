@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider import config
+from outrider import RelaySettings, config
 from outrider.errors import BadSetting
 
 
@@ -12,7 +12,8 @@ def test_an_option_wins_over_its_variable_and_a_variable_over_the_default() -> N
     env = {"OUTRIDER_STORE": "sqlite:///env.db", "OUTRIDER_LEASE_SECONDS": "20", "OUTRIDER_BATCH_MAX": "7"}
     loaded = config.load({"store": "sqlite:///given.db", "lease_seconds": 30.0, "batch_max": None}, env)
     assert loaded.store_url() == "sqlite:///given.db"
-    assert (loaded.relay.lease_seconds, loaded.relay.batch_max, loaded.relay.workers) == (30.0, 7, 2)
+    assert (loaded.relay.lease_seconds, loaded.relay.batch_max) == (30.0, 7)
+    assert loaded.relay.workers == RelaySettings().workers
 
 
 def test_a_misspelt_variable_is_refused_with_the_nearest_valid_name() -> None:

@@ -1,0 +1,40 @@
+"""A relay's memory does not depend on the backlog."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import asyncpg
+import pytest
+
+pytestmark = pytest.mark.postgres
+
+EVENTS = 1_000_000
+MEGABYTES_MAX = 150
+FILL = """
+INSERT INTO outrider.outbox (event_type, aggregate_id, topic, payload)
+SELECT 'order.placed', 'k' || i % 5000, 'orders', json_build_object('order', i, 'pad', repeat('x', 200))
+FROM generate_series(1, $1::integer) AS i
+"""
+
+
+@pytest.mark.timeout(300)
+async def test_a_relay_stays_under_150_mb_while_it_drains_a_million_rows(postgres_url: str) -> None:
+    conn = await asyncpg.connect(postgres_url)
+    await conn.execute(FILL, EVENTS)
+    command = ["-m", "outrider", "relay", "--store", postgres_url, "--broker", "null://", "--until-empty", "--json"]
+    status, megabytes = await asyncio.to_thread(_run, [*command, "--log-level", "error"])
+    assert status == 0
+    assert await conn.fetchval("SELECT count(*) FROM outrider.outbox") == 0
+    assert await conn.fetchval("SELECT count(*) FROM outrider.outbox_archive") == EVENTS
+    assert megabytes < MEGABYTES_MAX
+    await conn.close()
+
+
+def _run(command: list[str]) -> tuple[int, float]:
+    """Run Python; return its exit code and the most memory it had."""
+    pid = os.posix_spawn(sys.executable, [sys.executable, *command], os.environ)
+    _, status, usage = os.wait4(pid, 0)
+    return os.waitstatus_to_exitcode(status), usage.ru_maxrss / 1024
