@@ -101,10 +101,10 @@ class Publisher:
             wave = course.next_wave(limit, ordered=ordered, alone=None if calm else self._alone)
             together, suspects = ([_sealed(run) for run in wave], []) if calm else self._sort(course, wave)
             if together:
-                await self._send(course, together, alone=False)
+                await self._send(course, together, may_publish, alone=False)
             for sealed in suspects:
                 if may_publish() and not self.breakers.open(self._destination(sealed)):
-                    await self._send(course, [sealed], alone=True)
+                    await self._send(course, [sealed], may_publish, alone=True)
                 else:
                     course.leave(sealed.run.stream)
 
@@ -139,9 +139,11 @@ class Publisher:
             return True
         return False
 
-    async def _send(self, course: Course, batch: list[Sealed], *, alone: bool) -> None:
+    async def _send(self, course: Course, batch: list[Sealed], may_publish: Callable[[], bool], *, alone: bool) -> None:
         messages = [message for sealed in batch for message in sealed.messages]
         async with self.turnstile.passing(alone=alone):
+            if not may_publish():  # Waiting for a turn may have taken what was left of the lease.
+                return
             verdicts = await publish(self.broker, messages, self.judge.settings.publish_timeout_seconds)
         if self.breakers.calm and verdicts.count(CONFIRMED) == len(messages):
             for sealed in batch:

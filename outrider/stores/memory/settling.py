@@ -26,6 +26,7 @@ class Settling:
         self._store, self._tables, self._now = store, store.tables, store.clock.now()
         self._blocks: dict[Stream, Block] = {}
         self._loose: dict[Stream, None] = {}
+        self._parked: dict[Stream, None] = {}
 
     def apply(self, settlement: Settlement) -> bool:
         """Write one outcome, if the row is there and not held by its writer."""
@@ -45,6 +46,7 @@ class Settling:
                 self._defer(row, outcome)
             case Park():
                 self._tables.move(event.position, State.PARKED)
+                self._parked[stream] = None
             case Bury():
                 self.bury(row, outcome, attempts=row.event.attempts + 1)
         return True
@@ -90,6 +92,9 @@ class Settling:
             current = self._tables.blocked.get(stream)
             if current is None or current.cause is not Cause.HELD or block.cause is Cause.HELD:
                 self._tables.blocked[stream] = block
+        for stream in self._parked:
+            # A parked event is found through its blocked stream, even if the head it was parked behind has vanished.
+            self._tables.blocked.setdefault(stream, Block(Cause.DRAINING, None, self._now))
         for stream in self._loose:
             block_anew = self._blocks.get(stream)
             if block_anew is None or block_anew.cause is Cause.DRAINING:

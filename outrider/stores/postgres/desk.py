@@ -65,6 +65,7 @@ class PostgresDesk:
             await conn.execute(self._store.sql["seize_lane"], row["lane"])
             topic = row["topic"] or self._store.rule(row["event_type"], None, row["routing_key"])
             stream, outcome = Stream(row["lane"], topic, row["key"]), Bury(Reason.BY_HAND, failure, Policy(policy))
+            await self._park_before(conn, stream, row["id"])
             writing = Settling(self._store, conn)
             buried = await writing.bury(
                 [Burial(event_id, row["id"], stream, outcome, row["event_type"], row["sequence"])], spent=0
@@ -72,6 +73,16 @@ class PostgresDesk:
             await writing.streams()
             await conn.execute(self._store.sql["record"], actor, "bury", [event_id] * buried)
             return buried > 0
+
+    async def _park_before(self, conn: Any, stream: Stream, position: int) -> None:
+        """Let earlier events of the stream wait too, or what takes the buried one's place would go out before them."""
+        rows = await conn.fetch(self._store.sql["pending_before"], stream.lane, stream.key, position)
+        topics = {
+            row["event_id"]: self._store.rule(row["event_type"], row["topic"], row["routing_key"]) for row in rows
+        }
+        ids = [event_id for event_id, topic in topics.items() if topic == stream.topic]
+        count = len(ids)
+        await conn.fetch(self._store.sql["wait"], ids, [stream.topic] * count, [State.PARKED] * count)
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
         async with self._store.database.transaction() as conn:

@@ -83,6 +83,7 @@ class Settling:
         self.sql, self.archive, self.conn = store.sql, store.archive, conn
         self.blocks: dict[Stream, Block] = {}
         self.loose: list[Stream] = []
+        self.parked: list[Stream] = []
 
     async def confirm(self, settlements: list[Settlement], lease: Lease) -> int:
         """Delivered: out of the outbox. A stream that had been waiting may be empty now."""
@@ -108,7 +109,9 @@ class Settling:
         rows = [(s.event.event_id, s.stream.topic, _waiting_state(s)) for s in settlements]
         written = await self._write("wait", rows)
         for event, stream, outcome in settlements:
-            if event.event_id in written and isinstance(outcome, Defer):
+            if event.event_id in written and isinstance(outcome, Park):
+                self.parked.append(stream)
+            elif event.event_id in written and isinstance(outcome, Defer):
                 at = event.available_at if outcome.delay_seconds is None else None
                 self._block(stream, event.position, Cause.DEFERRED, outcome.delay_seconds or 0.0, at)
         return len(written)
@@ -146,6 +149,8 @@ class Settling:
             blocks = [self.blocks[stream] for stream in sorted(self.blocks)]
             rows = [(*b.stream, b.head, b.cause, b.delay_seconds, b.at) for b in blocks]
             await self.conn.execute(self.sql["block"], *_columns(rows))
+        if self.parked:
+            await self.conn.execute(self.sql["ensure_blocked"], *_columns(sorted(set(self.parked))))
         blocked_anew = {stream for stream, block in self.blocks.items() if block.cause is not Cause.DRAINING}
         loose = sorted(set(self.loose) - blocked_anew)
         if loose:

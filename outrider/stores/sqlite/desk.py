@@ -130,10 +130,19 @@ def _bury(conn: sqlite3.Connection, event_id: str, actor: str, outcome: Bury, no
     position, lane, event_type, topic, routing_key, key = row
     stream = Stream(lane, default_topic(event_type, topic, routing_key), key)
     conn.execute(LANES["take_lane"], {"lane": lane})
+    _park_before(conn, position, stream)
     block = settling.bury(conn, settling.Place(position, event_id, stream), outcome, spent=0, now=now)
     settling.write_streams(conn, {stream: block}, (), now)
     _record(conn, "bury", event_id, actor, now)
     return True
+
+
+def _park_before(conn: sqlite3.Connection, position: int, stream: Stream) -> None:
+    """Let earlier events of the stream wait too, or what takes the buried one's place would go out before them."""
+    rows = conn.execute(SQL["pending_before"], {**stream._asdict(), "id": position}).fetchall()
+    earlier = [row[0] for row in rows if default_topic(*row[1:]) == stream.topic]
+    facts = [{"id": before, "lane": stream.lane, "topic": stream.topic} for before in earlier]
+    conn.executemany(settling.SQL["park"], facts)
 
 
 def _chosen(conn: sqlite3.Connection, event_ids: Sequence[UUID]) -> list[Chosen]:

@@ -114,7 +114,13 @@ def settle(
     loose = {s.stream for s in sheet.confirmed if s.event.state in lifecycle.WAITING}
     loose |= {stream for stream in emptied if stream.lane in owned}
     write_streams(conn, sheet.blocks, loose, now)
+    ensure_blocked(conn, {s.stream for s in live if isinstance(s.outcome, Park)}, now)
     return len(live)
+
+
+def ensure_blocked(conn: sqlite3.Connection, streams: Iterable[Stream], now: datetime) -> None:
+    """See to it that parked events can be found, even if the head they were parked behind has vanished."""
+    conn.executemany(SQL["ensure_blocked"], [{**stream._asdict(), "now": to_seconds(now)} for stream in streams])
 
 
 def _live(

@@ -184,9 +184,11 @@ def _settle_hold(
     now: datetime,
     archive: bool,
 ) -> None:
-    mine = conn.execute(SQL["held_by"], {"ids": _id_list(confirmed), "owner": hold.owner}).fetchall()
+    mine = conn.execute(
+        SQL["held_by"], {"ids": _id_list(confirmed), "owner": hold.owner, "now": to_seconds(now)}
+    ).fetchall()
     settling.depart(conn, [position for (position,) in mine], now, archive)
-    conn.execute(SQL["yield_hold"], {"ids": _id_list(yielded), "owner": hold.owner})
+    conn.execute(SQL["yield_hold"], {"ids": _id_list(yielded), "owner": hold.owner, "now": to_seconds(now)})
 
 
 def _id_list(event_ids: Sequence[UUID]) -> str:

@@ -174,6 +174,21 @@ class FailureContract:
         await harness.works(relay)
         assert numbers(broker.log) == [1, 2, 3]
 
+    @pytest.mark.parametrize("policy", list(Policy))
+    async def test_burying_by_hand_in_the_middle_of_a_stream_keeps_its_order(
+        self, harness: Harness, policy: Policy
+    ) -> None:
+        [_, middle, _] = await harness.stage(*orders(3, "A", sequence="auto"))
+        await harness.stage(*orders(3, "A", topic="another"))
+        assert await harness.store.desk.bury(middle, "me", {"error": "not wanted"}, policy)
+        if policy is Policy.HOLD:
+            assert await harness.store.desk.replay([middle], "me") == 1
+        broker = MemoryBroker()
+        await harness.works(harness.relay(broker))
+        mine = [message for message in broker.log if message.topic != "another"]
+        assert [message.headers["sequence"] for message in mine] == ["1", "2", "3"]
+        assert numbers([message for message in broker.log if message.topic == "another"]) == [1, 2, 3]
+
     async def test_burying_by_hand_skips_or_holds_as_told(self, harness: Harness) -> None:
         [one, two, _] = await harness.stage(*orders(3, "A"))
         assert await harness.store.desk.bury(one, "me", {"error": "not wanted"}, "skip")

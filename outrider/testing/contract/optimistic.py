@@ -7,7 +7,9 @@ from datetime import timedelta
 
 from outrider.event import Message
 from outrider.observer import OptimisticSent
-from outrider.outcome import CONFIRMED, Refused, Verdict
+from outrider.outbox.streams import stream_of
+from outrider.outcome import CONFIRMED, PARK, Outcome, Refused, Retry, Verdict
+from outrider.store import Settlement
 from outrider.testing.broker import MemoryBroker, Script
 from outrider.testing.contract.staging import Undo
 from outrider.testing.harness import Harness, numbers, order, orders
@@ -118,6 +120,31 @@ class OptimisticContract:
         await harness.advance(seconds=4.1)
         await writer.send(batch)
         assert broker.log == []
+
+    async def test_a_writer_whose_hold_lapsed_settles_nothing_that_a_relay_has_in_flight(
+        self, harness: Harness
+    ) -> None:
+        broker = MemoryBroker(script=_refusing(1))
+        writer = harness.writer(broker)
+        batch = writer.batch()
+        async with harness.transaction() as conn:
+            await batch.stage(conn, order(1))
+        await harness.stage(order(2))
+        await harness.advance(seconds=4.1)
+        relay = harness.relay(broker)
+        await relay.keep()
+        # The writer settles while the relay, which has taken both events, waits for the broker's verdict.
+        fetched = await harness.store.fetch(relay.lease, dict.fromkeys(relay.lease.epochs, 10))
+        await harness.store.settle_hold(batch.hold, batch.held, [])
+        failure = {"kind": "refused", "error": "not now"}
+        stream = stream_of(fetched.events[0], relay.rule)
+        outcomes: list[Outcome] = [Retry(1.0, failure), PARK]
+        settled = [Settlement(event, stream, done) for event, done in zip(fetched.events, outcomes, strict=True)]
+        await harness.store.settle(relay.lease, settled)
+        broker.script = _refusing()
+        await harness.advance(seconds=1)
+        await harness.works(relay)
+        assert numbers(broker.log) == [1, 2]
 
     async def test_it_stops_at_a_streams_first_failure_and_the_relay_takes_over(self, harness: Harness) -> None:
         broker = MemoryBroker(script=_refusing(2))

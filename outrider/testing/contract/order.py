@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import outrider
 from outrider.event import Message
-from outrider.outcome import CONFIRMED, Refused, Verdict
+from outrider.outbox.streams import stream_of
+from outrider.outcome import CONFIRMED, PARK, Refused, Verdict
+from outrider.store import Settlement
 from outrider.testing.broker import MemoryBroker, Script
 from outrider.testing.harness import Harness, numbers, order, orders
 
@@ -85,6 +87,20 @@ class OrderContract:
         await harness.works(relay)
         assert numbers(broker.log, "A") == list(range(FOLLOWERS + 1))
         assert await harness.store.desk.blocked_streams(10) == []
+
+    async def test_an_event_parked_behind_a_head_that_vanished_is_still_found(self, harness: Harness) -> None:
+        """Somebody may delete a row by hand. What was parked behind it must not wait for ever."""
+        [_, second] = await harness.stage(*orders(2, "A"))
+        broker = MemoryBroker()
+        relay = harness.relay(broker)
+        await relay.keep()
+        fetched = await harness.store.fetch(relay.lease, dict.fromkeys(relay.lease.epochs, 10))
+        [follower] = [event for event in fetched.events if event.event_id == second]
+        assert (
+            await harness.store.settle(relay.lease, [Settlement(follower, stream_of(follower, relay.rule), PARK)]) == 1
+        )
+        await harness.works(relay)
+        assert set(numbers(broker.log)) == {1, 2}
 
     async def test_arrivals_during_a_drain_wait_their_turn(self, harness: Harness) -> None:
         [head, *_] = await harness.stage(*orders(30, "A"))

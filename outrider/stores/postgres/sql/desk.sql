@@ -84,6 +84,11 @@ SELECT o.id, o.lane, o.topic, o.event_type, o.routing_key, {stream_key} AS key,
 FROM {schema}.outbox AS o
 WHERE o.event_id = $1 AND o.state IN ({bury_guard}) AND o.state <> 'optimistic'
 
+-- name: pending_before
+-- Events of a key that come before one that is buried by hand. Index: outbox_fetchable.
+SELECT o.event_id, o.event_type, o.topic, o.routing_key FROM {schema}.outbox AS o
+WHERE o.lane = $1 AND o.state IN ({fetchable}) AND o.state = 'pending' AND {stream_key} = $2 AND o.id < $3
+
 -- name: record
 INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id)
 SELECT {schema}.outbox_clock(), $1, $2, event_id FROM unnest($3::uuid[]) AS w (event_id)

@@ -81,6 +81,13 @@ ON CONFLICT (lane, topic, key) DO UPDATE
 SET head_id = excluded.head_id, cause = excluded.cause, until = excluded.until
 WHERE b.cause <> 'held' OR excluded.cause = 'held'
 
+-- name: ensure_blocked
+-- A parked event is found through its blocked stream, so there must be one, even if its head has vanished.
+INSERT INTO {schema}.outbox_blocked (lane, topic, key, cause, until)
+SELECT DISTINCT lane, topic, key, 'draining', {schema}.outbox_clock()
+FROM unnest($1::smallint[], $2::text[], $3::text[]) AS w (lane, topic, key)
+ON CONFLICT (lane, topic, key) DO NOTHING
+
 -- name: let_go
 -- Streams with nothing left waiting are free; this is the only statement that removes a blocked row.
 DELETE FROM {schema}.outbox_blocked AS b
@@ -101,10 +108,11 @@ WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.held_by = $
 RETURNING {event_columns}
 
 -- name: confirm_hold_archive
--- What a writer delivered itself, if the row is still its own. Index: outbox_pkey.
+-- What a writer delivered itself, if the row is still its own: once a hold has lapsed, a relay may have it in flight.
+-- Index: outbox_pkey.
 WITH gone AS (
     DELETE FROM {schema}.outbox AS o
-    WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.held_by = $1
+    WHERE o.event_id = ANY ($2::uuid[]) AND {held} AND o.held_by = $1
     RETURNING o.*, set_config('synchronous_commit', 'off', true)
 )
 INSERT INTO {schema}.outbox_archive ({archive_columns})
@@ -112,9 +120,9 @@ SELECT {gone_columns} FROM gone AS o
 
 -- name: confirm_hold_delete
 DELETE FROM {schema}.outbox AS o
-WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.held_by = $1
+WHERE o.event_id = ANY ($2::uuid[]) AND {held} AND o.held_by = $1
 
 -- name: yield_hold
 -- What a writer leaves to the relay.
 UPDATE {schema}.outbox AS o SET state = 'pending', held_by = NULL, held_until = NULL
-WHERE o.event_id = ANY ($2::uuid[]) AND o.state IN ({yield_optimistic_guard}) AND o.held_by = $1
+WHERE o.event_id = ANY ($2::uuid[]) AND o.state IN ({yield_optimistic_guard}) AND {held} AND o.held_by = $1

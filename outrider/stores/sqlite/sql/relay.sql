@@ -35,11 +35,14 @@ UPDATE outbox SET held_until = :until
 WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state = 'optimistic' AND held_by = :owner AND held_until > :now;
 
 -- name: held_by
--- Those of the rows that no relay has settled since the writer placed them, lapsed or not; the unique index.
+-- Those of the rows that are still the writer's own: once a hold has lapsed, a relay may have them in flight.
+-- The unique index.
 SELECT id FROM outbox
-WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({confirm_optimistic_guard}) AND held_by = :owner;
+WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({confirm_optimistic_guard})
+    AND held_by = :owner AND held_until > :now;
 
 -- name: yield_hold
 -- Leave rows to the relay; the unique index.
 UPDATE outbox SET state = 'pending', held_by = NULL, held_until = NULL
-WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({yield_optimistic_guard}) AND held_by = :owner;
+WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({yield_optimistic_guard})
+    AND held_by = :owner AND held_until > :now;

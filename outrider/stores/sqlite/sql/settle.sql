@@ -62,6 +62,10 @@ VALUES (:lane, :topic, :key, :head, :cause, :until)
 ON CONFLICT (lane, topic, key) DO UPDATE SET head_id = excluded.head_id, cause = excluded.cause, until = excluded.until
 WHERE outbox_blocked.cause <> 'held' OR excluded.cause = 'held';
 
+-- name: ensure_blocked
+-- A parked event is found through its blocked stream, so there must be one. The primary key.
+INSERT OR IGNORE INTO outbox_blocked (lane, topic, key, cause, until) VALUES (:lane, :topic, :key, 'draining', :now);
+
 -- name: drain
 -- A stream of which something waits goes on draining; the primary key and outbox_waiting.
 UPDATE outbox_blocked SET cause = 'draining', head_id = NULL, until = :now
