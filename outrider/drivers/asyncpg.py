@@ -13,7 +13,7 @@ from outrider.stores.postgres.staging import counter_parameters, stage_parameter
 
 
 async def stage(conn: Any, drafts: Drafts, hold: Hold | None, schema: str) -> list[Placed]:
-    """Stage in the connection's open transaction: one statement, or two for numbered or supplied ids."""
+    """Stage in the connection's open transaction: one statement, or two where known ids must be looked up."""
     if not conn.is_in_transaction():
         raise NotInTransaction(
             "this connection is not in a transaction, so the event could not share the fate of your change; "
@@ -25,7 +25,10 @@ async def stage(conn: Any, drafts: Drafts, hold: Hold | None, schema: str) -> li
 
 
 async def _stage_plain(conn: Any, sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> list[Placed]:
-    rows = await conn.fetch(sql["stage"], *stage_parameters(drafts.plain, hold))
+    if hold is None and len(drafts.plain) == 1:
+        rows = await conn.fetch(sql["stage_one"], *drafts.plain[0])
+    else:
+        rows = await conn.fetch(sql["stage"], *stage_parameters(drafts.plain, hold))
     placed = [Placed(row[0], row[1] == "optimistic") for row in rows]
     if not drafts.supplied or not placed:
         return placed
@@ -34,6 +37,9 @@ async def _stage_plain(conn: Any, sql: dict[str, str], drafts: Drafts, hold: Hol
 
 
 async def _stage_numbered(conn: Any, sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> list[Placed]:
+    if hold is None and len(drafts.numbered) == 1 and not drafts.supplied:
+        rows = await conn.fetch(sql["stage_numbered_one"], *drafts.numbered[0])
+        return [Placed(row[0], row[1] == "optimistic") for row in rows]
     await conn.execute(sql["lock_counters"], *counter_parameters(drafts.numbered))
     try:
         rows = await conn.fetch(sql["stage_numbered"], *stage_parameters(drafts.numbered, hold))

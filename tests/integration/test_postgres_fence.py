@@ -215,7 +215,7 @@ async def test_an_optimistic_probe_waits_for_the_streams_lock_before_it_looks(
     assert await store.desk.counts() == {"pending": 2, "sent": 0, "dead_letter": 0}
     relay = outrider.Relay(store, broker)
     await relay.keep()
-    for worker in (0, 1):
+    for worker in range(relay.settings.workers):
         await relay.work(worker)
     assert numbers(broker.log) == [1, 2]
     await watcher.close()

@@ -124,7 +124,7 @@ async def test_a_plain_insert_with_only_the_required_columns_is_delivered(store:
     broker = MemoryBroker()
     relay = outrider.Relay(store, broker)
     await relay.keep()
-    for worker in (0, 1):
+    for worker in range(relay.settings.workers):
         await relay.work(worker)
     by_topic = {message.topic: message for message in broker.log}
     assert by_topic.keys() == {"events.order.placed", "events.odd"}

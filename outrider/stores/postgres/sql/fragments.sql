@@ -43,6 +43,12 @@ g.event_id, g.event_type, g.aggregate_type, g.aggregate_id, g.payload::json, g.h
     g.routing_key, g.priority, g.schema_version, g.saga_id, g.max_attempts, g.retry::json,
     coalesce(g.created_at, {schema}.outbox_clock()), g.available_at
 
+-- name: one_draft
+-- A single draft, without the array functions: the planner makes short work of it.
+$1::uuid, $2::text, $3::text, $4::text, $5::text::json, $6::text::json, $7::text, $8::text, $9::text, $10::smallint,
+    $11::integer, $12::text, $14::smallint, $15::text::json,
+    coalesce($16::timestamptz, {schema}.outbox_clock()), $17::timestamptz
+
 -- name: draft_lane
 {schema}.outbox_lane_of(coalesce(g.key, g.aggregate_id, g.event_id::text), g.priority)
 

@@ -9,6 +9,26 @@ ORDER BY g.ord
 ON CONFLICT (event_id) DO NOTHING
 RETURNING event_id, state
 
+-- name: stage_one
+-- The most common call: one event, held by nobody. Half the cost of the general statement. Index: outbox_pkey.
+INSERT INTO {schema}.outbox ({draft_columns}) VALUES ({one_draft}, $13::bigint)
+ON CONFLICT (event_id) DO NOTHING
+RETURNING event_id, state
+
+-- name: stage_numbered_one
+-- One event with an id of ours, which nobody can have staged before: lock, count and insert at once.
+-- The position is taken after the counter's lock, because the row comes out of `counted`.
+WITH counted AS (
+    INSERT INTO {schema}.outbox_counter AS c (topic, key, band, sequence)
+    SELECT $7::text, coalesce($8::text, $4::text),
+        CASE WHEN $10::smallint >= 7 THEN 0 WHEN $10::smallint >= 3 THEN 1 ELSE 2 END, 1
+    WHERE $13::bigint IS NULL
+    ON CONFLICT (topic, key, band) DO UPDATE SET sequence = c.sequence + 1
+    RETURNING sequence
+)
+INSERT INTO {schema}.outbox ({draft_columns}) SELECT {one_draft}, counted.sequence FROM counted
+RETURNING event_id, state
+
 -- name: retract
 -- Ids chosen by the caller may be delivered or buried already; a new statement sees what has moved meanwhile.
 -- LIMIT keeps the planner from hashing the whole archive for a few ids, here and below.
