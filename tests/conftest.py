@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
+from typing import Any
 
 import asyncpg
 import pytest
 
-from outrider.stores.postgres import PostgresSchema
+from outrider.stores.postgres import PostgresSchema, PostgresStore
 from outrider.testing.servers import PostgresServer
 
 pytest.register_assert_rewrite("outrider.testing.contract")
@@ -43,3 +44,19 @@ async def postgres_url(postgres_server: PostgresServer, installed_template: str)
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         await admin.close()
+
+
+@pytest.fixture
+async def conn(postgres_url: str) -> AsyncIterator[Any]:
+    """A connection as an application has one."""
+    conn = await asyncpg.connect(postgres_url)
+    yield conn
+    await conn.close()
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    """An open store on PostgreSQL."""
+    store = await PostgresStore.open(postgres_url)
+    yield store
+    await store.close()

@@ -19,7 +19,7 @@ from outrider.observer import BreakerClosed, BreakerOpened, Buried, Observer, Re
 from outrider.outbox.breaker import Breakers
 from outrider.outbox.streams import Course, Run
 from outrider.outbox.verdicts import Failing, Judge
-from outrider.outcome import CONFIRMED, Bury, Confirmed, Defer, Unresolved, Verdict
+from outrider.outcome import CONFIRMED, Bury, Confirmed, Defer, Rejected, Unresolved, Verdict
 
 
 class Turnstile:
@@ -68,11 +68,6 @@ class Sealed(NamedTuple):
     messages: list[Message]
 
 
-def _sealed(run: Run) -> Sealed:
-    stream, events = run
-    return Sealed(run, [seal(event, stream) for event in events])
-
-
 Faults = dict[str, tuple[str, list[StagedEvent]]]
 """Per destination that is down: the error, and the events that were on their way to it."""
 
@@ -99,7 +94,8 @@ class Publisher:
             if not calm:
                 course.ready = dict(sorted(course.ready.items(), key=self._doubt))
             wave = course.next_wave(limit, ordered=ordered, alone=None if calm else self._alone)
-            together, suspects = ([_sealed(run) for run in wave], []) if calm else self._sort(course, wave)
+            ready = [sealed for run in wave if (sealed := self._seal(course, run))]
+            together, suspects = (ready, []) if calm else self._sort(course, ready)
             if together:
                 await self._send(course, together, may_publish, alone=False)
             for sealed in suspects:
@@ -118,14 +114,26 @@ class Publisher:
     def _destination(self, sealed: Sealed) -> str:
         return self.broker.destination(sealed.messages[0])
 
-    def _sort(self, course: Course, wave: list[Run]) -> tuple[list[Sealed], list[Sealed]]:
+    def _seal(self, course: Course, run: Run) -> Sealed | None:
+        """Encode a run. An event that cannot be encoded is rejected when its turn comes; it must not stop its lane."""
+        stream, events = run
+        messages: list[Message] = []
+        try:
+            messages += (seal(event, stream) for event in events)
+        except Exception as error:
+            if not messages:
+                self._charge(course, run, 0, Rejected(f"cannot be encoded: {type(error).__name__}: {error}"))
+                return None
+            course.put_back(stream, events[len(messages) :])
+        return Sealed(Run(stream, events[: len(messages)]), messages)
+
+    def _sort(self, course: Course, wave: list[Sealed]) -> tuple[list[Sealed], list[Sealed]]:
         """Split a wave into what goes together and what goes alone; the rest stops here."""
         together: list[Sealed] = []
         suspects: list[Sealed] = []
-        for run in wave:
-            sealed = _sealed(run)
+        for sealed in wave:
             if not self._stopped(course, sealed):
-                (suspects if self._alone(run.events[0]) else together).append(sealed)
+                (suspects if self._alone(sealed.run.events[0]) else together).append(sealed)
         return together, suspects
 
     def _stopped(self, course: Course, sealed: Sealed) -> bool:

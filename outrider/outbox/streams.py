@@ -88,6 +88,10 @@ class Course:
         """These come behind an event that stopped. One that is parked already needs no second write to stay so."""
         self.settlements += [Settlement(event, stream, PARK) for event in events if event.state != State.PARKED]
 
+    def put_back(self, stream: Stream, events: list[StagedEvent]) -> None:
+        """These were taken too early; they go before whatever of the stream is still ready."""
+        self.ready[stream] = events + self.ready.get(stream, [])
+
     def leave(self, stream: Stream) -> None:
         """Nothing is known: the stream stays as it is until the next pass."""
         self.ready.pop(stream, None)

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from outrider.backoff import RetryPolicy
+from outrider.errors import BadSetting
 from outrider.event import StagedEvent, Stream
 from outrider.outbox.settings import RelaySettings
 from outrider.outcome import Bury, Policy, Reason, Refused, Rejected, Retry, Unresolved
@@ -46,5 +47,10 @@ _KIND: dict[type[Any], str] = {Refused: "refused", Rejected: "rejected", Unresol
 
 
 def retry_policy(event: StagedEvent, default: RetryPolicy) -> RetryPolicy:
-    """Return the event's own policy, or the relay's."""
-    return RetryPolicy.from_json(json.loads(event.retry)) if event.retry else default
+    """Return the event's own policy, or the relay's. A policy that cannot be read must not stop the event's lane."""
+    if event.retry is None:
+        return default
+    try:
+        return RetryPolicy.from_json(json.loads(event.retry))
+    except (TypeError, ValueError, BadSetting):
+        return default

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 
 import outrider
@@ -16,13 +14,6 @@ from tests.chaos.relays import RelayProcess, everything, first_deliveries, relay
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos]
 
 KEYS = [f"k{n}" for n in range(40)]
-
-
-@pytest.fixture
-async def conn(postgres_url: str) -> AsyncIterator[Any]:
-    conn = await asyncpg.connect(postgres_url)
-    yield conn
-    await conn.close()
 
 
 async def _write(conn: Any, rounds: range) -> None:

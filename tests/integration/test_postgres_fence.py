@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -23,20 +22,6 @@ pytestmark = pytest.mark.postgres
 
 FAILURE = {"kind": "refused", "error": "no"}
 OUTCOMES: list[Outcome] = [CONFIRMED, Retry(1, FAILURE), Defer(1), PARK, Bury(Reason.PERMANENT_FAILURE, FAILURE)]
-
-
-@pytest.fixture
-async def conn(postgres_url: str) -> AsyncIterator[Any]:
-    conn = await asyncpg.connect(postgres_url)
-    yield conn
-    await conn.close()
-
-
-@pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = await PostgresStore.open(postgres_url)
-    yield store
-    await store.close()
 
 
 async def _waiting(conn: Any, count: int = 1) -> None:

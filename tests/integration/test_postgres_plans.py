@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -35,20 +34,6 @@ SELECT i, gen_random_uuid(), 'order.placed', '{}', '{}', 'orders', 'k', 5, 1, 0,
     clock_timestamp() - (i % 20) * interval '1 hour'
 FROM generate_series(1, $1::integer) AS i
 """
-
-
-@pytest.fixture
-async def conn(postgres_url: str) -> AsyncIterator[Any]:
-    conn = await asyncpg.connect(postgres_url)
-    yield conn
-    await conn.close()
-
-
-@pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = await PostgresStore.open(postgres_url)
-    yield store
-    await store.close()
 
 
 async def _plan(conn: Any, sql: str, *args: Any) -> dict[str, Any]:

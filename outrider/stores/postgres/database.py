@@ -88,7 +88,12 @@ class Database:
         assert self._pool is not None, "open() comes first"
         with translated(self.where):
             async with self._pool.acquire() as conn:
-                yield conn
+                try:
+                    yield conn
+                except _AWAY:
+                    # What is left of the session cannot be trusted, and nothing else would take it out of the pool.
+                    conn.terminate()
+                    raise
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:

@@ -30,13 +30,7 @@ JOIN {schema}.outbox_blocked AS b USING (lane, topic, key)
 -- name: due
 -- Blocked streams whose time has come, with the head, or a share of the budget once draining.
 -- Indexes: outbox_blocked_due, outbox_waiting.
-WITH l AS MATERIALIZED (
-    SELECT k.lane, set_config('synchronous_commit', 'off', true)
-    FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
-    WHERE k.owner = $1 AND k.epoch = w.epoch
-    ORDER BY k.lane
-    FOR SHARE OF k
-), ripe AS MATERIALIZED (
+WITH {fence}, ripe AS MATERIALIZED (
     SELECT b.lane, b.topic, b.key, b.cause, b.until
     FROM l JOIN {schema}.outbox_blocked AS b USING (lane)
     WHERE b.until <= (SELECT {schema}.outbox_clock())

@@ -3,6 +3,17 @@
 -- name: stream_key
 coalesce(o.key, o.aggregate_id, o.event_id::text)
 
+-- name: fence
+-- Locks the lanes that are still the lease's own; $1 is the owner, $2 the lanes, $3 their epochs. A statement with it
+-- reads, or writes what a crash may lose because it is only published again, so its commit need not wait for the disk.
+l AS MATERIALIZED (
+    SELECT k.lane, set_config('synchronous_commit', 'off', true)
+    FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
+    WHERE k.owner = $1 AND k.epoch = w.epoch
+    ORDER BY k.lane
+    FOR SHARE OF k
+)
+
 -- name: held
 (o.state = 'optimistic' AND o.held_until > (SELECT {schema}.outbox_clock()))
 

@@ -1,15 +1,9 @@
 -- Writing outcomes. Every write is fenced by lane and guarded by the state it comes from.
 
 -- name: confirm_archive
--- The common case in one statement. Losing it to a crash only publishes again, so it need not wait for the disk.
+-- The common case in one statement.
 -- Indexes: outbox_lane_pkey, outbox_pkey.
-WITH l AS MATERIALIZED (
-    SELECT k.lane, set_config('synchronous_commit', 'off', true)
-    FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
-    WHERE k.owner = $1 AND k.epoch = w.epoch
-    ORDER BY k.lane
-    FOR SHARE OF k
-), gone AS (
+WITH {fence}, gone AS (
     DELETE FROM {schema}.outbox AS o
     WHERE o.event_id = ANY ($4::uuid[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
     RETURNING o.*
@@ -19,13 +13,7 @@ SELECT {gone_columns} FROM gone AS o
 
 -- name: confirm_delete
 -- The same, where nothing is kept.
-WITH l AS MATERIALIZED (
-    SELECT k.lane, set_config('synchronous_commit', 'off', true)
-    FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
-    WHERE k.owner = $1 AND k.epoch = w.epoch
-    ORDER BY k.lane
-    FOR SHARE OF k
-)
+WITH {fence}
 DELETE FROM {schema}.outbox AS o
 WHERE o.event_id = ANY ($4::uuid[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
 
