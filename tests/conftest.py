@@ -4,46 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
 from outrider.stores.postgres import PostgresSchema, PostgresStore
-from outrider.testing.servers import PostgresServer
+from outrider.testing import servers
 
 pytest.register_assert_rewrite("outrider.testing.contract")
 
-_numbers = count(1)
+
+@pytest.fixture(scope="session")
+def admin_url() -> Iterator[str]:
+    """A private server, gone when the tests end; or the one that OUTRIDER_TEST_POSTGRES names."""
+    with servers.postgres_url() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    """A private server, gone when the tests end."""
-    with PostgresServer(fsync=False) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def installed_template(postgres_server: PostgresServer) -> str:
+def installed_template(admin_url: str) -> str:
     """A database with the outbox installed, to be copied."""
-    url = postgres_server.database("installed")
+    name = f"installed_{uuid4().hex[:12]}"
+    url = asyncio.run(_create(admin_url, name))
     asyncio.run(PostgresSchema(url).migrate())
-    return "installed"
+    return name
 
 
 @pytest.fixture
-async def postgres_url(postgres_server: PostgresServer, installed_template: str) -> AsyncIterator[str]:
+async def empty_database(admin_url: str) -> AsyncIterator[str]:
+    """A fresh database with nothing in it."""
+    name = f"test_{uuid4().hex[:12]}"
+    yield await _create(admin_url, name)
+    await _drop(admin_url, name)
+
+
+@pytest.fixture
+async def postgres_url(admin_url: str, installed_template: str) -> AsyncIterator[str]:
     """A fresh database with the outbox installed."""
-    name = f"test_{next(_numbers)}"
-    admin = await asyncpg.connect(postgres_server.url)
-    try:
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {installed_template}")
-        yield postgres_server.url.rsplit("/", 1)[0] + f"/{name}"
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    finally:
-        await admin.close()
+    name = f"test_{uuid4().hex[:12]}"
+    yield await _create(admin_url, name, f"TEMPLATE {installed_template}")
+    await _drop(admin_url, name)
+
+
+async def _create(admin_url: str, name: str, options: str = "") -> str:
+    admin = await asyncpg.connect(admin_url)
+    await admin.execute(f"CREATE DATABASE {name} {options}")
+    await admin.close()
+    return admin_url.rsplit("/", 1)[0] + f"/{name}"
+
+
+async def _drop(admin_url: str, name: str) -> None:
+    admin = await asyncpg.connect(admin_url)
+    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await admin.close()
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from outrider.stores.postgres import PostgresSchema, PostgresStore
 from outrider.stores.postgres.upkeep import PostgresUpkeep
 from outrider.testing import MemoryBroker
 from outrider.testing.harness import order
-from outrider.testing.servers import PostgresServer
 
 pytestmark = pytest.mark.postgres
 
@@ -141,8 +140,8 @@ async def test_staging_outside_a_transaction_is_refused(store: PostgresStore, co
     assert await conn.fetchval("SELECT count(*) FROM outrider.outbox") == 0
 
 
-async def test_migrations_resume_where_they_broke_off_and_run_once(postgres_server: PostgresServer) -> None:
-    url = postgres_server.database("resumable")
+async def test_migrations_resume_where_they_broke_off_and_run_once(empty_database: str) -> None:
+    url = empty_database
     schema = PostgresSchema(url, schema="shop", lanes=8)
     planned = await schema.plan()
     conn = await asyncpg.connect(url)
@@ -163,15 +162,15 @@ async def test_migrations_resume_where_they_broke_off_and_run_once(postgres_serv
     await conn.close()
 
 
-async def test_two_migrators_at_once_do_the_work_once(postgres_server: PostgresServer) -> None:
-    url = postgres_server.database("twice")
+async def test_two_migrators_at_once_do_the_work_once(empty_database: str) -> None:
+    url = empty_database
     done = await asyncio.gather(*(PostgresSchema(url).migrate() for _ in range(3)))
     steps = [step.name for run in done for step in run]
     assert len(steps) == len(set(steps)) > 20
 
 
-async def test_a_missing_or_absent_database_is_told_apart_with_the_remedy(postgres_server: PostgresServer) -> None:
-    url = postgres_server.database("bare")
+async def test_a_missing_or_absent_database_is_told_apart_with_the_remedy(empty_database: str) -> None:
+    url = empty_database
     with pytest.raises(Misuse, match="outrider db migrate"):
         await PostgresStore.open(url)
     with pytest.raises(Unreachable, match="is it running"):
