@@ -17,6 +17,7 @@ from outrider.event import Event
 from outrider.observer import Observer
 from outrider.outbox.stage import StagingRules, drafts
 from outrider.store import Drafts, Hold, Placed, Store
+from outrider.stores.queries import identifier
 
 # Where a connection's type comes from, and the module that stages through it.
 _ASYNC_DRIVERS = {"asyncpg": "outrider.drivers.asyncpg", "outrider.stores.memory": "outrider.drivers.memory"}
@@ -34,6 +35,9 @@ class Outbox:
     schema: str = "outrider"
     rules: StagingRules = field(default_factory=StagingRules)
 
+    def __post_init__(self) -> None:
+        identifier(self.schema)
+
     async def stage(self, conn: Any, *events: Event) -> list[UUID]:
         """Stage events in the caller's open transaction; return their ids. See `outrider.stage`."""
         checked = drafts(events, self.rules)
@@ -44,6 +48,8 @@ class Outbox:
         """Stage events through a connection that is not asynchronous. See `outrider.stage_sync`."""
         checked = drafts(events, self.rules)
         driver = _driver(conn, _SYNC_DRIVERS)
+        if driver is None and _driver(conn, _ASYNC_DRIVERS):
+            raise Misuse(f"a {_kind(conn)} is asynchronous; use: await outrider.stage(conn, ...)")
         if driver is None:
             raise _unknown(conn)
         driver(conn, checked, None, self.schema)
@@ -98,8 +104,11 @@ def _driver(conn: Any, drivers: dict[str, str]) -> Callable[..., Any] | None:
 
 
 def _unknown(conn: Any) -> Misuse:
-    kind = f"{type(conn).__module__}.{type(conn).__qualname__}"
-    return Misuse(f"cannot stage through a {kind}; pass an asyncpg or sqlite3 connection that is in a transaction")
+    return Misuse(f"cannot stage through a {_kind(conn)}; pass an asyncpg or sqlite3 connection in a transaction")
+
+
+def _kind(conn: Any) -> str:
+    return f"{type(conn).__module__}.{type(conn).__qualname__}"
 
 
 class Migration(Protocol):
@@ -218,8 +227,10 @@ def _adapter(url: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Ca
     if separator and scheme in table:
         return table[scheme]
     valid = ", ".join(f"{name}://" for name in table)
-    hint = f"; did you mean {near}://?" if (near := nearest(scheme, table)) else ""
-    raise Misuse(f"{redacted(url)!r} names no {kind} that outrider knows{hint} (valid: {valid})")
+    hint = f"; did you mean {near}://?" if separator and (near := nearest(scheme, table)) else ""
+    # A text that is no URL may be anything, a connection string with a password for instance, so it is not repeated.
+    shown = repr(redacted(url)) if separator else "the text given"
+    raise Misuse(f"{shown} names no {kind} that outrider knows{hint} (valid: {valid})")
 
 
 def _path(url: str) -> str:

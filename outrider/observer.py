@@ -129,12 +129,19 @@ class BreakerClosed(Fact):
 
 @dataclass(frozen=True, slots=True)
 class StoreTroubled(Fact):
-    """The store did not answer; the relay tries again until its lease ends."""
+    """The store does not answer; the relay keeps trying. Told once, until it answers again."""
 
     relay: str
     error: str
 
     level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRecovered(Fact):
+    """The store answers again."""
+
+    relay: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def replay(
         who = actor()
         return await in_steps([row["event_id"] for row in rows], rate, lambda some: desk.replay(some, who), quiet=json)
 
-    _decide(store, schema, chosen, selection.Decision("replay", "replayed", dry_run, yes, json), work)
+    _decide(store, schema, chosen, selection.Decision("replay", "replayed", dry_run, yes, json, grave=not ids), work)
 
 
 @app.command("discard")
@@ -130,7 +130,7 @@ def discard(
         who = actor()
         return await in_steps([row["event_id"] for row in rows], None, lambda some: desk.discard(some, who), quiet=json)
 
-    _decide(store, schema, chosen, selection.Decision("discard", "discarded", dry_run, yes, json), work)
+    _decide(store, schema, chosen, selection.Decision("discard", "discarded", dry_run, yes, json, grave=True), work)
 
 
 @app.command("bury")
@@ -141,12 +141,10 @@ def bury(
     schema: SchemaName = None,
     reason_text: Annotated[str, typer.Option("--reason-text", help="Why, for those who find it.")] = "by hand",
     policy: Annotated[str, typer.Option("--policy", help="hold: its stream waits; skip: its stream goes on.")] = "hold",
-    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Move an undelivered event to the dead letters."""
     wanted, chosen = event_id(id), _policy(policy)
-    confirm(f"Bury {wanted}?", yes=yes, as_json=json)
     failure = {"kind": "by_hand", "error": reason_text, "at": datetime.now(UTC).isoformat()}
 
     async def buried() -> bool:
@@ -198,12 +196,16 @@ def _do(
     decision: selection.Decision,
     work: selection.Work,
 ) -> None:
-    if rows:
-        confirm(f"{decision.verb.capitalize()} {len(rows)} dead letters?", yes=decision.yes, as_json=decision.json)
+    if rows and decision.grave:
+        confirm(f"{decision.verb} {_letters(len(rows))}", yes=decision.yes, as_json=decision.json)
 
     async def done() -> int:
         async with opened(store, schema) as found:
             return await work(found.desk, rows) if rows else 0
 
     count = asyncio.run(done())
-    emit({decision.done: count}) if decision.json else say(f"{count} dead letters {decision.done}")
+    emit({decision.done: count}) if decision.json else say(f"{_letters(count)} {decision.done}")
+
+
+def _letters(count: int) -> str:
+    return f"{count} dead letter{'' if count == 1 else 's'}"

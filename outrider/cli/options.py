@@ -54,7 +54,7 @@ def event_id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        remedy = "copy one from `outrider events ls` or `outrider dead ls`, 32 hexadecimal digits"
+        remedy = "copy a whole one from `outrider events ls` or `outrider dead ls`"
         raise Misuse(f"{text!r} is not an event id; {remedy}") from None
 
 
@@ -71,7 +71,10 @@ def actor() -> str:
         return "cli:unknown"
 
 
-def confirm(question: str, *, yes: bool, as_json: bool) -> None:
-    """Ask before something is done that matters, if there is somebody to ask."""
-    if not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty():
-        typer.confirm(question, abort=True)
+def confirm(deed: str, *, yes: bool, as_json: bool) -> None:
+    """Ask before something is done that matters. Where there is nobody to ask, only --yes will do."""
+    if yes:
+        return
+    if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise Misuse(f"this would {deed}, and there is no terminal to ask; add --yes, or look first")
+    typer.confirm(f"This will {deed}. Go on?", abort=True)

@@ -74,7 +74,7 @@ def relay(
     if parent is not None:
         die_with_parent(parent)
     confirmed = asyncio.run(run(chosen, archive=archive, until_empty=until_empty))
-    emit({"confirmed": confirmed}) if json else say(f"{confirmed} events confirmed")
+    emit({"confirmed": confirmed}) if json else say(f"{confirmed} event{'' if confirmed == 1 else 's'} confirmed")
 
 
 async def run(chosen: Config, *, archive: bool, until_empty: bool) -> int:

@@ -33,6 +33,8 @@ class Decision:
     dry_run: bool
     yes: bool
     json: bool
+    grave: bool
+    """Whether it is final, or takes many at once; then it needs a yes."""
 
 
 @dataclass(frozen=True, slots=True)

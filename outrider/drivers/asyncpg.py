@@ -6,7 +6,7 @@ from typing import Any
 
 import asyncpg
 
-from outrider.errors import NotInTransaction, Transient
+from outrider.errors import Misuse, NotInTransaction, Transient
 from outrider.store import Drafts, Hold, Placed
 from outrider.stores.postgres import queries
 from outrider.stores.postgres.staging import counter_parameters, stage_parameters
@@ -14,11 +14,20 @@ from outrider.stores.postgres.staging import counter_parameters, stage_parameter
 
 async def stage(conn: Any, drafts: Drafts, hold: Hold | None, schema: str) -> list[Placed]:
     """Stage in the connection's open transaction: one statement, or two where known ids must be looked up."""
+    if not hasattr(conn, "is_in_transaction"):
+        raise Misuse("a pool is not a connection; use: async with pool.acquire() as conn, conn.transaction(): ...")
     if not conn.is_in_transaction():
         raise NotInTransaction(
             "this connection is not in a transaction, so the event could not share the fate of your change; "
             "stage inside `async with conn.transaction():`"
         )
+    try:
+        return await _stage(conn, drafts, hold, schema)
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError) as error:
+        raise Misuse(f"the outbox is not installed in schema {schema}; run: outrider db migrate") from error
+
+
+async def _stage(conn: Any, drafts: Drafts, hold: Hold | None, schema: str) -> list[Placed]:
     sql = queries.load(schema)
     placed = await _stage_plain(conn, sql, drafts, hold) if drafts.plain else []
     return placed + (await _stage_numbered(conn, sql, drafts, hold) if drafts.numbered else [])

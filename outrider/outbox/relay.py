@@ -27,6 +27,7 @@ from outrider.observer import (
     RelayStarted,
     RelayStopped,
     RelaySwept,
+    StoreRecovered,
     StoreTroubled,
     UpkeepDone,
 )
@@ -39,6 +40,7 @@ from outrider.outbox.verdicts import Judge
 from outrider.store import Due, Fetched, Lease, Store
 
 PRUNE_DUTY = "prune"
+SOON_SECONDS = 0.2
 _LANE = attrgetter("lane")
 
 
@@ -77,6 +79,7 @@ class Relay:
         self._surrender: set[int] = set()
         self._full: set[int] = set()
         self._next_due_seconds: dict[int, float | None] = {}
+        self._troubled = False
         self._stopping = asyncio.Event()
         self._wakes = [asyncio.Event() for _ in range(self.settings.workers)]
 
@@ -174,7 +177,7 @@ class Relay:
             try:
                 moved = await self.work(worker)
             except Transient as error:
-                self.observer.notice(StoreTroubled(self.name, str(error)))
+                self._trouble(error)
                 moved = 0
             if moved:
                 idle_seconds = self.settings.poll_seconds_min
@@ -194,16 +197,28 @@ class Relay:
             return
 
     async def _loop(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Repeat a step. Trouble with the store is told and tried again soon; the lease decides what that costs."""
+        """Repeat a step. After trouble with the store it is tried again soon; the lease decides what that costs."""
         pause = seconds
         while True:
             await asyncio.sleep(pause)
             try:
                 await step()
-                pause = seconds
             except Transient as error:
-                self.observer.notice(StoreTroubled(self.name, str(error)))
-                pause = min(seconds, 0.2)
+                self._trouble(error)
+                pause = min(seconds, SOON_SECONDS)
+            else:
+                self._recover()
+                pause = seconds
+
+    def _trouble(self, error: Transient) -> None:
+        if not self._troubled:
+            self._troubled = True
+            self.observer.notice(StoreTroubled(self.name, str(error)))
+
+    def _recover(self) -> None:
+        if self._troubled:
+            self._troubled = False
+            self.observer.notice(StoreRecovered(self.name))
 
     async def _probing(self) -> None:
         while True:

@@ -92,7 +92,8 @@ def _stream(draft: Draft) -> tuple[str, str, int]:
 
 def _draft(event: Event, rules: StagingRules, at: str) -> Draft:
     if not isinstance(event, Event):
-        raise InvalidEvent(at.rstrip(".") or "event", f"a {type(event).__name__} is not an Event", "pass Event(...)")
+        remedy = "unpack it: stage(conn, *events)" if isinstance(event, list | tuple) else "pass Event(...)"
+        raise InvalidEvent(at.rstrip(".") or "event", f"a {type(event).__name__} is not an Event", remedy)
     _check_fields(event, at)
     topic = _topic(event, rules, at)
     return Draft(
@@ -125,6 +126,8 @@ def _check_fields(event: Event, at: str) -> None:
     _check_number(event.schema_version, 1, 2**31 - 1, f"{at}schema_version")
     if event.max_attempts is not None:
         _check_number(event.max_attempts, 1, 32_767, f"{at}max_attempts")
+    if isinstance(event.sequence, str) and event.sequence != "auto":
+        raise InvalidEvent(f"{at}sequence", f"{event.sequence!r} is not a sequence", 'use "auto" or a whole number')
     if event.sequence not in (None, "auto"):
         _check_number(event.sequence, 0, 2**63 - 1, f"{at}sequence")
     for name in ("created_at", "available_at"):

@@ -144,7 +144,7 @@ def test_a_buried_event_holds_its_stream_until_it_is_replayed(shell: Shell) -> N
 def test_a_stream_goes_on_after_its_dead_letter_is_discarded(shell: Shell) -> None:
     first, second = shell.stage("a", "a")
     shell("dead", "bury", first)
-    assert shell.json("dead", "discard", "--all") == {"discarded": 1}
+    assert shell.json("dead", "discard", "--all", "--yes") == {"discarded": 1}
     shell("relay", "--until-empty")
     assert shell.json("events", "show", second)["state"] == "sent"
     shell("events", "show", first, code=1)
@@ -169,8 +169,44 @@ def test_a_dry_run_shows_what_would_be_replayed_and_changes_nothing(shell: Shell
 def test_a_replay_by_filter_takes_only_what_matches_at_the_rate_given(shell: Shell) -> None:
     for event_id in shell.stage("a", "b", "c"):
         shell("dead", "bury", event_id)
-    assert shell.json("dead", "replay", "--reason", "by_hand", "--topic", "orders", "--rate", "500") == {"replayed": 3}
+    assert shell.json("dead", "replay", "--reason", "by_hand", "--topic", "orders", "--rate", "500", "--yes") == {
+        "replayed": 3
+    }
     assert shell.json("dead", "replay", "--event-type", "order.paid") == {"replayed": 0}
+
+
+def test_what_is_final_or_takes_many_at_once_needs_a_yes_where_nobody_can_be_asked(shell: Shell) -> None:
+    [event_id] = shell.stage("a")
+    shell("dead", "bury", event_id)
+    for command in (("discard", "--all"), ("discard", event_id), ("replay", "--topic", "orders")):
+        assert "add --yes" in shell("dead", *command, code=2).stderr
+        assert "add --yes" in shell("dead", *command, "--json", code=2).stderr
+    assert len(shell.json("dead", "ls")) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2#x@127.0.0.1:5432/shop",
+        "postgresql://u:hunter2/x@127.0.0.1:5432/shop",
+        "postgresql://u:p@hunter2/w@127.0.0.1/shop",
+        "postgresql://u:hunter2@127.0.0.1:99999/shop",
+        "postgresql://u:hunter2@[::1/shop",
+        "host=127.0.0.1 password=hunter2",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_repeating_its_secret(bare: Shell, url: str) -> None:
+    for command in (("events", "ls"), ("db", "migrate"), ("db", "status")):
+        told = bare(*command, "--store", url, code=2)
+        assert "hunter2" not in told.stderr + told.stdout
+        assert "Traceback" not in told.stderr
+
+
+@pytest.mark.parametrize("schema", ["Bad-Name", "x; drop table y", "1st"])
+def test_a_schema_name_that_is_no_identifier_is_refused_before_it_reaches_a_server(bare: Shell, schema: str) -> None:
+    url = "postgresql://u@127.0.0.1:1/shop"
+    for command in (("events", "ls"), ("dead", "ls"), ("db", "plan")):
+        assert "not allowed" in bare(*command, "--store", url, "--schema", schema, code=2).stderr
 
 
 def test_replaying_needs_a_choice_and_only_one(shell: Shell) -> None:

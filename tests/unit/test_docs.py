@@ -72,10 +72,12 @@ def _stop_if_it_runs_for_ever(code: str) -> None:
 @pytest.mark.parametrize(("place", "code"), _snippets("sql"), ids=lambda value: value if ":" in value[:40] else "")
 async def test_a_sql_snippet_runs(place: str, code: str, postgres_url: str) -> None:
     conn = await asyncpg.connect(postgres_url)
-    try:
-        await conn.execute(code)
-    finally:
-        await conn.close()
+    # Rolled back, because a snippet may make a role, and roles belong to the whole server.
+    trial = conn.transaction()
+    await trial.start()
+    await conn.execute(code)
+    await trial.rollback()
+    await conn.close()
 
 
 def test_every_command_in_the_documentation_exists() -> None:

@@ -52,9 +52,15 @@ def translated(where: str) -> Iterator[None]:
     except _PASSING as error:
         raise Transient(f"{where}: {error}") from error
     except _AWAY as error:
-        raise Unreachable(f"{where} does not answer ({type(error).__name__}: {error}); is it running?") from error
+        raise Unreachable(f"{where} does not answer ({_told(error)}); is it running?") from error
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise Misuse(f"{where}: {error}; grant the role USAGE on the schema and rights on its tables") from error
     except asyncpg.PostgresError as error:
         raise Permanent(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class Database:
@@ -62,7 +68,7 @@ class Database:
 
     def __init__(self, url: str, *, connections_max: int = 8, pooled: bool = False) -> None:
         self.url = url
-        self.where = f"PostgreSQL at {urlsplit(url).hostname or 'a local socket'}:{urlsplit(url).port or 5432}"
+        self.where = _where(url)
         self._connections_max = connections_max
         self.pooled = pooled
         self._pool: asyncpg.Pool | None = None
@@ -72,7 +78,8 @@ class Database:
         with translated(self.where):
             self._pool = await asyncpg.create_pool(
                 self.url,
-                min_size=1,
+                # No floor: while the server is away, the pool should not fill the log with its own attempts.
+                min_size=0,
                 max_size=self._connections_max,
                 init=_read_json_as_bytes,
                 reset=_leave_as_it_is,
@@ -126,6 +133,19 @@ class Database:
             await asyncio.wait_for(self._pool.close(), timeout=5)
         except TimeoutError:
             self._pool.terminate()
+
+
+def _where(url: str) -> str:
+    """Name the server without anything secret; refuse a URL that would be read differently from how it was meant."""
+    remedy = "characters such as @ / # ? : in a user or password must be percent-encoded (# is %23, / is %2F, @ is %40)"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise Misuse(f"the PostgreSQL URL cannot be read: its host or port makes no sense; {remedy}") from None
+    if "@" in parts.path or "@" in parts.query or "@" in parts.fragment or parts.fragment:
+        raise Misuse(f"the PostgreSQL URL cannot be read: it has an @ or # where none belongs; {remedy}")
+    return f"PostgreSQL at {host}:{port or 5432}" if host else "PostgreSQL at its default address"
 
 
 def fence(lease: Lease) -> tuple[str, list[int], list[int]]:

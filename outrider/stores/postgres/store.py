@@ -19,6 +19,7 @@ from outrider.stores.postgres.desk import PostgresDesk
 from outrider.stores.postgres.settling import settle
 from outrider.stores.postgres.upkeep import PostgresUpkeep
 from outrider.stores.postgres.wakeup import Hints
+from outrider.stores.queries import identifier
 
 STREAM_COLUMNS = 4
 
@@ -41,6 +42,7 @@ class PostgresStore:
         cls, url: str, *, schema: str = "outrider", archive: bool = True, connections_max: int = 8, pooled: bool = False
     ) -> PostgresStore:
         """Connect to an installed outbox; refuse one that is not, and refuse a replica."""
+        identifier(schema)
         database = Database(url, connections_max=connections_max, pooled=pooled)
         await database.open()
         try:

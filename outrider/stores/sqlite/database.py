@@ -59,6 +59,8 @@ def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connec
     """Open a connection with the settings this store relies on; transactions are begun by hand."""
     if str(path) == ":memory:":
         raise Misuse("a SQLite database in memory belongs to one connection; give the path of a file")
+    if not path.parent.is_dir():
+        raise Misuse(f"cannot make {path}: the directory {path.parent} does not exist; create it, or check the path")
     with translated():
         conn = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
         try:
