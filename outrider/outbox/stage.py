@@ -91,9 +91,7 @@ def _stream(draft: Draft) -> tuple[str, str, int]:
 
 
 def _draft(event: Event, rules: StagingRules, at: str) -> Draft:
-    if not isinstance(event, Event):
-        remedy = "unpack it: stage(conn, *events)" if isinstance(event, list | tuple) else "pass Event(...)"
-        raise InvalidEvent(at.rstrip(".") or "event", f"a {type(event).__name__} is not an Event", remedy)
+    _check_kind(event, at)
     _check_fields(event, at)
     topic = _topic(event, rules, at)
     return Draft(
@@ -115,6 +113,12 @@ def _draft(event: Event, rules: StagingRules, at: str) -> Draft:
         created_at=event.created_at,
         available_at=event.available_at,
     )
+
+
+def _check_kind(event: object, at: str) -> None:
+    if not isinstance(event, Event):
+        remedy = "unpack it: stage(conn, *events)" if isinstance(event, list | tuple) else "pass Event(...)"
+        raise InvalidEvent(at.rstrip(".") or "event", f"a {type(event).__name__} is not an Event", remedy)
 
 
 def _check_fields(event: Event, at: str) -> None:
