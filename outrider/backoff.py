@@ -8,6 +8,10 @@ from typing import Any
 
 from outrider.errors import BadSetting
 
+FACTOR_MAX = 100
+CAP_SECONDS_MAX = 30 * 86_400
+ATTEMPTS_MAX = 32_767
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -26,16 +30,17 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         checks = {
             "base_seconds": self.base_seconds > 0,
-            "factor": self.factor >= 1,
-            "cap_seconds": self.cap_seconds >= self.base_seconds,
+            "factor": 1 <= self.factor <= FACTOR_MAX,
+            "cap_seconds": self.base_seconds <= self.cap_seconds <= CAP_SECONDS_MAX,
             "jitter": 0 <= self.jitter < 1,
-            "max_attempts": self.max_attempts >= 1,
+            "max_attempts": 1 <= self.max_attempts <= ATTEMPTS_MAX,
         }
         for name, fine in checks.items():
             if not fine:
                 raise BadSetting(
-                    f"retry.{name} = {getattr(self, name)!r} cannot work; use base_seconds > 0, factor >= 1, "
-                    "cap_seconds >= base_seconds, 0 <= jitter < 1 and max_attempts >= 1"
+                    f"retry.{name} = {getattr(self, name)!r} cannot work; use base_seconds > 0, factor from 1 to "
+                    f"{FACTOR_MAX}, cap_seconds from base_seconds to {CAP_SECONDS_MAX}, jitter from 0 to below 1, and "
+                    f"max_attempts from 1 to {ATTEMPTS_MAX}"
                 )
 
     def delay_seconds(self, attempt: int, chance: random.Random) -> float:

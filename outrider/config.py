@@ -18,6 +18,7 @@ from outrider.errors import BadSetting
 from outrider.outbox.settings import RelaySettings
 
 PREFIX = "OUTRIDER_"
+NUMBER_MAX = 1_000_000
 _KINDS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
 
 RELAY_NUMBERS: dict[str, type[int] | type[float]] = {
@@ -26,10 +27,11 @@ RELAY_NUMBERS: dict[str, type[int] | type[float]] = {
 """The relay's settings that are numbers; each is an option and a variable."""
 
 VARIABLES = tuple(f"{PREFIX}{name.upper()}" for name in ("store", "broker", "schema", *RELAY_NUMBERS))
-_FOREIGN = (f"{PREFIX}TEST_", f"{PREFIX}REQUIRE_")
+_FOREIGN = (f"{PREFIX}TEST_", f"{PREFIX}REQUIRE_", f"{PREFIX}DEBUG")
 
-_USERINFO_PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):\S*@")
-_QUERY_PASSWORD = re.compile(r"(?<=[?&])(\w*(?:password|secret|token))=[^\s&#]*", re.IGNORECASE)
+# Up to the last @ of the line, spaces and slashes included: in doubt it hides too much.
+_USERINFO_PASSWORD = re.compile(r"(?<=://)([^\s/@:?]*)[:@/][^\n]*@")
+_QUERY_PASSWORD = re.compile(r"(?<=[?&])(\w*(?:password|passwd|pwd|secret|token))=[^\s'\")]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,6 @@ def _number(
     except (ValueError, OverflowError):
         wanted = "a whole number" if kind is int else "a number"
         raise BadSetting(f"{label} = {value!r} is not {wanted}; give one above 0") from None
-    if not (math.isfinite(number) and number > 0):
-        raise BadSetting(f"{label} = {value} cannot work; give a number above 0")
+    if not (math.isfinite(number) and 0 < number <= NUMBER_MAX):
+        raise BadSetting(f"{label} = {value} cannot work; give a number above 0 and up to {NUMBER_MAX}")
     return number

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +15,8 @@ from typer.core import TyperGroup
 from outrider.config import redacted
 from outrider.errors import Misuse, OutriderError, Transient
 
-FINDING, USAGE, UNREACHABLE = 1, 2, 3
+FINDING, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+DEBUG = "OUTRIDER_DEBUG"
 
 
 class Finding(OutriderError):
@@ -33,7 +36,7 @@ def exit_code(error: OutriderError) -> int:
 
 def report(text: str, code: int, *, as_json: bool) -> None:
     """Print an error, with the passwords of URLs hidden."""
-    line = " ".join(redacted(text).split())
+    line = " ".join(redacted(text).encode(errors="backslashreplace").decode().split())
     shown = json.dumps({"error": line, "exit": code}, ensure_ascii=False) if as_json else f"outrider: {line}"
     typer.echo(shown, err=True)
 
@@ -44,18 +47,40 @@ class Group(TyperGroup):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Run a command and exit with its code."""
         given = list(sys.argv[1:] if args is None else args)
-        as_json = "--json" in given
-        # Typer's own report of a wrong usage is good for people; for programs it has to be an object.
-        extra["standalone_mode"] = not as_json
+        # Typer's own report would repeat what was typed, passwords included; so every error passes through ours.
+        extra["standalone_mode"] = False
         try:
             code = super().main(given, *rest, **extra)
-        except OutriderError as error:
-            code = exit_code(error)
-            report(str(error), code, as_json=as_json)
-        except Exception as error:
-            # Typer brings a click of its own in some versions, so its usage errors are known by what they can do.
-            if not (as_json and hasattr(error, "format_message")):
-                raise
-            code = getattr(error, "exit_code", USAGE)
-            report(error.format_message(), code, as_json=True)
+        except (Exception, KeyboardInterrupt) as error:
+            code = _fail(error, as_json="--json" in given)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(error: BaseException, *, as_json: bool) -> int:
+    """Report an error; return its exit code."""
+    error = _cause(error)
+    if isinstance(error, KeyboardInterrupt | typer.Abort) or type(error).__name__ == "Abort":
+        report("stopped", INTERRUPTED, as_json=as_json)
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # Whoever read our output has seen enough. Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, OutriderError):
+        text, code = str(error), exit_code(error)
+    elif hasattr(error, "format_message"):
+        # Typer brings a click of its own in some versions, so its usage errors are known by what they can do.
+        text, code = f"{error.format_message()} (see --help)", USAGE
+    else:
+        text, code = f"{type(error).__name__}: {error}", FINDING
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    report(text, code, as_json=as_json)
+    return code
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what a group of errors is about: ours if there is one, else the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = next((e for e in error.exceptions if isinstance(e, OutriderError)), error.exceptions[0])
+    return error

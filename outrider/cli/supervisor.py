@@ -82,9 +82,12 @@ class Crew:
 
     def __init__(self, chosen: Config, options: list[str]) -> None:
         self._command = child_command(options)
+        # Only a relay that stops when it is done may end by itself; another one that does is replaced.
+        self._finite = "--until-empty" in options
         self._environment = {**os.environ, **config.variables(chosen)}
         self._observer = app.log_observer()
         self._chance = random.Random()
+        self._steady = False
         self._stopping = asyncio.Event()
         self._children: set[Process] = set()
 
@@ -101,9 +104,11 @@ class Crew:
         while not self._stopping.is_set():
             begun = time.monotonic()
             pid, code = await self._run()
-            if code == USAGE:
+            self._steady |= time.monotonic() - begun > STEADY_SECONDS
+            if code == USAGE and not self._steady:
+                # It cannot work as it was told to. Once relays have worked, the trouble is elsewhere and may pass.
                 self.stop()
-            if self._stopping.is_set() or code == 0:
+            if self._stopping.is_set() or (code == 0 and self._finite):
                 return max(code, 0)
             crashes = 1 if time.monotonic() - begun > STEADY_SECONDS else crashes + 1
             await self._pause(pid, code, RESTART.delay_seconds(crashes, self._chance))

@@ -49,6 +49,7 @@ def _add_own(headers: dict[str, str], own: dict[str, Any]) -> None:
     elif "trace_id" in own:
         own["traceparent"] = f"00-{own['trace_id']}-{headers['trace_id'][16:]}-01"
     message_id = headers["message_id"]
+    json.dumps(own, ensure_ascii=False).encode()  # Raises for a lone surrogate, which no wire can carry.
     # A foreign INSERT may carry numbers; on the wire every header is text.
     headers.update({name: value if isinstance(value, str) else json.dumps(value) for name, value in own.items()})
     headers["message_id"] = message_id

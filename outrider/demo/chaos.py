@@ -69,9 +69,9 @@ class Crew:
             )
         self.relays.append(relay)
 
-    def kill_if_due(self, sent: int, undelivered: int, orders: int) -> None:
-        """Kill a relay if it is time for it."""
-        if self.kills < KILLS and undelivered and sent >= kill_at(self.kills, orders, self.sent_at_last):
+    def kill_if_due(self, sent: int, unfinished: bool, orders: int) -> None:
+        """Kill a relay if it is time for it, while orders are still to be written or delivered."""
+        if self.kills < KILLS and unfinished and sent >= kill_at(self.kills, orders, self.sent_at_last):
             self.sent_at_last = sent
             self.kill_one()
 

@@ -125,7 +125,7 @@ class Watch:
             written = self.writing.done()
             await self._look()
             self._check()
-            self.crew.kill_if_due(self.sent, self.undelivered, self.orders)
+            self.crew.kill_if_due(self.sent, not written or self.undelivered > 0, self.orders)
             bar.update(line, completed=self.sent, kills=self.crew.kills)
 
     async def _look(self) -> None:

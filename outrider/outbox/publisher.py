@@ -19,7 +19,7 @@ from outrider.observer import BreakerClosed, BreakerOpened, Buried, Observer, Re
 from outrider.outbox.breaker import Breakers
 from outrider.outbox.streams import Course, Run
 from outrider.outbox.verdicts import Failing, Judge
-from outrider.outcome import CONFIRMED, Bury, Confirmed, Defer, Rejected, Unresolved, Verdict
+from outrider.outcome import CONFIRMED, Bury, Confirmed, Defer, Refused, Rejected, Unresolved, Verdict
 
 
 class Turnstile:
@@ -53,7 +53,16 @@ async def publish(broker: Broker, messages: list[Message], seconds: float) -> Se
     """Publish with a time limit. Whatever the adapter does, each message has a verdict in the end."""
     try:
         async with asyncio.timeout(seconds):
-            return await broker.publish(messages)
+            verdicts = await broker.publish(messages)
+        if len(verdicts) != len(messages):
+            return [Unresolved(f"{len(verdicts)} verdicts for {len(messages)} messages")] * len(messages)
+        return verdicts
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled us: a future inside the client was, and that says nothing about any message.
+        return [Unresolved("the broker's client cancelled the publish")] * len(messages)
     except TimeoutError:
         return [Unresolved(f"no verdict from the broker within {seconds:g} s")] * len(messages)
     except Exception as error:
@@ -178,8 +187,12 @@ class Publisher:
         if isinstance(verdict, Unresolved):
             course.leave(stream)
             faults.setdefault(verdict.destination, (verdict.error, []))[1].extend(events[index:])
-        elif not isinstance(verdict, Confirmed):
+        elif isinstance(verdict, Refused | Rejected):
             self._charge(course, sealed.run, index, verdict)
+        else:
+            error = f"{verdict!r} is not a verdict"
+            course.leave(stream)
+            faults.setdefault("", (error, []))[1].extend(events[index:])
 
     def _charge(self, course: Course, run: Run, index: int, verdict: Failing) -> None:
         event, stream = run.events[index], run.stream

@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from outrider.broker import Broker
 from outrider.clock import Clock, SystemClock
-from outrider.errors import Transient
+from outrider.errors import OutriderError
 from outrider.event import default_topic
 from outrider.observer import (
     LanesClaimed,
@@ -79,6 +79,7 @@ class Relay:
         self._surrender: set[int] = set()
         self._full: set[int] = set()
         self._next_due_seconds: dict[int, float | None] = {}
+        self._owed: dict[int, tuple[Lease, Course]] = {}
         self._troubled = False
         self._stopping = asyncio.Event()
         self._wakes = [asyncio.Event() for _ in range(self.settings.workers)]
@@ -108,6 +109,7 @@ class Relay:
         """Make one pass over a worker's lanes; return how many events it moved."""
         # What was due in an earlier pass says nothing if this one ends early; a worker would spin on it.
         self._next_due_seconds[worker] = None
+        await self._settle_owed(worker)
         lease = await self._own_lanes(worker)
         if not lease.epochs or self.breakers.open(""):
             return 0
@@ -119,7 +121,8 @@ class Relay:
         publishing = self.clock.boot_seconds()
         await self.publisher.run(course, self._may_publish(lease))
         published = self.clock.boot_seconds()
-        settled = await self._settle(lease, course)
+        self._owed[worker] = lease, course
+        settled = await self._settle_owed(worker)
         if course.settlements:
             spent = published - publishing, self.clock.boot_seconds() - begun
             self.observer.notice(Passed(len(fetched.events), course.confirmed, settled, *spent))
@@ -157,8 +160,15 @@ class Relay:
             await asyncio.gather(*(tasks.create_task(self._working(n)) for n in range(self.settings.workers)))
             for duty in duties:
                 duty.cancel()
-        await self.store.leave(self.name)
+        await self._leave()
         self.observer.notice(RelayStopped(self.name))
+
+    async def _leave(self) -> None:
+        try:
+            await self.store.leave(self.name)
+        except OutriderError as error:
+            # Everything in flight is settled or owed; the lanes are free when the lease ends.
+            self._trouble(error)
 
     def stop(self) -> None:
         """Ask for a clean stop: no new pass is begun, so nothing will be published twice after a restart."""
@@ -176,7 +186,8 @@ class Relay:
             self._wakes[worker].clear()
             try:
                 moved = await self.work(worker)
-            except Transient as error:
+            except OutriderError as error:
+                # Not only what is known to pass: a relay that ends over one bad answer helps nobody. It is told.
                 self._trouble(error)
                 moved = 0
             if moved:
@@ -203,14 +214,14 @@ class Relay:
             await asyncio.sleep(pause)
             try:
                 await step()
-            except Transient as error:
+            except OutriderError as error:
                 self._trouble(error)
                 pause = min(seconds, SOON_SECONDS)
             else:
                 self._recover()
                 pause = seconds
 
-    def _trouble(self, error: Transient) -> None:
+    def _trouble(self, error: OutriderError) -> None:
         if not self._troubled:
             self._troubled = True
             self.observer.notice(StoreTroubled(self.name, str(error)))
@@ -247,7 +258,7 @@ class Relay:
     async def _claim(self, wanted: tuple[int, ...]) -> None:
         try:
             won = await self.store.claim(self.name, wanted)
-        except Transient:
+        except OutriderError:
             # The lanes may be ours without our knowing, and nobody would work on them while this name lives.
             self._lose_everything()
             raise
@@ -293,10 +304,16 @@ class Relay:
         self._next_due_seconds[worker] = due.next_seconds
         return plan(fetched.events, due.streams, blocked, self.rule)
 
-    async def _settle(self, lease: Lease, course: Course) -> int:
-        if not course.settlements and not course.emptied:
+    async def _settle_owed(self, worker: int) -> int:
+        """Settle the worker's last course. If the store fails, it stays owed, and nothing is published before."""
+        if worker not in self._owed:
             return 0
-        return await self.store.settle(lease, course.settlements, course.emptied) + len(course.emptied)
+        lease, course = self._owed[worker]
+        settled = 0
+        if course.settlements or course.emptied:
+            settled = await self.store.settle(lease, course.settlements, course.emptied) + len(course.emptied)
+        del self._owed[worker]
+        return settled
 
     def _fresh_name(self) -> str:
         return f"relay-{self.chance.getrandbits(48):012x}"

@@ -15,6 +15,9 @@ LEASE_MARGIN = 0.9
 """A relay trusts this much of its lease, counted from sending the renewal, by its own clock."""
 
 
+WORKERS_MAX = 64
+
+
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
     """Limits and times of a relay; the defaults suit most.
@@ -49,6 +52,8 @@ class RelaySettings:
                 f"poll_seconds_min ({self.poll_seconds_min}) must be above 0 and at most poll_seconds_max "
                 f"({self.poll_seconds_max})"
             )
+        if self.workers > WORKERS_MAX:
+            raise BadSetting(f"workers = {self.workers} cannot work; use at most {WORKERS_MAX}, 4 suits most")
         for name in ("batch_max", "in_flight_max", "workers", "upkeep_seconds", "breaker_seconds_base"):
             if getattr(self, name) <= 0:
                 raise BadSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")

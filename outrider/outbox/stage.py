@@ -29,7 +29,8 @@ _TRACE = {
     "trace_id": re.compile(r"[0-9a-f]{32}"),
 }
 _TEXT_FIELDS = ("event_type", "aggregate_type", "aggregate_id", "key", "routing_key", "saga_id")
-_TEXT_MAX = 500
+_YEARS = range(1900, 9000)
+_TEXT_BYTES_MAX = {"event_type": 240}
 _RESERVED = frozenset({"message_id", "event_type", "key", "sequence", "schema_version", "skipped", "replayed"})
 
 
@@ -143,10 +144,11 @@ def _check_text(value: Any, path: str, *, required: bool = False) -> None:
         return
     if not isinstance(value, str) or not value:
         raise InvalidEvent(path, f"{value!r} is not a text", "pass a string that is not empty")
-    if len(value) > _TEXT_MAX:
-        raise InvalidEvent(path, f"it has {len(value)} characters", f"use at most {_TEXT_MAX}")
     if problem := bad_characters(value):
         raise InvalidEvent(path, problem, "remove it")
+    limit = _TEXT_BYTES_MAX.get(path.rpartition(".")[2], 1000)
+    if (size := len(value.encode())) > limit:
+        raise InvalidEvent(path, f"it has {size} bytes", f"use at most {limit}")
 
 
 def _check_number(value: Any, lowest: int, highest: int, path: str) -> None:
@@ -161,6 +163,8 @@ def _check_time(value: Any, path: str) -> None:
         raise InvalidEvent(path, f"{value!r} is not a datetime", "pass an aware datetime")
     if value.utcoffset() is None:
         raise InvalidEvent(path, "it is a naive datetime", "give it a time zone, such as datetime.now(UTC)")
+    if not _YEARS.start <= value.year < _YEARS.stop:
+        raise InvalidEvent(path, f"the year {value.year} is out of range", f"use {_YEARS.start} to {_YEARS.stop - 1}")
 
 
 def _topic(event: Event, rules: StagingRules, at: str) -> str:

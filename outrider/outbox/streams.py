@@ -7,7 +7,7 @@ is known. No later event can get ahead of it, whichever way the verdicts arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -105,7 +105,7 @@ def _run_length(events: list[StagedEvent], count: int, alone: Alone) -> int:
 
 
 def plan(
-    fetched: Iterable[StagedEvent], due: Iterable[DueStream], blocked: Collection[Stream], rule: TopicRule
+    fetched: Sequence[StagedEvent], due: Iterable[DueStream], blocked: Collection[Stream], rule: TopicRule
 ) -> Course:
     """Sort what was found into streams that may go, events to park or defer, and streams to leave alone."""
     course = Course()
@@ -132,9 +132,19 @@ def plan(
         else:
             stopped.add(stream)
             course.settlements.append(Settlement(event, stream, Defer()))
-    for waiting in due:
+    for waiting in _unpreceded(due, fetched, rule):
         _plan_due(course, waiting)
     return course
+
+
+def _unpreceded(due: Iterable[DueStream], fetched: Sequence[StagedEvent], rule: TopicRule) -> Iterable[DueStream]:
+    """Leave out streams with an event before those that wait: it is parked in this pass, or in its writer's hands."""
+    streams = {waiting.stream: waiting for waiting in due}
+    for event in fetched if streams else ():
+        waiting = streams.get(stream_of(event, rule))
+        if waiting and waiting.events and event.position < waiting.events[0].position:
+            del streams[waiting.stream]
+    return streams.values()
 
 
 def _plan_due(course: Course, waiting: DueStream) -> None:

@@ -14,6 +14,8 @@ from outrider.event import StagedEvent, Stream
 from outrider.outbox.settings import RelaySettings
 from outrider.outcome import Bury, Policy, Reason, Refused, Rejected, Retry, Unresolved
 
+ERROR_MAX = 2_000
+
 Failing = Refused | Rejected | Unresolved
 
 
@@ -27,7 +29,12 @@ class Judge:
     def outcome(self, event: StagedEvent, stream: Stream, verdict: Failing, now: datetime) -> Retry | Bury:
         """Charge an event for a failed attempt."""
         attempt = event.attempts + 1
-        failure = {"kind": _KIND[type(verdict)], "error": verdict.error, "attempt": attempt, "at": now.isoformat()}
+        failure = {
+            "kind": _KIND[type(verdict)],
+            "error": _told(verdict.error),
+            "attempt": attempt,
+            "at": now.isoformat(),
+        }
         if isinstance(verdict, Rejected):
             return Bury(verdict.reason, failure, self._policy(event, stream))
         policy = retry_policy(event, self.settings.retry)
@@ -44,6 +51,12 @@ class Judge:
 
 
 _KIND: dict[type[Any], str] = {Refused: "refused", Rejected: "rejected", Unresolved: "unresolved"}
+
+
+def _told(error: object) -> str:
+    """Return a broker's words as any database can keep them; they may quote the message that broke it."""
+    text = str(error)[:ERROR_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return text.encode(errors="replace").decode()
 
 
 def retry_policy(event: StagedEvent, default: RetryPolicy) -> RetryPolicy:

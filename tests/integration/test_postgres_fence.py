@@ -11,9 +11,10 @@ import pytest
 
 import outrider
 from outrider.errors import Transient
+from outrider.outbox.optimistic import OptimisticWriter
 from outrider.outbox.streams import stream_of
-from outrider.outcome import CONFIRMED, PARK, Bury, Defer, Outcome, Reason, Retry
-from outrider.store import Lease, Settlement
+from outrider.outcome import CONFIRMED, PARK, Bury, Defer, Outcome, Reason, Refused, Retry
+from outrider.store import Lease, Retention, Settlement
 from outrider.stores.postgres import PostgresStore
 from outrider.testing import MemoryBroker
 from outrider.testing.harness import numbers, order, orders
@@ -176,8 +177,6 @@ async def test_an_optimistic_probe_waits_for_the_streams_lock_before_it_looks(
     store: PostgresStore, conn: Any, postgres_url: str
 ) -> None:
     """A writer that had to wait for its stream must not hold its event: the one before it is not delivered yet."""
-    from outrider.outbox.optimistic import OptimisticWriter
-
     broker = MemoryBroker()
     first = conn.transaction()
     await first.start()
@@ -204,3 +203,82 @@ async def test_an_optimistic_probe_waits_for_the_streams_lock_before_it_looks(
         await relay.work(worker)
     assert numbers(broker.log) == [1, 2]
     await watcher.close()
+
+
+async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(
+    store: PostgresStore, conn: Any, postgres_url: str
+) -> None:
+    async with conn.transaction():
+        ids = await outrider.stage(conn, *orders(5))
+    for event_id in (ids[0], ids[2]):
+        assert await store.desk.bury(event_id, "me", {"error": "no"}, "hold")
+    other = await PostgresStore.open(postgres_url)
+    first = await asyncpg.connect(postgres_url)
+    deciding = first.transaction()
+    await deciding.start()
+    # One person's transaction has locked the stream; the other's has to wait for it, and then sees what it did.
+    await first.execute(store.sql["lock_streams"], [ids[0]])
+    second = asyncio.create_task(other.desk.replay([ids[2]], "she"))
+    await _waiting(conn)
+    resumed = await first.fetch(store.sql["resume"], [ids[0]])
+    streams = [(row["lane"], row["topic"], row["stream_key"]) for row in resumed]
+    await first.execute(store.sql["let_held_go"], *(list(column) for column in zip(*streams, strict=True)))
+    await deciding.commit()
+    assert await second == 1
+    broker = MemoryBroker()
+    await _drain(store, broker)
+    assert numbers(broker.log) == [1, 2, 3, 4, 5]
+    await first.close()
+    await other.close()
+
+
+async def test_a_writer_at_a_stricter_isolation_level_leaves_its_event_to_the_relay(
+    store: PostgresStore, conn: Any, postgres_url: str
+) -> None:
+    """Its statements look at an old snapshot, so nobody can know whether an earlier event is delivered."""
+    broker = MemoryBroker()
+    writer = OptimisticWriter(store, broker, outrider.Outbox().place)
+    await conn.execute("CREATE TABLE aggregate (id text PRIMARY KEY); INSERT INTO aggregate VALUES ('A')")
+    late = await asyncpg.connect(postgres_url)
+    async with writer.transaction(late.transaction(isolation="repeatable_read")) as batch:
+        await late.fetchval("SELECT count(*) FROM aggregate")
+        async with conn.transaction():
+            await conn.execute("SELECT FROM aggregate FOR UPDATE")
+            await outrider.stage(conn, order(1))
+        await late.execute("SELECT FROM aggregate FOR UPDATE")
+        await batch.stage(late, order(2))
+    await writer.close()
+    await _drain(store, broker)
+    assert numbers(broker.log) == [1, 2]
+    await late.close()
+
+
+async def test_a_brokers_words_cannot_make_a_row_unreadable(store: PostgresStore, conn: Any) -> None:
+    async with conn.transaction():
+        await outrider.stage(conn, order(1))
+    broker = MemoryBroker(script=lambda _: Refused("bad byte \0 and \ud800 " + "x" * 10_000))
+    await _drain(store, broker)
+    broker.script = lambda _: CONFIRMED
+    await conn.execute("UPDATE outrider.outbox_blocked SET until = clock_timestamp()")
+    await _drain(store, broker)
+    assert numbers(broker.log) == [1]
+
+
+async def test_a_waiting_event_without_a_blocked_stream_is_found_by_upkeep(store: PostgresStore, conn: Any) -> None:
+    async with conn.transaction():
+        await outrider.stage(conn, *orders(2))
+    await conn.execute("UPDATE outrider.outbox SET state = 'parked'")
+    broker = MemoryBroker()
+    await _drain(store, broker)
+    assert broker.log == []
+    await store.upkeep.prune(Retention())
+    await _drain(store, broker)
+    assert numbers(broker.log) == [1, 2]
+
+
+async def _drain(store: PostgresStore, broker: MemoryBroker) -> None:
+    relay = outrider.Relay(store, broker)
+    await relay.keep()
+    while sum([await relay.work(worker) for worker in range(relay.settings.workers)]):
+        pass
+    await store.leave(relay.name)

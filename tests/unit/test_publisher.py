@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from outrider.outcome import Policy, Refused
-from outrider.store import Criteria
+from outrider.errors import Transient
+from outrider.event import Message, Stream
+from outrider.observer import Buried
+from outrider.outbox.publisher import publish
+from outrider.outcome import CONFIRMED, Policy, Refused, Unresolved, Verdict
+from outrider.store import Criteria, Lease, Settlement
 from outrider.stores.memory import MemoryStore
 from outrider.testing import ManualClock, MemoryBroker
 from outrider.testing.harness import Harness, numbers, order, orders
@@ -47,3 +55,58 @@ async def test_a_retry_policy_that_cannot_be_read_gives_way_to_the_relays(harnes
     await harness.works_for(relay, seconds=30, step_seconds=1)
     [dead] = await harness.store.desk.dead_letters(Criteria())
     assert dead["attempts"] == 3
+
+
+class FailingOnce(MemoryStore):
+    """A store whose next settle fails, as when its disk is full for a moment."""
+
+    failing = False
+
+    async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
+        if self.failing:
+            self.failing = False
+            raise Transient("the disk is full")
+        return await super().settle(lease, settlements, emptied)
+
+
+async def test_what_was_confirmed_but_not_settled_is_settled_before_anything_is_published_again() -> None:
+    clock = ManualClock()
+    store = FailingOnce(clock=clock)
+    harness = MemoryHarness(store, clock)
+    await harness.stage(*orders(5))
+    broker = MemoryBroker(ordered=True)
+    relay = harness.relay(broker)
+    await relay.keep()
+    store.failing = True
+    with pytest.raises(Transient):
+        await relay.work()
+    await harness.works(relay)
+    assert len(broker.log) == 5
+    assert await store.desk.counts() == {"sent": 5, "dead_letter": 0}
+
+
+@pytest.mark.parametrize("answer", [[], [CONFIRMED] * 3, [None, None]], ids=["too few", "too many", "no verdict"])
+async def test_an_adapter_that_breaks_its_contract_costs_nobody_an_event(harness: Harness, answer: list[Any]) -> None:
+    await harness.stage(order(1, "A"), order(1, "B"))
+    broker = MemoryBroker(ordered=True)
+    relay = harness.relay(broker)
+    honest = broker.publish
+
+    async def once(messages: Sequence[Message]) -> Sequence[Verdict]:
+        broker.publish = honest  # type: ignore[method-assign]
+        return answer
+
+    broker.publish = once  # type: ignore[method-assign]
+    await harness.works(relay)
+    await harness.works_for(relay, seconds=60, step_seconds=1)
+    assert not harness.notebook.of(Buried)
+    assert numbers(broker.log, "A") == numbers(broker.log, "B") == [1]
+
+
+async def test_a_cancelled_future_of_the_client_is_no_cancellation_of_ours() -> None:
+    class Cancelling(MemoryBroker):
+        async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+            raise asyncio.CancelledError
+
+    [verdict] = await publish(Cancelling(), [Message("1", "t", "k", None, b"{}", {})], 1)
+    assert isinstance(verdict, Unresolved)

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from outrider.event import Message
 
-BUSY_SECONDS = 10.0
+BUSY_SECONDS = 3.0
 """How long a statement waits for another process."""
 
-PRUNE_MAX = 1_000
+PRUNE_MAX = 5_000
 """Entries removed in one transaction."""
 
 WHOLE_LOG = ""

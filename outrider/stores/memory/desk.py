@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outrider import lifecycle
-from outrider.errors import NotFound
+from outrider.errors import NotFound, Transient
 from outrider.event import Stream
 from outrider.lifecycle import State
 from outrider.outcome import Bury, Policy, Reason
@@ -78,8 +78,8 @@ class MemoryDesk:
         row = tables.rows.get(tables.ids.get(event_id, -1))
         if row is None or row.event.state not in lifecycle.guard("bury") or row.event.state == State.OPTIMISTIC:
             return False
-        self._store.take_lane(row.event.lane, None)
         self._park_before(row)
+        self._store.take_lane(row.event.lane, None)
         settling = Settling(self._store)
         settling.bury(row, Bury(Reason.BY_HAND, failure, Policy(policy)), attempts=row.event.attempts)
         settling.streams()
@@ -90,8 +90,11 @@ class MemoryDesk:
         """Let earlier events of the stream wait too, or what takes the row's place would go out before them."""
         event, rows = row.event, self._store.tables.rows
         stream = [other.event for other in rows.values() if other.stream == row.stream]
-        for earlier in stream:
-            if earlier.position < event.position and earlier.state == State.PENDING:
+        before = [other for other in stream if other.position < event.position]
+        if any(earlier.state == State.OPTIMISTIC for earlier in before):
+            raise Transient("an earlier event of its stream is being sent by its writer; try again in a few seconds")
+        for earlier in before:
+            if earlier.state == State.PENDING:
                 self._store.tables.move(earlier.position, State.PARKED)
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:

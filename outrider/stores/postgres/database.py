@@ -86,7 +86,7 @@ class Database:
                 statement_cache_size=0 if self.pooled else 256,
                 timeout=10,
                 command_timeout=60,
-                server_settings={"application_name": "outrider"},
+                server_settings=_session(self.pooled),
             )
 
     @asynccontextmanager
@@ -105,7 +105,7 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
         """Borrow a connection with a transaction open."""
-        async with self.connection() as conn, conn.transaction():
+        async with self.connection() as conn, conn.transaction(isolation="read_committed"):
             yield conn
 
     @asynccontextmanager
@@ -160,6 +160,12 @@ def touched(tag: str) -> int:
     12
     """
     return int(tag.rsplit(" ", 1)[-1])
+
+
+def _session(pooled: bool) -> dict[str, str]:
+    # Every statement must see what was committed before it began, whatever the database's default is.
+    isolation = {} if pooled else {"default_transaction_isolation": "read committed"}
+    return {"application_name": "outrider", **isolation}
 
 
 async def _leave_as_it_is(conn: Any) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outrider.errors import NotFound
+from outrider.errors import NotFound, Transient
 from outrider.event import Stream
 from outrider.lifecycle import State
 from outrider.outcome import Bury, Policy, Reason
 from outrider.store import Criteria, Held
-from outrider.stores.postgres.settling import Burial, Settling
+from outrider.stores.postgres.settling import STALL_MS, Burial, Settling
 
 if TYPE_CHECKING:
     from outrider.stores.postgres.store import PostgresStore
@@ -49,7 +50,8 @@ class PostgresDesk:
         return [Held(Stream(*row[:3]), row["cause"], row["until"], row["waiting"]) for row in rows]
 
     async def replay(self, event_ids: Sequence[UUID], actor: str) -> int:
-        async with self._store.database.transaction() as conn:
+        async with self._transaction() as conn:
+            await conn.execute(self._store.sql["lock_streams"], list(event_ids))
             resumed = await conn.fetch(self._store.sql["resume"], list(event_ids))
             again = await conn.fetch(self._store.sql["stage_again"], list(event_ids))
             await self._let_go(conn, resumed)
@@ -57,7 +59,7 @@ class PostgresDesk:
         return len(resumed) + len(again)
 
     async def bury(self, event_id: UUID, actor: str, failure: dict[str, Any], policy: str) -> bool:
-        async with self._store.database.transaction() as conn:
+        async with self._transaction() as conn:
             row = await conn.fetchrow(self._store.sql["place_of"], event_id)
             if row is None:
                 return False
@@ -65,8 +67,9 @@ class PostgresDesk:
             await conn.execute(self._store.sql["seize_lane"], row["lane"])
             topic = row["topic"] or self._store.rule(row["event_type"], None, row["routing_key"])
             stream, outcome = Stream(row["lane"], topic, row["key"]), Bury(Reason.BY_HAND, failure, Policy(policy))
-            await self._park_before(conn, stream, row["id"])
             writing = Settling(self._store, conn)
+            if await self._park_before(conn, stream, row["id"]):
+                writing.parked.append(stream)
             buried = await writing.bury(
                 [Burial(event_id, row["id"], stream, outcome, row["event_type"], row["sequence"])], spent=0
             )
@@ -74,18 +77,27 @@ class PostgresDesk:
             await conn.execute(self._store.sql["record"], actor, "bury", [event_id] * buried)
             return buried > 0
 
-    async def _park_before(self, conn: Any, stream: Stream, position: int) -> None:
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Any]:
+        """A transaction that cannot keep a lane from its relay for long, even if whoever opened it stands still."""
+        async with self._store.database.transaction() as conn:
+            await conn.execute(f"SET LOCAL idle_in_transaction_session_timeout = {STALL_MS}")
+            yield conn
+
+    async def _park_before(self, conn: Any, stream: Stream, position: int) -> int:
         """Let earlier events of the stream wait too, or what takes the buried one's place would go out before them."""
         rows = await conn.fetch(self._store.sql["pending_before"], stream.lane, stream.key, position)
-        topics = {
-            row["event_id"]: self._store.rule(row["event_type"], row["topic"], row["routing_key"]) for row in rows
-        }
-        ids = [event_id for event_id, topic in topics.items() if topic == stream.topic]
+        rule = self._store.rule
+        mine = [row for row in rows if rule(row["event_type"], row["topic"], row["routing_key"]) == stream.topic]
+        if any(row["state"] == State.OPTIMISTIC for row in mine):
+            raise Transient("an earlier event of its stream is being sent by its writer; try again in a few seconds")
+        ids = [row["event_id"] for row in mine]
         count = len(ids)
-        await conn.fetch(self._store.sql["wait"], ids, [stream.topic] * count, [State.PARKED] * count)
+        return len(await conn.fetch(self._store.sql["wait"], ids, [stream.topic] * count, [State.PARKED] * count))
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
-        async with self._store.database.transaction() as conn:
+        async with self._transaction() as conn:
+            await conn.execute(self._store.sql["lock_streams"], list(event_ids))
             gone = await conn.fetch(self._store.sql["discard"], list(event_ids))
             await self._let_go(conn, gone)
             await self._record(conn, actor, "discard", gone)

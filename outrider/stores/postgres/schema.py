@@ -57,10 +57,14 @@ class PostgresSchema:
             await conn.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"outrider:{self.schema}")
             if not migrations.pending([step], await self._applied(conn)):
                 return False
-            await conn.execute(step.sql)
+            # Who waited for the lock may have planned with another number of lanes than the one installed meanwhile.
+            await conn.execute(await self._current_sql(conn, step))
             record = f"INSERT INTO {self.schema}.outrider_migration (version, step, checksum) VALUES ($1, $2, $3)"  # noqa: S608
             await conn.execute(record, step.version, step.name, step.checksum)
             return True
+
+    async def _current_sql(self, conn: Any, step: Step) -> str:
+        return next(s.sql for s in await self._steps(conn) if (s.version, s.name) == (step.version, step.name))
 
     async def _ready(self, conn: Any) -> None:
         async with conn.transaction():

@@ -35,7 +35,8 @@ class PostgresStore:
         self.sql = queries.load(schema)
         self.desk: Desk = PostgresDesk(self)
         self.upkeep: Upkeep = PostgresUpkeep(database, schema)
-        self._hints = Hints(database, f"{schema}_outbox")
+        # A channel has at most 63 characters, like a schema.
+        self._hints = Hints(database, f"{schema[:50]}_outbox")
 
     @classmethod
     async def open(

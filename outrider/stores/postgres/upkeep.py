@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
 
 import asyncpg
 
@@ -12,6 +16,7 @@ from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database
 
 DAYS_AHEAD = 7
+_DAILY = re.compile(r"outbox_archive_\d{8}")
 BATCH_MAX = 1000
 LOCK_TIMEOUT_MS = 200
 
@@ -37,7 +42,9 @@ class PostgresUpkeep:
                 await self._make(day)
 
     async def prune(self, retention: Retention) -> Pruned:
-        """Drop old partitions; delete other old rows until a batch comes back short."""
+        """Drop old partitions; delete other old rows until a batch comes back short; mend holds without a reason."""
+        await self._database.execute(self._sql["release_holds"])
+        await self._database.execute(self._sql["adopt_orphans"])
         dropped = await self._drop_older_than(retention.archive_days)
         netted = await self._in_batches("prune_net", retention.archive_days)
         dead = await self._in_batches("prune_dead_letters", retention.dead_letter_days)
@@ -47,7 +54,7 @@ class PostgresUpkeep:
     async def _calendar(self) -> tuple[date, dict[date, str]]:
         [[today]] = await self._database.fetch(self._sql["today"])
         names = [row["relname"] for row in await self._database.fetch(self._sql["partitions"])]
-        days = {_day(name): name for name in names if not name.endswith("_default")}
+        days = {_day(name): name for name in names if _DAILY.fullmatch(name)}
         return today, days
 
     async def _make(self, day: date) -> None:
@@ -55,35 +62,38 @@ class PostgresUpkeep:
         [[netted]] = await self._database.fetch(self._sql["netted"], start, end)
         if netted:
             return
-        await self._alone(
-            f"CREATE TABLE IF NOT EXISTS {self._schema}.outbox_archive_{day:%Y%m%d} "
-            f"PARTITION OF {self._schema}.outbox_archive FOR VALUES FROM ('{start}') TO ('{end}')"
-        )
+        async with self._alone() as conn:
+            await conn.execute(
+                f"CREATE TABLE IF NOT EXISTS {self._schema}.outbox_archive_{day:%Y%m%d} "
+                f"PARTITION OF {self._schema}.outbox_archive FOR VALUES FROM ('{start}') TO ('{end}')"
+            )
 
     async def _drop_older_than(self, days: float) -> int:
         today, existing = await self._calendar()
-        dropped = 0
-        for day, name in existing.items():
-            # The whole day must be older than the retention, not just its first hour.
-            if day + timedelta(days=1) <= today - timedelta(days=days):
-                [[rows]] = await self._database.fetch(f"SELECT count(*) FROM {self._schema}.{name}")  # noqa: S608
-                if await self._alone(f"DROP TABLE IF EXISTS {self._schema}.{name}"):
-                    dropped += rows
-        return dropped
+        # The whole day must be older than the retention, not just its first hour.
+        old = [name for day, name in existing.items() if day + timedelta(days=1) <= today - timedelta(days=days)]
+        return sum([await self._drop(name) for name in old])
 
-    async def _alone(self, ddl: str) -> bool:
-        """Change the archive only if its lock is to be had at once, else next time: no relay must queue behind us."""
+    async def _drop(self, name: str) -> int:
+        rows = 0
+        async with self._alone() as conn:
+            # Another relay may have been faster.
+            if await conn.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{self._schema}.{name}"):
+                rows = await conn.fetchval(f"SELECT count(*) FROM {self._schema}.{name}")  # noqa: S608
+                await conn.execute(f"DROP TABLE {self._schema}.{name}")
+        return rows
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[Any]:
+        """Change the archive only if its locks are to be had at once, else next time: no relay must queue behind us."""
         try:
-            async with self._database.connection() as conn, conn.transaction():
+            async with self._database.transaction() as conn:
                 await conn.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-                # IF NOT EXISTS alone does not keep two from making the same partition at once.
                 await conn.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", f"outrider:{self._schema}")
-                await conn.execute(ddl)
+                yield conn
         except Transient as error:
-            if isinstance(error.__cause__, asyncpg.LockNotAvailableError):
-                return False
-            raise
-        return True
+            if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
+                raise
 
     async def _in_batches(self, verb: str, days: float) -> int:
         total, count = 0, BATCH_MAX

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import asyncpg
 
+from outrider.errors import OutriderError
 from outrider.stores.postgres.database import Database, translated
 
 DEBOUNCE_SECONDS = 0.005
@@ -52,7 +53,7 @@ class Hints:
     async def _listen(self, wake: Callable[[], None]) -> None:
         while True:
             lost = asyncio.Event()
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, OutriderError):
                 await self._listen_once(wake, lost)
             await asyncio.sleep(1)
 

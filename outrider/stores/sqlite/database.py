@@ -64,6 +64,8 @@ def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connec
     with translated():
         conn = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
         try:
+            # Foreign text that is not UTF-8 must not stop its lane; it is delivered with replacement characters.
+            conn.text_factory = _decode
             _use_wal(conn, busy_seconds)
             conn.execute("PRAGMA synchronous = FULL")
         except BaseException:
@@ -72,11 +74,22 @@ def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connec
     return conn
 
 
+def _decode(text: bytes) -> str:
+    return text.decode(errors="replace")
+
+
 def open_existing(path: Path, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     """Open a database that must be there already: opening would otherwise leave an empty file behind."""
-    if not path.exists():
+    if not _exists(path):
         raise Misuse(f"there is no database at {path}; check the path, or run `outrider db migrate` to make it")
     return connect(path, busy_seconds=busy_seconds)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise Misuse(f"{path} cannot be reached ({error.strerror}); check the path and its rights") from error
 
 
 def _use_wal(conn: sqlite3.Connection, busy_seconds: float) -> None:

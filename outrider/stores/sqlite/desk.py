@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.clock import Clock
-from outrider.errors import NotFound
+from outrider.errors import NotFound, Transient
 from outrider.event import Stream, default_topic
 from outrider.lifecycle import State
 from outrider.outcome import Bury, Policy, Reason
@@ -140,7 +140,10 @@ def _bury(conn: sqlite3.Connection, event_id: str, actor: str, outcome: Bury, no
 def _park_before(conn: sqlite3.Connection, position: int, stream: Stream) -> None:
     """Let earlier events of the stream wait too, or what takes the buried one's place would go out before them."""
     rows = conn.execute(SQL["pending_before"], {**stream._asdict(), "id": position}).fetchall()
-    earlier = [row[0] for row in rows if default_topic(*row[1:]) == stream.topic]
+    mine = [row for row in rows if default_topic(*row[1:4]) == stream.topic]
+    if any(row[4] == State.OPTIMISTIC for row in mine):
+        raise Transient("an earlier event of its stream is being sent by its writer; try again in a few seconds")
+    earlier = [row[0] for row in mine]
     facts = [{"id": before, "lane": stream.lane, "topic": stream.topic} for before in earlier]
     conn.executemany(settling.SQL["park"], facts)
 

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from outrider.clock import Clock, SystemClock
 from outrider.errors import BadSetting
@@ -49,7 +50,7 @@ class SqliteSchema:
     def _applied(self) -> dict[tuple[int, str], str]:
         if not self._path.exists():
             return {}
-        with self._open() as conn:
+        with translated(), closing(sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)) as conn:
             return _recorded(conn)
 
     def _migrate(self) -> list[Step]:

@@ -48,5 +48,5 @@ class Listening(AbstractAsyncContextManager[None]):
     def _version(self) -> int | None:
         try:
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-        except sqlite3.OperationalError:
+        except sqlite3.DatabaseError:
             return None

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from outrider.errors import Transient
 from outrider.event import SKIPPED_TYPE, Message
 from outrider.observer import Buried, Retried
 from outrider.outcome import CONFIRMED, Policy, Reason, Refused, Rejected, Unresolved, Verdict
@@ -188,6 +189,20 @@ class FailureContract:
         mine = [message for message in broker.log if message.topic != "another"]
         assert [message.headers["sequence"] for message in mine] == ["1", "2", "3"]
         assert numbers([message for message in broker.log if message.topic == "another"]) == [1, 2, 3]
+
+    async def test_an_event_is_not_buried_while_its_writer_sends_an_earlier_one(self, harness: Harness) -> None:
+        broker = MemoryBroker()
+        writer = harness.writer(broker)
+        batch = writer.batch()
+        async with harness.transaction() as conn:
+            await batch.stage(conn, order(1, sequence="auto"))
+        [second] = await harness.stage(order(2, sequence="auto"))
+        with pytest.raises(Transient, match="try again"):
+            await harness.store.desk.bury(second, "me", {"error": "no"}, "skip")
+        await writer.send(batch)
+        assert await harness.store.desk.bury(second, "me", {"error": "no"}, "skip")
+        await harness.works(harness.relay(broker))
+        assert [message.headers["sequence"] for message in broker.log] == ["1", "2"]
 
     async def test_burying_by_hand_skips_or_holds_as_told(self, harness: Harness) -> None:
         [one, two, _] = await harness.stage(*orders(3, "A"))

@@ -45,6 +45,15 @@ FROM {schema}.outbox_blocked AS b
 ORDER BY b.cause <> 'held', b.until, b.lane, b.topic, b.key
 LIMIT $1
 
+-- name: lock_streams
+-- Whoever decides about a held stream goes one after another, or two could each see the other's dead letter and let the
+-- stream wait for ever. Index: outbox_blocked_pkey.
+SELECT FROM {schema}.outbox_blocked AS b
+WHERE (b.lane, b.topic, b.key) IN (
+    SELECT d.lane, d.topic, d.key FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = ANY ($1::uuid[]))
+ORDER BY b.lane, b.topic, b.key
+FOR UPDATE OF b
+
 -- name: resume
 -- Held dead letters go back to their own place in the stream.
 WITH back AS (DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY ($1::uuid[]) AND policy = 'hold' RETURNING *)
@@ -86,8 +95,8 @@ WHERE o.event_id = $1 AND o.state IN ({bury_guard}) AND o.state <> 'optimistic'
 
 -- name: pending_before
 -- Events of a key that come before one that is buried by hand. Index: outbox_fetchable.
-SELECT o.event_id, o.event_type, o.topic, o.routing_key FROM {schema}.outbox AS o
-WHERE o.lane = $1 AND o.state IN ({fetchable}) AND o.state = 'pending' AND {stream_key} = $2 AND o.id < $3
+SELECT o.event_id, o.event_type, o.topic, o.routing_key, o.state FROM {schema}.outbox AS o
+WHERE o.lane = $1 AND o.state IN ({fetchable}) AND {stream_key} = $2 AND o.id < $3
 
 -- name: record
 INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id)

@@ -64,9 +64,10 @@ $1::uuid, $2::text, $3::text, $4::text, $5::text::json, $6::text::json, $7::text
 {schema}.outbox_lane_of(coalesce(g.key, g.aggregate_id, g.event_id::text), g.priority)
 
 -- name: quiet
--- Asked only if there is a holder: a writer may hold an event when nothing undelivered lies before it.
+-- Asked only if there is a holder: a writer may hold an event when nothing undelivered lies before it. At a stricter
+-- isolation level the statement would look at an old snapshot, so the event is left to the relay.
 CROSS JOIN LATERAL (
-    SELECT $18::text IS NOT NULL
+    SELECT $18::text IS NOT NULL AND current_setting('transaction_isolation') = 'read committed'
         AND NOT EXISTS (
             SELECT FROM {schema}.outbox AS o WHERE o.lane = {draft_lane} AND o.state IN ({fetchable}))
         AND NOT EXISTS (

@@ -23,6 +23,22 @@ WHERE i.inhparent = '{schema}.outbox_archive'::regclass ORDER BY c.relname
 -- Whether the default partition caught rows of a day; that day then has no partition of its own.
 SELECT EXISTS (SELECT FROM {schema}.outbox_archive_default WHERE sent_at >= $1 AND sent_at < $2)
 
+-- name: release_holds
+-- Streams held for a dead letter that is no longer there, deleted by hand for instance: they go on.
+UPDATE {schema}.outbox_blocked AS b SET cause = 'draining', head_id = NULL, until = {schema}.outbox_clock()
+WHERE b.cause = 'held' AND NOT EXISTS (
+    SELECT FROM {schema}.outbox_dead_letter AS d
+    WHERE d.lane = b.lane AND d.topic = b.topic AND d.key = b.key AND d.policy = 'hold')
+
+-- name: adopt_orphans
+-- A waiting event is found through its blocked stream. None should ever be without one; if one is, it is found again.
+INSERT INTO {schema}.outbox_blocked (lane, topic, key, cause, until)
+SELECT DISTINCT o.lane, o.topic, {stream_key}, 'draining', {schema}.outbox_clock()
+FROM {schema}.outbox AS o
+WHERE o.state IN ({waiting}) AND o.topic IS NOT NULL AND NOT EXISTS (
+    SELECT FROM {schema}.outbox_blocked AS b WHERE b.lane = o.lane AND b.topic = o.topic AND b.key = {stream_key})
+ON CONFLICT (lane, topic, key) DO NOTHING
+
 -- name: prune_net
 -- Old rows that fell into the default partition, a bounded step.
 DELETE FROM {schema}.outbox_archive_default WHERE ctid = ANY (ARRAY(

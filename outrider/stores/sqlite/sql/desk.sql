@@ -88,8 +88,8 @@ WHERE event_id = :event_id AND state IN ({bury_guard}) AND state <> 'optimistic'
 
 -- name: pending_before
 -- Events of a key that come before one that is buried by hand; outbox_fetchable.
-SELECT id, event_type, topic, routing_key FROM outbox
-WHERE lane = :lane AND state IN ({fetchable}) AND state = 'pending' AND stream_key = :key AND id < :id;
+SELECT id, event_type, topic, routing_key, state FROM outbox
+WHERE lane = :lane AND state IN ({fetchable}) AND stream_key = :key AND id < :id;
 
 -- name: record
 -- Write down what a person did.

@@ -1,6 +1,7 @@
 -- name: outbox
 -- What is not yet delivered. Only event_type and payload are required, so a plain INSERT from any language works.
--- Times are seconds since 1970, UTC. A lane that is NULL is filled in by a relay before it fetches.
+-- Times are seconds since 1970, UTC, from 1900 to 9000. A lane that is NULL is filled in by a relay before it fetches.
+-- One row that cannot be read would stop its whole lane, so what cannot be read is refused here.
 CREATE TABLE outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     event_id TEXT NOT NULL UNIQUE DEFAULT (lower(
@@ -9,29 +10,31 @@ CREATE TABLE outbox (
     )) CHECK (
         length(event_id) = 36 AND length(replace(event_id, '-', '')) = 32 AND event_id NOT GLOB '*[^-0-9a-f]*'
     ),
-    event_type TEXT NOT NULL CHECK (event_type <> ''),
-    aggregate_type TEXT,
-    aggregate_id TEXT,
+    event_type TEXT NOT NULL CHECK (event_type <> '' AND typeof(event_type) = 'text' AND instr(CAST(event_type AS BLOB), X'00') = 0),
+    aggregate_type TEXT CHECK (aggregate_type IS NULL OR (typeof(aggregate_type) = 'text' AND length(CAST(aggregate_type AS BLOB)) <= 1000 AND instr(CAST(aggregate_type AS BLOB), X'00') = 0)),
+    aggregate_id TEXT CHECK (aggregate_id IS NULL OR (typeof(aggregate_id) = 'text' AND length(CAST(aggregate_id AS BLOB)) <= 1000 AND instr(CAST(aggregate_id AS BLOB), X'00') = 0)),
     payload TEXT NOT NULL CHECK (typeof(payload) = 'text' AND json_valid(payload)),
-    headers TEXT NOT NULL DEFAULT '{}' CHECK (typeof(headers) = 'text' AND json_type(headers) = 'object'),
-    topic TEXT,
-    key TEXT,
-    routing_key TEXT,
+    headers TEXT NOT NULL DEFAULT '{}' CHECK (typeof(headers) = 'text' AND json_valid(headers) AND json_type(headers) = 'object'),
+    topic TEXT CHECK (topic IS NULL OR (typeof(topic) = 'text' AND length(CAST(topic AS BLOB)) <= 1000 AND instr(CAST(topic AS BLOB), X'00') = 0)),
+    key TEXT CHECK (key IS NULL OR (typeof(key) = 'text' AND length(CAST(key AS BLOB)) <= 1000 AND instr(CAST(key AS BLOB), X'00') = 0)),
+    routing_key TEXT CHECK (routing_key IS NULL OR (typeof(routing_key) = 'text' AND length(CAST(routing_key AS BLOB)) <= 1000 AND instr(CAST(routing_key AS BLOB), X'00') = 0)),
     priority INTEGER NOT NULL DEFAULT 5 CHECK (priority BETWEEN 0 AND 9),
     schema_version INTEGER NOT NULL DEFAULT 1,
-    saga_id TEXT,
+    saga_id TEXT CHECK (saga_id IS NULL OR (typeof(saga_id) = 'text' AND length(CAST(saga_id AS BLOB)) <= 1000 AND instr(CAST(saga_id AS BLOB), X'00') = 0)),
     sequence INTEGER,
     max_attempts INTEGER,
-    retry TEXT,
-    created_at REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0) CHECK (typeof(created_at) = 'real'),
-    available_at REAL CHECK (typeof(available_at) IN ('real', 'null')),
+    retry TEXT CHECK (retry IS NULL OR (typeof(retry) = 'text' AND json_valid(retry))),
+    created_at REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0) CHECK (typeof(created_at) = 'real' AND created_at BETWEEN -2208988800 AND 221845392000),
+    available_at REAL CHECK (
+        available_at IS NULL OR (typeof(available_at) = 'real' AND available_at BETWEEN -2208988800 AND 221845392000)
+    ),
     lane INTEGER,
     state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ({stored})),
     attempts INTEGER NOT NULL DEFAULT 0,
     suspect INTEGER NOT NULL DEFAULT 0,
     failure TEXT,
     held_by TEXT,
-    held_until REAL,
+    held_until REAL CHECK (state <> 'optimistic' OR (held_by IS NOT NULL AND held_until IS NOT NULL)),
     stream_key TEXT GENERATED ALWAYS AS (coalesce(nullif(key, ''), nullif(aggregate_id, ''), event_id)) VIRTUAL
 );
 
