@@ -79,9 +79,9 @@ class Relay:
         self._surrender: set[int] = set()
         self._full: set[int] = set()
         self._next_due_seconds: dict[int, float | None] = {}
-        self._owed: dict[int, tuple[Lease, Course]] = {}
         self._troubled = False
         self._stopping = asyncio.Event()
+        self._wake_keeper = asyncio.Event()
         self._wakes = [asyncio.Event() for _ in range(self.settings.workers)]
 
     @property
@@ -109,7 +109,6 @@ class Relay:
         """Make one pass over a worker's lanes; return how many events it moved."""
         # What was due in an earlier pass says nothing if this one ends early; a worker would spin on it.
         self._next_due_seconds[worker] = None
-        await self._settle_owed(worker)
         lease = await self._own_lanes(worker)
         if not lease.epochs or self.breakers.open(""):
             return 0
@@ -121,8 +120,7 @@ class Relay:
         publishing = self.clock.boot_seconds()
         await self.publisher.run(course, self._may_publish(lease))
         published = self.clock.boot_seconds()
-        self._owed[worker] = lease, course
-        settled = await self._settle_owed(worker)
+        settled = await self._settle(lease, course)
         if course.settlements:
             spent = published - publishing, self.clock.boot_seconds() - begun
             self.observer.notice(Passed(len(fetched.events), course.confirmed, settled, *spent))
@@ -153,8 +151,8 @@ class Relay:
         self.observer.notice(RelayStarted(self.name, len(self.lease.epochs)))
         async with self.store.wakeups(self.wake), asyncio.TaskGroup() as tasks:
             duties = [
-                tasks.create_task(self._loop(self.keep, self.settings.beat_seconds)),
-                tasks.create_task(self._loop(self.tend, self.settings.upkeep_seconds)),
+                tasks.create_task(self._loop(self.keep, self.settings.beat_seconds, self._wake_keeper)),
+                tasks.create_task(self._loop(self.tend, self.settings.upkeep_seconds, asyncio.Event())),
                 tasks.create_task(self._probing()),
             ]
             await asyncio.gather(*(tasks.create_task(self._working(n)) for n in range(self.settings.workers)))
@@ -194,24 +192,18 @@ class Relay:
                 idle_seconds = self.settings.poll_seconds_min
                 continue
             due = self._next_due_seconds.get(worker)
-            await self._nap(worker, idle_seconds if due is None else min(idle_seconds, due))
+            await _wait(self._wakes[worker], idle_seconds if due is None else min(idle_seconds, due))
             woken = self._wakes[worker].is_set()
             idle_seconds = (
                 self.settings.poll_seconds_min if woken else min(idle_seconds * 2, self.settings.poll_seconds_max)
             )
 
-    async def _nap(self, worker: int, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(seconds, 0.001)):
-                await self._wakes[worker].wait()
-        except TimeoutError:
-            return
-
-    async def _loop(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
+    async def _loop(self, step: Callable[[], Awaitable[None]], seconds: float, sooner: asyncio.Event) -> None:
         """Repeat a step. After trouble with the store it is tried again soon; the lease decides what that costs."""
         pause = seconds
         while True:
-            await asyncio.sleep(pause)
+            await _wait(sooner, pause)
+            sooner.clear()
             try:
                 await step()
             except OutriderError as error:
@@ -304,16 +296,36 @@ class Relay:
         self._next_due_seconds[worker] = due.next_seconds
         return plan(fetched.events, due.streams, blocked, self.rule)
 
-    async def _settle_owed(self, worker: int) -> int:
-        """Settle the worker's last course. If the store fails, it stays owed, and nothing is published before."""
-        if worker not in self._owed:
+    async def _settle(self, lease: Lease, course: Course) -> int:
+        if not course.settlements and not course.emptied:
             return 0
-        lease, course = self._owed[worker]
-        settled = 0
-        if course.settlements or course.emptied:
-            settled = await self.store.settle(lease, course.settlements, course.emptied) + len(course.emptied)
-        del self._owed[worker]
-        return settled
+        try:
+            return await self.store.settle(lease, course.settlements, course.emptied) + len(course.emptied)
+        except OutriderError:
+            await self._forsake(lease)
+            raise
+
+    async def _forsake(self, lease: Lease) -> None:
+        """Give up lanes after a settle of which nobody knows whether, or when, it is written.
+
+        It may still arrive, and it would find this relay the owner. At a new epoch the fence keeps it out.
+        """
+        try:
+            await self.store.release(lease)
+        except OutriderError:
+            self._lose_everything()
+        else:
+            self._drop(lease)
+        self._wake_keeper.set()
 
     def _fresh_name(self) -> str:
         return f"relay-{self.chance.getrandbits(48):012x}"
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, or for time to pass."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.001)):
+            await event.wait()
+    except TimeoutError:
+        return

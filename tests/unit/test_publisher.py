@@ -69,7 +69,8 @@ class FailingOnce(MemoryStore):
         return await super().settle(lease, settlements, emptied)
 
 
-async def test_what_was_confirmed_but_not_settled_is_settled_before_anything_is_published_again() -> None:
+async def test_after_a_settle_that_may_still_arrive_the_lanes_are_taken_at_a_new_epoch() -> None:
+    """The relay is still the owner: at the old epoch a late write would pass the fence and park what is in flight."""
     clock = ManualClock()
     store = FailingOnce(clock=clock)
     harness = MemoryHarness(store, clock)
@@ -77,11 +78,15 @@ async def test_what_was_confirmed_but_not_settled_is_settled_before_anything_is_
     broker = MemoryBroker(ordered=True)
     relay = harness.relay(broker)
     await relay.keep()
+    before = relay.lease
     store.failing = True
     with pytest.raises(Transient):
         await relay.work()
     await harness.works(relay)
-    assert len(broker.log) == 5
+    assert all(epoch > before.epochs[lane] for lane, epoch in relay.lease.epochs.items())
+    late = await store.fetch(before, dict.fromkeys(before.epochs, 10))
+    assert late.lanes == frozenset()
+    assert numbers(broker.log) == [1, 2, 3, 4, 5]
     assert await store.desk.counts() == {"sent": 5, "dead_letter": 0}
 
 
