@@ -172,7 +172,7 @@ def open_schema(url: str, *, schema: str = "outrider", lanes: int = 32) -> Schem
 
 
 async def open_broker(url: str) -> Broker:
-    """Open the broker a URL names: `embedded:///file`, or `null://`, which confirms and forgets."""
+    """Open the broker a URL names: `embedded:///file`, `kafka://host`, `amqp://host/vhost`, or `null://` (forgets)."""
     opened: Broker = _adapter(url, "broker", _BROKERS)(url)
     return opened
 
@@ -217,9 +217,23 @@ def _null_broker(url: str) -> Any:
     return _module("outrider.brokers.null").NullBroker()
 
 
+def _kafka_broker(url: str) -> Any:
+    return _module("outrider.brokers.kafka", "kafka").KafkaBroker.from_url(url)
+
+
+def _rabbitmq_broker(url: str) -> Any:
+    return _module("outrider.brokers.rabbitmq", "rabbitmq").RabbitBroker(url)
+
+
 _STORES = {"sqlite": _sqlite_store, "postgresql": _postgres_store, "postgres": _postgres_store}
 _SCHEMAS = {"sqlite": _sqlite_schema, "postgresql": _postgres_schema, "postgres": _postgres_schema}
-_BROKERS = {"embedded": _embedded_broker, "null": _null_broker}
+_BROKERS = {
+    "embedded": _embedded_broker,
+    "null": _null_broker,
+    "kafka": _kafka_broker,
+    "amqp": _rabbitmq_broker,
+    "amqps": _rabbitmq_broker,
+}
 
 
 def _adapter(url: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ _FOREIGN = (f"{PREFIX}TEST_", f"{PREFIX}REQUIRE_", f"{PREFIX}DEBUG")
 
 # Up to the last @ of the line, spaces and slashes included: in doubt it hides too much.
 _USERINFO_PASSWORD = re.compile(r"(?<=://)([^\s/@:?]*)[:@/][^\n]*@")
-_QUERY_PASSWORD = re.compile(r"(?<=[?&])(\w*(?:password|passwd|pwd|secret|token))=[^\s'\")]*", re.IGNORECASE)
+_QUERY_PASSWORD = re.compile(r"(?<=[?&])([\w.]*(?:password|passwd|pwd|secret|token))=[^\s'\")]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,12 @@ StoreUrl = Annotated[
     typer.Option("--store", metavar="URL", help="sqlite:///file or postgresql://...; else OUTRIDER_STORE."),
 ]
 BrokerUrl = Annotated[
-    str | None, typer.Option("--broker", metavar="URL", help="embedded:///file or null://; else OUTRIDER_BROKER.")
+    str | None,
+    typer.Option(
+        "--broker",
+        metavar="URL",
+        help="kafka://host:port, amqp://user@host/vhost, embedded:///file or null://; else OUTRIDER_BROKER.",
+    ),
 ]
 SchemaName = Annotated[
     str | None, typer.Option("--schema", help="The schema in PostgreSQL; else OUTRIDER_SCHEMA, else outrider.")

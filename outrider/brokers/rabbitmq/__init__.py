@@ -1,0 +1,6 @@
+"""RabbitMQ: a pipelined publisher with confirms, on pamqp's codec."""
+
+from outrider.brokers.rabbitmq.broker import RabbitBroker
+from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings
+
+__all__ = ["PER_TOPIC", "RabbitBroker", "RabbitSettings"]

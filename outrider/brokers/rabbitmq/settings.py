@@ -1,0 +1,125 @@
+"""What can be set about RabbitMQ, and how a URL says it.
+
+    amqp://user:password@host:5672/vhost?exchange=shop&declare=billing:order.*,audit
+    amqps://user:password@host/vhost?cafile=ca.pem
+
+The exchange is `outrider` unless named; `exchange=topic` means one per topic, named like it. The routing key is the
+event's own, else its topic (else its key, if the exchange is the topic). `declare` makes the exchange and quorum queues
+at start, each bound by the pattern after its colon (in a URL, write `%23` for `#`); without one it takes everything.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from outrider.errors import BadSetting
+from outrider.event import Message
+
+PER_TOPIC = "topic"
+"""As the name of the exchange: every topic has its own."""
+
+EVERYTHING = "#"
+DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
+OPTIONS = ("exchange", "declare", "cafile")
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""What RabbitMQ 4 takes unless told otherwise; older ones take more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitSettings:
+    """Where RabbitMQ is, and how to publish to it.
+
+    `confirm_seconds` should be less than the relay's publish timeout, so that what was confirmed in time is known.
+
+    >>> RabbitSettings.from_url("amqp://me:secret@mq/shop?declare=audit,billing:order.*").queues
+    (('audit', '#'), ('billing', 'order.*'))
+    """
+
+    host: str = "localhost"
+    port: int = 5672
+    vhost: str = "/"
+    user: str = "guest"
+    password: str = field(default="guest", repr=False)
+    tls: bool = False
+    cafile: str | None = None
+    exchange: str = "outrider"
+    queues: tuple[tuple[str, str], ...] = ()
+    declare: bool = False
+    connect_seconds: float = 4.0
+    confirm_seconds: float = 4.0
+    heartbeat_seconds: int = 10
+    frame_bytes_max: int = 131_072
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.declare and self.exchange == PER_TOPIC:
+            raise BadSetting("exchange=topic has no fixed exchange to declare; name one, or leave declare out")
+        for name in ("connect_seconds", "confirm_seconds", "heartbeat_seconds", "message_bytes_max"):
+            if getattr(self, name) <= 0:
+                raise BadSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")
+        if self.frame_bytes_max < 4096:
+            raise BadSetting(f"frame_bytes_max = {self.frame_bytes_max} cannot work; AMQP needs at least 4096")
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> RabbitSettings:
+        """Read a URL; options win over it. What is wrong with it is said without its password."""
+        parts = urlsplit(url)
+        if parts.scheme not in DEFAULT_PORTS:
+            raise BadSetting(f"{parts.scheme}:// is not RabbitMQ; write amqp:// or amqps://")
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := sorted(query.keys() - set(OPTIONS)):
+            raise BadSetting(f"unknown option {unknown[0]!r} in the RabbitMQ URL (valid: {', '.join(OPTIONS)})")
+        said = {
+            "host": parts.hostname or "localhost",
+            "port": _port(parts),
+            "vhost": unquote(parts.path[1:]) or "/",
+            "user": unquote(parts.username or "guest"),
+            "password": unquote(parts.password if parts.password is not None else "guest"),
+            "tls": parts.scheme == "amqps",
+            "cafile": query.get("cafile"),
+            "exchange": query.get("exchange", "outrider"),
+            "queues": _queues(query.get("declare", "")),
+            "declare": "declare" in query,
+        }
+        return cls(**{**said, **options})
+
+    @property
+    def place(self) -> str:
+        """Name the server for people."""
+        return f"{self.host}:{self.port}"
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Return how to check the server's certificate, None without TLS."""
+        if not self.tls:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.cafile)
+        except (OSError, ssl.SSLError) as error:
+            raise BadSetting(f"cafile {self.cafile!r} cannot be used ({error}); name a file of certificates") from error
+
+    def route(self, message: Message) -> tuple[str, str]:
+        """Return the exchange and the routing key of a message.
+
+        >>> RabbitSettings().route(Message("1", "orders", "A-1", None, b"", {}))
+        ('outrider', 'orders')
+        >>> RabbitSettings(exchange="topic").route(Message("1", "orders", "A-1", None, b"", {}))
+        ('orders', 'A-1')
+        """
+        if self.exchange == PER_TOPIC:
+            return message.topic, message.routing_key or message.key
+        return self.exchange, message.routing_key or message.topic
+
+
+def _port(parts: SplitResult) -> int:
+    try:
+        return parts.port or DEFAULT_PORTS[parts.scheme]
+    except ValueError:
+        raise BadSetting("the RabbitMQ URL has a port that is no number from 1 to 65535") from None
+
+
+def _queues(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = (part.partition(":") for part in text.split(",") if part)
+    return tuple((name, pattern or EVERYTHING) for name, _, pattern in pairs)

@@ -1,0 +1,283 @@
+"""A throw-away Apache Kafka, one broker or several, in KRaft mode.
+
+The programs are Kafka's own artifacts from the Maven repository. Maven fetches them once into a cache that all projects
+and processes of the user share; after that a start needs nothing but Java.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+from outrider.testing.servers.server import POLL_SECONDS, Server, ServerError, free_port, listening
+
+VARIABLE = "OUTRIDER_TEST_KAFKA"
+CACHE_VARIABLE = "OUTRIDER_TEST_CACHE"
+VERSION = "4.1.0"
+ARTIFACTS = {"org.apache.kafka:kafka_2.13": VERSION, "org.slf4j:slf4j-simple": "1.7.36"}
+FETCH_SECONDS_MAX = 600.0
+ANSWER_SECONDS_MAX = 5.0
+LEADER_SECONDS_MAX = 20.0
+
+# Fewer threads, files and seconds of patience than in production; what is durable stays as it is.
+SETTINGS = {
+    "auto.create.topics.enable": "false",
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "3000",
+    "controlled.shutdown.enable": "false",
+    "controller.quorum.election.backoff.max.ms": "200",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "log.cleaner.dedupe.buffer.size": "4194304",
+    "log.index.size.max.bytes": "262144",
+    "log.segment.bytes": "16777216",
+    "num.io.threads": "4",
+    "num.network.threads": "2",
+    "offsets.topic.num.partitions": "3",
+    "transaction.state.log.num.partitions": "3",
+}
+# A test starts and stops servers all the time, so a quick start is worth more than the best machine code.
+JAVA_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+LOG_OPTIONS = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
+
+Node = tuple[int, int]
+"""The ports of a node: for clients, and for the other controllers."""
+
+
+class KafkaServer(Server):
+    """One Kafka node, broker and controller at once. By default it is a cluster of its own."""
+
+    name = "Kafka"
+
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, str] | None = None,
+        auto_create_topics: bool = False,
+        nodes: Sequence[Node] = (),
+        number: int = 1,
+        cluster_id: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.programs = fetch_programs()
+        self.nodes = nodes or _free_nodes(1)
+        self.number = number
+        self.cluster_id = cluster_id or _random_id()
+        self.port = self.nodes[number - 1][0]
+        self.settings = {**SETTINGS, "auto.create.topics.enable": str(auto_create_topics).lower(), **(settings or {})}
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients connect first."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The broker's URL, as Outrider takes it."""
+        return f"kafka://{self.bootstrap}"
+
+    def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic and wait until every partition has a leader."""
+        create_topic(self.bootstrap, name, partitions=partitions, config=config)
+
+    def create(self) -> None:
+        """Write the settings and format the storage."""
+        settings = {**self._identity(), **_replication(len(self.nodes)), **self.settings}
+        path = self.home / "server.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
+        options = ["format", "--cluster-id", self.cluster_id, "--config", str(path)]
+        self.run(self._java("kafka.tools.StorageTool", *options), "kafka-storage format")
+
+    def command(self) -> Sequence[str]:
+        """Run the node."""
+        return self._java("kafka.Kafka", str(self.home / "server.properties"))
+
+    def ready(self) -> bool:
+        """Ask for metadata; the node must be listed in the answer."""
+        return listening(self.port) and self.number in _brokers(self.bootstrap)
+
+    def _wait_until_ready(self) -> None:
+        try:
+            super()._wait_until_ready()
+        except ServerError as error:
+            with tempfile.NamedTemporaryFile(prefix="outrider-kafka-", suffix=".log", delete=False) as kept:
+                kept.write((self.home / "log").read_bytes())
+            raise ServerError(f"{error}\nThe whole log is in {kept.name}.") from error
+
+    def _java(self, program: str, *options: str) -> list[str]:
+        return ["java", *JAVA_OPTIONS, *LOG_OPTIONS, "-cp", f"{self.programs}/*", program, *options]
+
+    def _identity(self) -> dict[str, str]:
+        client, controller = self.nodes[self.number - 1]
+        voters = (f"{number}@127.0.0.1:{ports[1]}" for number, ports in enumerate(self.nodes, start=1))
+        return {
+            "process.roles": "broker,controller",
+            "node.id": str(self.number),
+            "controller.quorum.voters": ",".join(voters),
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{client}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self.home / "data"),
+        }
+
+
+class KafkaCluster:
+    """Several nodes, each a server that a test may kill or pause; a topic has a copy on three of them."""
+
+    def __init__(self, brokers: int = 3, *, settings: Mapping[str, str] | None = None) -> None:
+        nodes, cluster_id = _free_nodes(brokers), _random_id()
+        self.brokers = [
+            KafkaServer(settings=settings, nodes=nodes, number=number, cluster_id=cluster_id)
+            for number in range(1, brokers + 1)
+        ]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients connect first: any node."""
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+    def start(self) -> Self:
+        """Start all at once: none is ready before most of them are there."""
+        try:
+            with ThreadPoolExecutor(len(self.brokers)) as threads:
+                list(threads.map(KafkaServer.start, self.brokers))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Remove all of it. The nodes would wait for one another to shut down in good order, so they do not."""
+        for broker in self.brokers:
+            broker.kill()
+            broker.stop()
+
+    def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic and wait until every partition has a leader."""
+        create_topic(self.bootstrap, name, partitions=partitions, config=config)
+
+    def leader(self, topic: str, partition: int = 0) -> KafkaServer:
+        """Return the node that leads a partition."""
+        found = _admin(self.bootstrap).list_topics(topic, timeout=ANSWER_SECONDS_MAX)
+        number: int = found.topics[topic].partitions[partition].leader
+        return self.brokers[number - 1]
+
+
+def create_topic(bootstrap: str, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+    """Create a topic and wait until every partition has a leader."""
+    admin = _admin(bootstrap)
+    wanted = import_module("confluent_kafka.admin").NewTopic(
+        name, num_partitions=partitions, replication_factor=-1, config=dict(config or {})
+    )
+    admin.create_topics([wanted])[name].result(ANSWER_SECONDS_MAX * 2)
+    deadline = time.monotonic() + LEADER_SECONDS_MAX
+    while time.monotonic() < deadline:
+        found = admin.list_topics(name, timeout=ANSWER_SECONDS_MAX).topics[name].partitions
+        if len(found) == partitions and all(partition.leader > 0 for partition in found.values()):
+            return
+        time.sleep(POLL_SECONDS)
+    raise ServerError(f"The topic {name} has no leader yet.")
+
+
+@contextmanager
+def kafka_bootstrap() -> Iterator[str]:
+    """The servers named by OUTRIDER_TEST_KAFKA, else a private one that lives for the block."""
+    if bootstrap := os.environ.get(VARIABLE):
+        yield bootstrap
+        return
+    with KafkaServer() as server:
+        yield server.bootstrap
+
+
+def fetch_programs() -> Path:
+    """The folder with Kafka's programs; Maven fills it once. Processes may race: the first to finish wins."""
+    if shutil.which("java") is None:
+        raise ServerError("Java is not installed. Install a Java 17 runtime (Debian: openjdk-17-jre-headless).")
+    cache = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "outrider").resolve()
+    programs = cache / f"kafka-{VERSION}"
+    if not programs.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"kafka-{VERSION}-", dir=cache) as made:
+            _fetch(Path(made))
+            with suppress(OSError):  # Another process was quicker, and a folder with files is not replaced.
+                (Path(made) / "programs").rename(programs)
+    return programs
+
+
+def _fetch(folder: Path) -> None:
+    if shutil.which("mvn") is None:
+        raise ServerError("Maven is not installed; it fetches Kafka once (Debian: maven).")
+    (folder / "pom.xml").write_text(_project(), encoding="utf-8")
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=programs"]
+    command = ["mvn", "--batch-mode", "--quiet", *goal]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_SECONDS_MAX, check=False)
+    if result.returncode:
+        raise ServerError(f"Maven could not fetch Kafka {VERSION}:\n{result.stdout}{result.stderr}")
+
+
+def _project() -> str:
+    wanted = (
+        f"<dependency><groupId>{name.partition(':')[0]}</groupId><artifactId>{name.partition(':')[2]}</artifactId>"
+        f"<version>{version}</version></dependency>"
+        for name, version in ARTIFACTS.items()
+    )
+    return (
+        "<project><modelVersion>4.0.0</modelVersion><groupId>outrider</groupId><artifactId>kafka</artifactId>"
+        f"<version>1</version><packaging>pom</packaging><dependencies>{''.join(wanted)}</dependencies></project>"
+    )
+
+
+def _replication(nodes: int) -> dict[str, str]:
+    copies = str(min(nodes, 3))
+    return {
+        "default.replication.factor": copies,
+        "min.insync.replicas": "2" if nodes >= 3 else "1",
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": "1",
+    }
+
+
+def _free_nodes(count: int) -> list[Node]:
+    ports: set[int] = set()
+    while len(ports) < 2 * count:
+        ports.add(free_port())
+    ordered = sorted(ports)
+    return list(zip(ordered[::2], ordered[1::2], strict=True))
+
+
+def _random_id() -> str:
+    """Make a cluster id: 16 bytes in base64. The first bits are clear, or it might begin with a dash."""
+    return urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
+
+
+def _admin(bootstrap: str) -> Any:
+    # A node that is not there yet is no news to anybody here.
+    settings = {"bootstrap.servers": bootstrap, "log_level": 0, "error_cb": lambda error: None}
+    return import_module("confluent_kafka.admin").AdminClient(settings)
+
+
+def _brokers(bootstrap: str) -> set[int]:
+    kafka = import_module("confluent_kafka")
+    try:
+        return set(_admin(bootstrap).list_topics(timeout=1).brokers)
+    except kafka.KafkaException:
+        return set()

@@ -1,0 +1,230 @@
+"""The broker contract on Kafka, and what Kafka adds to it: its errors as verdicts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from outrider.app import open_broker
+from outrider.brokers.kafka import KafkaBroker
+from outrider.brokers.kafka.verdicts import Failure, in_order, judge
+from outrider.errors import BadSetting, Misuse, Transient, Unreachable
+from outrider.event import Message
+from outrider.outcome import CONFIRMED, Confirmed, Refused, Rejected, Unresolved, Verdict
+from outrider.testing.broker_contract import BrokerBench, OrderedBrokerContract, message
+from outrider.testing.servers.kafka import create_topic, kafka_bootstrap
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with kafka_bootstrap() as servers:
+        yield servers
+
+
+@pytest.fixture
+async def broker(bootstrap: str) -> AsyncIterator[KafkaBroker]:
+    broker = KafkaBroker(bootstrap)
+    await broker.start()
+    yield broker
+    await broker.close()
+
+
+@pytest.fixture
+def topic(bootstrap: str) -> str:
+    return make_topic(bootstrap)
+
+
+def make_topic(bootstrap: str, *, partitions: int = 3, **config: str) -> str:
+    """Make a topic that no other test knows."""
+    name = f"topic-{uuid4().hex[:12]}"
+    create_topic(bootstrap, name, partitions=partitions, config={k.replace("_", "."): v for k, v in config.items()})
+    return name
+
+
+def read(bootstrap: str, topic: str) -> list[Message]:
+    """Read a topic to its end with a client of its own; the order is that of each partition."""
+    options = {"bootstrap.servers": bootstrap, "group.id": uuid4().hex, "log_level": 0, "fetch.wait.max.ms": 50}
+    consumer: Any = Consumer({**options, "enable.auto.commit": False, "enable.partition.eof": True})
+    partitions = set(consumer.list_topics(topic, timeout=5).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    found: list[Message] = []
+    while partitions:
+        [taken] = consumer.consume(1, timeout=20)
+        if taken.error() is None:
+            found.append(_message(taken))
+        else:
+            assert taken.error().code() == KafkaError._PARTITION_EOF
+            partitions.discard(taken.partition())
+    consumer.close()
+    return found
+
+
+def _message(taken: Any) -> Message:
+    headers = {name: value.decode() for name, value in taken.headers() or []}
+    return Message(headers["message_id"], taken.topic(), taken.key().decode(), None, taken.value(), headers)
+
+
+class Renamed:
+    """A Kafka broker whose topics have names of their own in each test."""
+
+    def __init__(self, broker: KafkaBroker, names: dict[str, str]) -> None:
+        self._broker, self._names = broker, names
+        self.traits = broker.traits
+        self.start, self.close, self.probe = broker.start, broker.close, broker.probe
+
+    async def publish(self, messages: list[Message]) -> list[Verdict]:
+        renamed = [message._replace(topic=self._names[message.topic]) for message in messages]
+        return list(await self._broker.publish(renamed))
+
+    def destination(self, message: Message) -> str:
+        return self._broker.destination(message._replace(topic=self._names[message.topic]))
+
+
+class TestKafkaBroker(OrderedBrokerContract):
+    @pytest.fixture
+    def bench(self, bootstrap: str, broker: KafkaBroker) -> BrokerBench:
+        names = {name: make_topic(bootstrap) for name in ("orders", "parcels")}
+
+        async def read_back(topic: str) -> list[Message]:
+            return read(bootstrap, names[topic])
+
+        return BrokerBench(Renamed(broker, names), read_back)  # type: ignore[arg-type]
+
+
+async def test_a_url_opens_it_with_settings(bootstrap: str, topic: str) -> None:
+    broker = await open_broker(f"kafka://{bootstrap}?compression.type=zstd&message.max.bytes=2000")
+    await broker.start()
+    assert broker.traits.message_bytes_max == 2000
+    assert await broker.publish([message(1, topic=topic)]) == [CONFIRMED]
+    await broker.close()
+    assert len(read(bootstrap, topic)) == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["acks=1", "request.required.acks=0", "enable.idempotence=false", "message.timeout.ms=1000", "transactional.id=a"],
+)
+async def test_settings_that_the_promise_rests_on_are_refused(query: str) -> None:
+    with pytest.raises(BadSetting, match=r"cannot (work|be set)"):
+        await open_broker(f"kafka://localhost:9092?{query}")
+
+
+@pytest.mark.parametrize("url", ["kafka://", "kafka:///orders", "kafka://me:secret@localhost:9092"])
+async def test_a_url_that_names_no_server_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(Misuse, match="kafka://host:port") as refused:
+        await open_broker(url)
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_setting_that_the_driver_does_not_know_is_named() -> None:
+    with pytest.raises(BadSetting, match=r"no\.such\.thing"):
+        await KafkaBroker("localhost:9092", {"no.such.thing": "1"}).start()
+
+
+async def test_a_server_that_does_not_answer_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.brokers.kafka.broker.START_SECONDS_MAX", 0.3)
+    broker = KafkaBroker("127.0.0.1:9")
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9 does not answer .*refused"):
+        await broker.start()
+    [verdict] = await broker.publish([message(1)])
+    assert isinstance(verdict, Unresolved)
+    assert verdict.destination == ""
+    with pytest.raises(Transient):
+        await broker.probe("")
+    await broker.close()
+
+
+async def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(Misuse, match=r"pip install 'outrider\[kafka\]'"):
+        await KafkaBroker("localhost:9092").start()
+
+
+async def test_a_missing_topic_is_rejected_until_it_is_made(bootstrap: str, broker: KafkaBroker, topic: str) -> None:
+    missing = f"missing-{uuid4().hex[:12]}"
+    sent = [message(1, topic=missing), message(2, topic=topic), message(3, topic=missing)]
+    first, good, second = await broker.publish(sent)
+    assert isinstance(first, Rejected)
+    assert good == CONFIRMED
+    assert not isinstance(second, Confirmed)
+    with pytest.raises(Transient, match=missing):
+        await broker.probe(missing)
+    create_topic(bootstrap, missing)
+    assert await broker.publish(sent) == [CONFIRMED] * 3
+    assert [m.headers["n"] for m in read(bootstrap, missing)] == ["1", "3"]
+
+
+async def test_a_topic_that_cannot_be_is_rejected(broker: KafkaBroker) -> None:
+    [verdict] = await broker.publish([message(1, topic="not a topic!")])
+    assert isinstance(verdict, Rejected)
+
+
+async def test_what_kafka_finds_too_large_is_rejected_only_when_it_went_alone(
+    bootstrap: str, broker: KafkaBroker
+) -> None:
+    small = make_topic(bootstrap, partitions=1, max_message_bytes="2000")
+    noise = os.urandom(8000)
+    large = message(2, topic=small, body=noise)
+    together = await broker.publish([message(1, topic=small), large, message(3, topic=small)])
+    assert {type(verdict) for verdict in together} <= {Confirmed, Unresolved}
+    [verdict] = await broker.publish([large])
+    assert isinstance(verdict, Rejected)
+    assert await broker.publish([message(4, topic=small)]) == [CONFIRMED]
+    assert "3" not in [m.headers["n"] for m in read(bootstrap, small)]
+
+
+async def test_nothing_goes_out_behind_a_message_that_kafka_rejects(bootstrap: str) -> None:
+    """One message per batch, so the later ones are on their way already when Kafka rejects the second."""
+    small = make_topic(bootstrap, partitions=1, max_message_bytes="5000")
+    broker = KafkaBroker(bootstrap, {"batch.num.messages": "1", "compression.type": "none"})
+    await broker.start()
+    sent = [message(n, topic=small, body=b"x" * (9000 if n == 2 else 10)) for n in range(1, 30)]
+    verdicts = await broker.publish(sent)
+    assert verdicts[0] == CONFIRMED
+    assert not any(isinstance(verdict, Confirmed) for verdict in verdicts[1:])
+    assert await broker.publish([message(99, topic=small)]) == [CONFIRMED]
+    await broker.close()
+    assert [m.headers["n"] for m in read(bootstrap, small)] == ["1", "99"]
+
+
+async def test_more_than_the_memory_holds_goes_out_bit_by_bit(bootstrap: str, topic: str) -> None:
+    broker = KafkaBroker(bootstrap, {"queue.buffering.max.messages": "50"})
+    await broker.start()
+    sent = [message(n, topic=topic, key=f"k{n % 5}") for n in range(1000)]
+    assert await broker.publish(sent) == [CONFIRMED] * 1000
+    await broker.close()
+    found = read(bootstrap, topic)
+    for key in ("k0", "k4"):
+        assert [m.message_id for m in found if m.key == key] == [m.message_id for m in sent if m.key == key]
+
+
+async def test_a_header_that_cannot_be_encoded_is_rejected(broker: KafkaBroker, topic: str) -> None:
+    odd = message(1, topic=topic)._replace(headers={"odd": "\ud800"})
+    first, second, other = await broker.publish([odd, message(2, topic=topic), message(3, topic=topic, key="B")])
+    assert isinstance(first, Rejected)
+    assert isinstance(second, Refused)
+    assert other == CONFIRMED
+
+
+def test_a_topic_that_worked_before_is_down_rather_than_wrong() -> None:
+    gone = Failure("UNKNOWN_TOPIC_OR_PART", "unknown")
+    assert judge(gone, "orders", alone=True, proven=True) == Unresolved("unknown (UNKNOWN_TOPIC_OR_PART)", "orders")
+    assert isinstance(judge(gone, "orders", alone=True, proven=False), Rejected)
+
+
+def test_an_error_of_the_connection_names_no_topic() -> None:
+    lost = Failure("_TRANSPORT", "lost")
+    assert judge(lost, "orders", alone=True, proven=True) == Unresolved("lost (_TRANSPORT)", "")
+
+
+def test_what_follows_a_rejected_message_is_refused() -> None:
+    verdicts = in_order([message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED])
+    assert verdicts == [Rejected("no"), Refused("an earlier message of its stream failed"), CONFIRMED]

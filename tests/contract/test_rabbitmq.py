@@ -1,0 +1,111 @@
+"""The broker contract on RabbitMQ. What was published is read back by another client, aio-pika."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import cast
+from uuid import uuid4
+
+import aio_pika
+import pytest
+from pamqp import commands, frame, header
+
+from outrider.brokers.rabbitmq import RabbitBroker
+from outrider.brokers.rabbitmq.frames import Unsendable, encode
+from outrider.event import Message
+from outrider.testing.broker_contract import BrokerBench, BrokerContract, message
+from outrider.testing.servers.rabbitmq import rabbitmq_url
+
+TOPICS = ("orders", "parcels")
+
+
+@pytest.fixture(scope="session")
+def rabbit_url() -> Iterator[str]:
+    """A private server, gone when the tests end; or the one that OUTRIDER_TEST_RABBITMQ names."""
+    with rabbitmq_url() as url:
+        yield url
+
+
+@pytest.mark.rabbitmq
+class TestRabbitBroker(BrokerContract):
+    @pytest.fixture
+    async def bench(self, rabbit_url: str) -> AsyncIterator[BrokerBench]:
+        # An exchange of its own keeps a test apart from the others.
+        name = f"test_{uuid4().hex[:12]}"
+        queues = {topic: f"{name}.{topic}" for topic in TOPICS}
+        bindings = tuple((queue, topic) for topic, queue in queues.items())
+        broker = RabbitBroker(rabbit_url, exchange=name, declare=True, queues=bindings)
+        await broker.start()
+        reader = await aio_pika.connect(rabbit_url)
+
+        async def read(topic: str) -> list[Message]:
+            return await read_back(reader, queues[topic], topic)
+
+        yield BrokerBench(broker, read)
+        await broker.close()
+        channel = await reader.channel()
+        for queue in queues.values():
+            await channel.queue_delete(queue)
+        await channel.exchange_delete(name)
+        await reader.close()
+
+
+async def read_back(reader: aio_pika.abc.AbstractConnection, queue: str, topic: str) -> list[Message]:
+    """Take what is in a queue now; it is put back when the channel closes."""
+    found: list[Message] = []
+    async with await reader.channel() as channel:
+        source = await channel.get_queue(queue, ensure=False)
+        while (taken := await source.get(fail=False)) is not None:
+            assert taken.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+            headers = {name: str(value) for name, value in taken.headers.items()}
+            found.append(Message(taken.message_id or "", topic, headers["key"], None, taken.body, headers))
+    return found
+
+
+class TestFrames:
+    def test_they_are_what_pamqp_reads(self) -> None:
+        sent = message(1)
+        headers = {**sent.headers, "created_at": "2026-01-02T03:04:05+00:00", "correlation_id": "c"}
+        method, content, body = unmarshal(encode(sent._replace(headers=headers), 7, "shop", "orders", 4096))
+        assert isinstance(method, commands.Basic.Publish)
+        assert (method.exchange, method.routing_key, method.mandatory) == ("shop", "orders", True)
+        properties = cast(header.ContentHeader, content).properties
+        assert properties.headers == {**headers, "key": "A"}
+        assert (properties.message_id, properties.correlation_id) == (sent.message_id, "c")
+        assert (properties.message_type, properties.content_type) == ("order.changed", "application/json")
+        assert properties.delivery_mode == 2
+        assert properties.timestamp is not None
+        assert properties.timestamp.isoformat() == headers["created_at"]
+        assert getattr(body, "value", None) == sent.body
+
+    def test_a_body_is_split_where_a_frame_is_full(self) -> None:
+        body = bytes(range(256)) * 50
+        frames = unmarshal(encode(message(1, body=body), 1, "", "orders", 4096))
+        pieces = [getattr(piece, "value", b"") for piece in frames[2:]]
+        assert [len(piece) for piece in pieces] == [4088, 4088, 4088, 536]
+        assert b"".join(pieces) == body
+
+    def test_what_amqp_has_no_room_for_is_said(self) -> None:
+        with pytest.raises(Unsendable, match="routing key has 300 bytes"):
+            encode(message(1), 1, "", "k" * 300, 4096)
+        with pytest.raises(Unsendable, match="headers take"):
+            encode(message(1)._replace(headers={"a": "x" * 5000}), 1, "", "k", 4096)
+        with pytest.raises(Unsendable, match="Unicode"):
+            encode(message(1)._replace(headers={"a": "\ud800"}), 1, "", "k", 4096)
+
+    def test_a_property_that_is_too_long_stays_a_header(self) -> None:
+        headers = {"event_type": "t" * 300, "created_at": "yesterday"}
+        _, content, _ = unmarshal(encode(message(1)._replace(headers=headers), 1, "", "k", 4096))
+        properties = cast(header.ContentHeader, content).properties
+        assert (properties.message_type, properties.timestamp) == (None, None)
+        assert properties.headers == {**headers, "key": "A"}
+
+
+def unmarshal(data: bytes) -> list[frame.FrameTypes]:
+    """Return the frames as pamqp understands them."""
+    frames = []
+    while data:
+        size, _, found = frame.unmarshal(data)
+        frames.append(found)
+        data = data[size:]
+    return frames

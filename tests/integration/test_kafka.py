@@ -1,0 +1,260 @@
+"""Kafka where it is hardest: brokers that die while a relay publishes, and a caller that gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from uuid import uuid4
+
+import pytest
+
+import outrider
+from outrider.brokers.kafka import KafkaBroker
+from outrider.errors import Transient
+from outrider.event import Event, Message
+from outrider.observer import Buried, Passed, Retried
+from outrider.outbox.relay import Relay
+from outrider.outbox.settings import RelaySettings
+from outrider.outcome import CONFIRMED, Confirmed, Unresolved
+from outrider.stores.memory import MemoryStore
+from outrider.testing import Notebook
+from outrider.testing.broker_contract import message
+from outrider.testing.harness import numbers, order, orders
+from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
+from tests.contract.test_kafka import make_topic, read
+
+pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
+
+KEYS = [f"k{number}" for number in range(20)]
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KafkaServer]:
+    with KafkaServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def broker(server: KafkaServer) -> AsyncIterator[KafkaBroker]:
+    broker = KafkaBroker(server.bootstrap)
+    await broker.start()
+    yield broker
+    await broker.close()
+
+
+class Run:
+    """A relay at work, and what it did."""
+
+    def __init__(self, broker: KafkaBroker) -> None:
+        self.store, self.notebook = MemoryStore(), Notebook()
+        settings = RelaySettings(poll_seconds_max=0.2, breaker_seconds_max=2.0)
+        self.relay = Relay(self.store, broker, settings, observer=self.notebook)
+
+    async def stage(self, events: Sequence[Event]) -> None:
+        async with self.store.transaction() as conn:
+            await outrider.stage(conn, *events)
+
+    async def stage_slowly(self, topic: str, rounds: int) -> None:
+        """Stage one event per key in each round, with a little room between rounds for the relay to publish."""
+        for number in range(1, rounds + 1):
+            await self.stage([order(number, key, topic=topic) for key in KEYS])
+            await asyncio.sleep(0.005)
+
+    async def confirmed(self, count: int) -> None:
+        while sum(fact.confirmed for fact in self.notebook.of(Passed)) < count:
+            await self.noticed()
+
+    async def settled(self, **wanted: int) -> None:
+        """Wait until that many events are sent or buried."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not wanted.items() <= (await self.store.desk.counts()).items():
+                await self.noticed()
+
+    async def noticed(self) -> None:
+        """Wait until the relay has something new to tell."""
+        known = len(self.notebook.facts)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(self.notebook.facts) == known:  # noqa: ASYNC110 - the notebook tells nobody.
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def running(broker: KafkaBroker) -> AsyncIterator[Run]:
+    run = Run(broker)
+    task = asyncio.create_task(run.relay.run())
+    try:
+        yield run
+    finally:
+        run.relay.stop()
+        await task
+
+
+@contextmanager
+def paused(server: KafkaServer) -> Iterator[None]:
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()
+
+
+def complete(found: list[Message], rounds: int) -> bool:
+    """Tell whether every key has all its events, in order of their first delivery."""
+    return all(numbers(found, key) == list(range(1, rounds + 1)) for key in KEYS)
+
+
+async def test_a_broker_killed_and_restarted_loses_nothing_and_costs_no_attempt(
+    server: KafkaServer, broker: KafkaBroker
+) -> None:
+    topic = make_topic(server.bootstrap)
+    async with running(broker) as run:
+        writer = asyncio.create_task(run.stage_slowly(topic, rounds=150))
+        await run.confirmed(200)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        await writer
+        await run.settled(sent=150 * len(KEYS))
+    assert complete(read(server.bootstrap, topic), rounds=150)
+    assert run.notebook.of(Retried) == []
+    assert run.notebook.of(Buried) == []
+
+
+async def test_a_missing_topic_makes_only_its_own_key_wait(server: KafkaServer, broker: KafkaBroker) -> None:
+    topic, missing = make_topic(server.bootstrap), f"missing-{uuid4().hex[:8]}"
+    async with running(broker) as run:
+        await run.stage([*orders(3, "lost", topic=missing), *orders(50, "A", topic=topic)])
+        await run.settled(sent=50, dead_letter=1)
+    assert [fact.reason for fact in run.notebook.of(Buried)] == ["permanent_failure"]
+    assert [held.stream.key for held in await run.store.desk.blocked_streams(10)] == ["lost"]
+    assert numbers(read(server.bootstrap, topic)) == list(range(1, 51))
+    assert run.notebook.of(Retried) == []
+
+
+async def test_one_event_that_kafka_rejects_among_good_ones_is_found_and_buried(server: KafkaServer) -> None:
+    topic = make_topic(server.bootstrap, partitions=1, max_message_bytes="20000")
+    broker = KafkaBroker(server.bootstrap, {"compression.type": "none", "batch.size": "15000"})
+    large = Event("order.changed", {"n": 1, "pad": "x" * 30_000}, aggregate_id="large", topic=topic)
+    async with running(broker) as run:
+        await run.stage([*orders(20, "A", topic=topic), large, *orders(20, "B", topic=topic)])
+        await run.settled(sent=40, dead_letter=1)
+    await broker.close()
+    assert [fact.reason for fact in run.notebook.of(Buried)] == ["permanent_failure"]
+    found = read(server.bootstrap, topic)
+    assert numbers(found, "A") == numbers(found, "B") == list(range(1, 21))
+    assert run.notebook.of(Retried) == []
+
+
+async def test_an_oversize_message_is_not_sent_and_the_others_are(server: KafkaServer, broker: KafkaBroker) -> None:
+    topic = make_topic(server.bootstrap)
+    huge = message(0, topic=topic, key="huge", body=b"x" * (broker.traits.message_bytes_max + 1))
+    sent = [message(n, topic=topic, key=f"k{n}") for n in range(100)]
+    verdicts = await broker.publish([*sent[:50], huge, *sent[50:]])
+    assert [type(verdict).__name__ for verdict in (verdicts[50],)] == ["Rejected"]
+    assert [*verdicts[:50], *verdicts[51:]] == [CONFIRMED] * 100
+
+
+async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(
+    server: KafkaServer, broker: KafkaBroker
+) -> None:
+    topic = make_topic(server.bootstrap, partitions=1)
+    assert await broker.publish([message(0, topic=topic)]) == [CONFIRMED]
+    with paused(server):
+        neighbour = asyncio.create_task(broker.publish([message(n, topic=topic, key="B") for n in range(10)]))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await broker.publish([message(n, topic=topic) for n in range(1, 11)])
+        # The neighbour's messages were purged as well, and it hears of it at once.
+        async with asyncio.timeout(2):
+            assert {type(verdict) for verdict in await neighbour} == {Unresolved}
+    again = [message(n, topic=topic) for n in range(1, 11)]
+    assert await broker.publish(again) == [CONFIRMED] * 10
+    assert numbers(read(server.bootstrap, topic)) == list(range(11))
+
+
+async def test_callers_that_give_up_at_random_never_reorder_a_stream(server: KafkaServer, broker: KafkaBroker) -> None:
+    topic, chance = make_topic(server.bootstrap), random.Random(7)
+
+    async def worker(name: str) -> int:
+        """Publish runs of one stream; what is not confirmed is the start of the next run."""
+        after, cut_short = 0, 0
+        for _ in range(60):
+            run = [message(n, topic=topic, key=name) for n in range(after + 1, after + chance.randint(2, 200))]
+            try:
+                async with asyncio.timeout(chance.choice([0.002, 0.005, 0.01, 5])):
+                    verdicts = await broker.publish(run)
+            except TimeoutError:
+                cut_short += 1
+                continue
+            confirmed = [isinstance(verdict, Confirmed) for verdict in verdicts]
+            assert confirmed == sorted(confirmed, reverse=True)
+            after += sum(confirmed)
+        assert cut_short
+        return after
+
+    names = ["a", "b", "c", "d"]
+    reached = await asyncio.gather(*(worker(name) for name in names))
+    found = read(server.bootstrap, topic)
+    for name, after in zip(names, reached, strict=True):
+        delivered = numbers(found, name)
+        assert len(delivered) >= after > 0
+        assert delivered == list(range(1, len(delivered) + 1))
+
+
+async def test_a_publish_without_an_answer_ends_by_itself(server: KafkaServer) -> None:
+    topic = make_topic(server.bootstrap)
+    broker = KafkaBroker(server.bootstrap, publish_seconds=1.0)
+    await broker.start()
+    with paused(server):
+        verdicts = await broker.publish([message(1, topic=topic), message(2, topic=topic)])
+    assert [(type(v), v.destination) for v in verdicts if isinstance(v, Unresolved)] == [(Unresolved, "")] * 2
+    await broker.probe(topic)
+    assert isinstance((await broker.publish([message(3, topic=topic)]))[0], Confirmed)
+    await broker.close()
+
+
+async def test_the_first_publish_after_the_start_does_not_wait(server: KafkaServer) -> None:
+    topic = make_topic(server.bootstrap)
+    clock = asyncio.get_running_loop()
+    best = 9.0
+    for _ in range(5):
+        broker = KafkaBroker(server.bootstrap)
+        await broker.start()
+        begun = clock.time()
+        assert await broker.publish([message(1, topic=topic)]) == [CONFIRMED]
+        best = min(best, clock.time() - begun)
+        await broker.close()
+    # Without the warm-up it is half a second, every time.
+    assert best < 0.3
+
+
+async def test_the_leader_killed_during_a_drain_loses_nothing_and_keeps_the_order() -> None:
+    with KafkaCluster(brokers=3) as cluster:
+        cluster.create_topic("orders", partitions=3)
+        cluster.create_topic("strict", config={"min.insync.replicas": "3"})
+        broker = KafkaBroker(cluster.bootstrap)
+        async with running(broker) as run:
+            writer = asyncio.create_task(run.stage_slowly("orders", rounds=150))
+            await run.confirmed(200)
+            await asyncio.to_thread(cluster.leader("orders").kill)
+            await writer
+            await run.settled(sent=150 * len(KEYS))
+        await broker.close()
+        assert complete(read(cluster.bootstrap, "orders"), rounds=150)
+        assert run.notebook.of(Retried) == []
+        assert run.notebook.of(Buried) == []
+        await _too_few_replicas_are_an_outage_of_their_topic(cluster.bootstrap)
+
+
+async def _too_few_replicas_are_an_outage_of_their_topic(bootstrap: str) -> None:
+    broker = KafkaBroker(bootstrap, publish_seconds=1.5)
+    await broker.start()
+    good, bad = await broker.publish([message(1, topic="orders"), message(2, topic="strict")])
+    assert good == CONFIRMED
+    assert bad == Unresolved("no report from Kafka within 1.5 s", "strict")
+    await broker.probe("orders")
+    with pytest.raises(Transient, match="has 2 replicas in sync and needs 3"):
+        await broker.probe("strict")
+    await broker.close()
