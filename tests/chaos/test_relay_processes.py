@@ -106,6 +106,8 @@ async def test_the_database_going_away_for_a_moment_loses_nothing(conn: Any, pos
         "WHERE application_name = 'outrider' AND datname = current_database()"
     )
     async with relays(postgres_url, log, 2, "--batch-max", "50") as crew:
+        # A relay that cannot reach the database when it starts says so and ends; this is about those that run.
+        await _reach(conn, STARTED, 2)
         for turn in range(5):
             await _write(conn, range(turn * 20, turn * 20 + 20))
             await _reach(conn, SENT, turn * 800 + 100)

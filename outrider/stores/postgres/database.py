@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -99,7 +99,9 @@ class Database:
                     yield conn
                 except _AWAY:
                     # What is left of the session cannot be trusted, and nothing else would take it out of the pool.
-                    conn.terminate()
+                    # If the pool has noticed by itself, the connection is no longer ours to end.
+                    with suppress(asyncpg.InterfaceError):
+                        conn.terminate()
                     raise
 
     @asynccontextmanager
