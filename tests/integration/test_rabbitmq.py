@@ -349,12 +349,25 @@ async def test_silence_for_two_heartbeats_ends_the_connection(server: RabbitServ
     await broker.close()
 
 
-async def test_our_heartbeats_keep_an_idle_connection(server: RabbitServer, name: str) -> None:
+async def test_our_heartbeats_keep_an_idle_connection(
+    server: RabbitServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "#"),), heartbeat_seconds=1)
     await broker.start()
     wire = broker._wire
-    # The server gives up on a client that is silent for longer than this.
-    await asyncio.sleep(3.5)
+    assert wire is not None
+    kept = asyncio.Event()
+    begun, written = asyncio.get_running_loop().time(), wire.write
+
+    def watch(data: bytes) -> None:
+        # The server gives up on a client that is silent for two intervals; a beat well after that proves the point.
+        written(data)
+        if asyncio.get_running_loop().time() - begun > 3:
+            kept.set()
+
+    monkeypatch.setattr(wire, "write", watch)
+    async with asyncio.timeout(20):
+        await kept.wait()
     assert await broker.publish([message(1)]) == [CONFIRMED]
     assert broker._wire is wire
     await broker.close()
