@@ -19,6 +19,7 @@ demo: .venv/.stamp-core ## See the promise kept in one minute; needs nothing but
 
 test: .venv/.stamp ## Run the tests; ARGS="-k name" picks some
 	@scripts/ensure_servers.sh
+	@$(BIN)/python -m outrider.testing.servers --fetch
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
 
 check: .venv/.stamp ## Lint, format, types, import rules, links in the docs

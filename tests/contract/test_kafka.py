@@ -16,17 +16,22 @@ from outrider.brokers.kafka import KafkaBroker
 from outrider.brokers.kafka.verdicts import Failure, in_order, judge
 from outrider.errors import BadSetting, Misuse, Transient, Unreachable
 from outrider.event import Message
+from outrider.finding import Finding
 from outrider.outcome import CONFIRMED, Confirmed, Refused, Rejected, Unresolved, Verdict
 from outrider.testing.broker_contract import BrokerBench, OrderedBrokerContract, message
-from outrider.testing.servers.kafka import create_topic, kafka_bootstrap
+from outrider.testing.servers.kafka import create_topic, delete_topics
 
 pytestmark = pytest.mark.kafka
 
+OURS = f"test-{uuid4().hex[:8]}-"
+"""How the names of our topics begin."""
+
 
 @pytest.fixture(scope="module")
-def bootstrap() -> Iterator[str]:
-    with kafka_bootstrap() as servers:
-        yield servers
+def bootstrap(kafka: str) -> Iterator[str]:
+    """The shared Kafka, which may be somebody's own: our topics do not stay."""
+    yield kafka
+    delete_topics(kafka, OURS)
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def topic(bootstrap: str) -> str:
 
 def make_topic(bootstrap: str, *, partitions: int = 3, **config: str) -> str:
     """Make a topic that no other test knows."""
-    name = f"topic-{uuid4().hex[:12]}"
+    name = f"{OURS}{uuid4().hex[:12]}"
     create_topic(bootstrap, name, partitions=partitions, config={k.replace("_", "."): v for k, v in config.items()})
     return name
 
@@ -83,6 +88,9 @@ class Renamed:
     async def publish(self, messages: list[Message]) -> list[Verdict]:
         renamed = [message._replace(topic=self._names[message.topic]) for message in messages]
         return list(await self._broker.publish(renamed))
+
+    async def examine(self, topics: list[str]) -> list[Finding]:
+        return await self._broker.examine([self._names[topic] for topic in topics])
 
     def destination(self, message: Message) -> str:
         return self._broker.destination(message._replace(topic=self._names[message.topic]))
@@ -149,7 +157,7 @@ async def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_missing_topic_is_rejected_until_it_is_made(bootstrap: str, broker: KafkaBroker, topic: str) -> None:
-    missing = f"missing-{uuid4().hex[:12]}"
+    missing = f"{OURS}missing"
     sent = [message(1, topic=missing), message(2, topic=topic), message(3, topic=missing)]
     first, good, second = await broker.publish(sent)
     assert isinstance(first, Rejected)

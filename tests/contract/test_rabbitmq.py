@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import cast
 from uuid import uuid4
 
@@ -14,29 +14,21 @@ from outrider.brokers.rabbitmq import RabbitBroker
 from outrider.brokers.rabbitmq.frames import Unsendable, encode
 from outrider.event import Message
 from outrider.testing.broker_contract import BrokerBench, BrokerContract, message
-from outrider.testing.servers.rabbitmq import rabbitmq_url
 
 TOPICS = ("orders", "parcels")
-
-
-@pytest.fixture(scope="session")
-def rabbit_url() -> Iterator[str]:
-    """A private server, gone when the tests end; or the one that OUTRIDER_TEST_RABBITMQ names."""
-    with rabbitmq_url() as url:
-        yield url
 
 
 @pytest.mark.rabbitmq
 class TestRabbitBroker(BrokerContract):
     @pytest.fixture
-    async def bench(self, rabbit_url: str) -> AsyncIterator[BrokerBench]:
+    async def bench(self, rabbitmq_url: str) -> AsyncIterator[BrokerBench]:
         # An exchange of its own keeps a test apart from the others.
         name = f"test_{uuid4().hex[:12]}"
         queues = {topic: f"{name}.{topic}" for topic in TOPICS}
         bindings = tuple((queue, topic) for topic, queue in queues.items())
-        broker = RabbitBroker(rabbit_url, exchange=name, declare=True, queues=bindings)
+        broker = RabbitBroker(rabbitmq_url, exchange=name, declare=True, queues=bindings)
         await broker.start()
-        reader = await aio_pika.connect(rabbit_url)
+        reader = await aio_pika.connect(rabbitmq_url)
 
         async def read(topic: str) -> list[Message]:
             return await read_back(reader, queues[topic], topic)

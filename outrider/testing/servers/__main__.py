@@ -5,47 +5,79 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from outrider.testing.servers import kafka, mongo
 from outrider.testing.servers.kafka import KafkaServer
+from outrider.testing.servers.mongo import MongoServer
+from outrider.testing.servers.pgbouncer import PgBouncer
 from outrider.testing.servers.postgres import PostgresServer
 from outrider.testing.servers.rabbitmq import RabbitServer
+from outrider.testing.servers.server import Server, ServerError, ServerMissing
 
-
-def _postgres(stack: ExitStack, fsync: bool) -> str:
-    return stack.enter_context(PostgresServer(fsync=fsync)).url
-
-
-def _kafka(stack: ExitStack, fsync: bool) -> str:
-    return f"kafka://{stack.enter_context(KafkaServer()).bootstrap}"
-
-
-def _rabbitmq(stack: ExitStack, fsync: bool) -> str:
-    return stack.enter_context(RabbitServer()).url
-
-
-KINDS: dict[str, Callable[[ExitStack, bool], str]] = {"postgres": _postgres, "kafka": _kafka, "rabbitmq": _rabbitmq}
+KINDS: dict[str, Callable[[], Server]] = {
+    "kafka": KafkaServer,
+    "rabbitmq": RabbitServer,
+    "mongo": MongoServer,
+}
+NAMES = ("postgres", "pgbouncer", *KINDS)
 
 
 def main() -> None:
     """Run until told to stop."""
     parser = argparse.ArgumentParser(prog="python -m outrider.testing.servers", description=__doc__)
-    parser.add_argument("kinds", nargs="*", help=f"which: {', '.join(KINDS)} (default: postgres)")
+    parser.add_argument("kinds", nargs="*", help=f"which: {', '.join(NAMES)}, or all (default: postgres)")
     parser.add_argument("--json", action="store_true", help="print the URLs as one JSON object")
-    parser.add_argument("--fsync", action="store_true", help="write to disk for real, as benchmarks need")
+    parser.add_argument("--fsync", action="store_true", help="PostgreSQL writes to disk for real, as benchmarks need")
+    parser.add_argument("--fetch", action="store_true", help="only fetch what no package of the system brings, and end")
     options = parser.parse_args()
-    if unknown := set(options.kinds) - KINDS.keys():
-        parser.error(f"no such server: {', '.join(sorted(unknown))}; choose from {', '.join(KINDS)}")
+    wanted = NAMES if "all" in options.kinds else options.kinds or ["postgres"]
+    if unknown := set(wanted) - set(NAMES):
+        parser.error(f"no such server: {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}, all")
+    if options.fetch:
+        fetch()
+        return
+    try:
+        serve(wanted, options.fsync, options.json)
+    except ServerError as error:
+        sys.exit(str(error))
 
+
+def fetch() -> None:
+    """Fill the cache, so that no test has to wait for it. What cannot be had is said, and its tests are skipped."""
+    for find in (kafka.find_programs, mongo.find_program):
+        try:
+            find()
+        except ServerMissing as error:
+            print(error, file=sys.stderr)
+
+
+def serve(wanted: Sequence[str], fsync: bool, as_json: bool) -> None:
+    """Start servers, print their URLs, and wait for a signal."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     with ExitStack() as stack:
-        urls = {kind: KINDS[kind](stack, options.fsync) for kind in options.kinds or ["postgres"]}
-        print(json.dumps(urls) if options.json else "\n".join(f"{k}: {v}" for k, v in urls.items()), flush=True)
+        urls = start(wanted, stack, fsync)
+        print(json.dumps(urls) if as_json else "\n".join(f"{k}: {v}" for k, v in urls.items()), flush=True)
         stopped.wait()
+
+
+def start(wanted: Sequence[str], stack: ExitStack, fsync: bool) -> dict[str, str]:
+    """Start each kind once; a pooler brings the server behind it."""
+    urls = {}
+    if "postgres" in wanted or "pgbouncer" in wanted:
+        postgres = stack.enter_context(PostgresServer(fsync=fsync))
+        urls["postgres"] = postgres.url
+        if "pgbouncer" in wanted:
+            urls["pgbouncer"] = stack.enter_context(PgBouncer(postgres)).url
+    for kind, server in KINDS.items():
+        if kind in wanted:
+            urls[kind] = stack.enter_context(server()).url
+    return urls
 
 
 if __name__ == "__main__":

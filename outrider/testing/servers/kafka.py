@@ -1,32 +1,36 @@
 """A throw-away Apache Kafka, one broker or several, in KRaft mode.
 
-The programs are Kafka's own artifacts from the Maven repository. Maven fetches them once into a cache that all projects
-and processes of the user share; after that a start needs nothing but Java.
+The programs are Kafka's own artifacts from the Maven repository. Maven fetches them once into a cache that all
+processes of the user share; after that a start needs nothing but Java.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from outrider.testing.servers.server import POLL_SECONDS, Server, ServerError, free_port, listening
+from outrider.testing.servers.programs import cached, fetch
+from outrider.testing.servers.server import (
+    POLL_SECONDS,
+    Server,
+    ServerError,
+    ServerMissing,
+    free_port,
+    given_or,
+    listening,
+)
 
 VARIABLE = "OUTRIDER_TEST_KAFKA"
-CACHE_VARIABLE = "OUTRIDER_TEST_CACHE"
 VERSION = "4.1.0"
 ARTIFACTS = {"org.apache.kafka:kafka_2.13": VERSION, "org.slf4j:slf4j-simple": "1.7.36"}
-FETCH_SECONDS_MAX = 600.0
 ANSWER_SECONDS_MAX = 5.0
 LEADER_SECONDS_MAX = 20.0
 
@@ -70,7 +74,7 @@ class KafkaServer(Server):
         cluster_id: str | None = None,
     ) -> None:
         super().__init__()
-        self.programs = fetch_programs()
+        self.programs = find_programs()
         self.nodes = nodes or _free_nodes(1)
         self.number = number
         self.cluster_id = cluster_id or _random_id()
@@ -107,14 +111,6 @@ class KafkaServer(Server):
         """Ask for metadata; the node must be listed in the answer."""
         return listening(self.port) and self.number in _brokers(self.bootstrap)
 
-    def _wait_until_ready(self) -> None:
-        try:
-            super()._wait_until_ready()
-        except ServerError as error:
-            with tempfile.NamedTemporaryFile(prefix="outrider-kafka-", suffix=".log", delete=False) as kept:
-                kept.write((self.home / "log").read_bytes())
-            raise ServerError(f"{error}\nThe whole log is in {kept.name}.") from error
-
     def _java(self, program: str, *options: str) -> list[str]:
         return ["java", *JAVA_OPTIONS, *LOG_OPTIONS, "-cp", f"{self.programs}/*", program, *options]
 
@@ -146,7 +142,10 @@ class KafkaCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            for broker in self.brokers:
+                broker.keep_log(error)
         self.stop()
 
     @property
@@ -197,40 +196,43 @@ def create_topic(bootstrap: str, name: str, *, partitions: int = 1, config: Mapp
     raise ServerError(f"The topic {name} has no leader yet.")
 
 
+def delete_topics(bootstrap: str, prefix: str) -> None:
+    """Delete the topics whose names begin like this."""
+    admin = _admin(bootstrap)
+    found = [name for name in admin.list_topics(timeout=ANSWER_SECONDS_MAX).topics if name.startswith(prefix)]
+    for deleted in admin.delete_topics(found).values() if found else ():
+        deleted.result(ANSWER_SECONDS_MAX * 2)
+
+
 @contextmanager
 def kafka_bootstrap() -> Iterator[str]:
-    """The servers named by OUTRIDER_TEST_KAFKA, else a private one that lives for the block."""
-    if bootstrap := os.environ.get(VARIABLE):
-        yield bootstrap
-        return
-    with KafkaServer() as server:
-        yield server.bootstrap
+    """The servers named by OUTRIDER_TEST_KAFKA, else a private one that lives for the block.
+
+    ```python
+    with kafka_bootstrap() as servers:
+        broker = KafkaBroker(servers)
+    ```
+    """
+    with given_or(VARIABLE, KafkaServer) as url:
+        yield url.removeprefix("kafka://").rstrip("/")
 
 
-def fetch_programs() -> Path:
-    """The folder with Kafka's programs; Maven fills it once. Processes may race: the first to finish wins."""
+def find_programs() -> Path:
+    """The folder with Kafka's programs, which Maven fetches once."""
     if shutil.which("java") is None:
-        raise ServerError("Java is not installed. Install a Java 17 runtime (Debian: openjdk-17-jre-headless).")
-    cache = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "outrider").resolve()
-    programs = cache / f"kafka-{VERSION}"
-    if not programs.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"kafka-{VERSION}-", dir=cache) as made:
-            _fetch(Path(made))
-            with suppress(OSError):  # Another process was quicker, and a folder with files is not replaced.
-                (Path(made) / "programs").rename(programs)
-    return programs
+        raise ServerMissing(
+            "Kafka", "Java is not installed; it needs a Java 17 runtime (Debian: openjdk-17-jre-headless)."
+        )
+    return cached("Kafka", f"kafka-{VERSION}", _fetch)
 
 
-def _fetch(folder: Path) -> None:
+def _fetch(scratch: Path) -> Path:
     if shutil.which("mvn") is None:
-        raise ServerError("Maven is not installed; it fetches Kafka once (Debian: maven).")
-    (folder / "pom.xml").write_text(_project(), encoding="utf-8")
+        raise ServerMissing("Kafka", "Maven is not installed; it fetches Kafka once (Debian: maven).")
+    (scratch / "pom.xml").write_text(_project(), encoding="utf-8")
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=programs"]
-    command = ["mvn", "--batch-mode", "--quiet", *goal]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_SECONDS_MAX, check=False)
-    if result.returncode:
-        raise ServerError(f"Maven could not fetch Kafka {VERSION}:\n{result.stdout}{result.stderr}")
+    fetch("Kafka", ["mvn", "--batch-mode", "--quiet", *goal], scratch)
+    return scratch / "programs"
 
 
 def _project() -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import quote
 
-from outrider.testing.servers.server import Server, ServerError
+from outrider.testing.servers.server import Server, ServerError, ServerMissing, given_or
 
 VARIABLE = "OUTRIDER_TEST_POSTGRES"
 
@@ -71,14 +70,15 @@ class PostgresServer(Server):
         return f"postgresql://postgres@127.0.0.1:{self.port}/{quote(database, safe='')}"
 
 
-@contextmanager
-def postgres_url() -> Iterator[str]:
-    """The URL of the server named by OUTRIDER_TEST_POSTGRES, else of a private one that lives for the block."""
-    if url := os.environ.get(VARIABLE):
-        yield url
-        return
-    with PostgresServer() as server:
-        yield server.url
+def postgres_url() -> AbstractContextManager[str]:
+    """The URL of the server named by OUTRIDER_TEST_POSTGRES, else of a private one that lives for the block.
+
+    ```python
+    with postgres_url() as url:
+        conn = await asyncpg.connect(url)
+    ```
+    """
+    return given_or(VARIABLE, PostgresServer)
 
 
 def find_programs() -> Path:
@@ -88,4 +88,4 @@ def find_programs() -> Path:
         return max(folders, key=lambda folder: float(folder.parent.name))
     if found := shutil.which("postgres"):
         return Path(found).resolve().parent
-    raise ServerError("PostgreSQL is not installed. Run scripts/ensure_servers.sh, or put its programs on PATH.")
+    raise ServerMissing("PostgreSQL", "install it (Debian: postgresql-15), or put its programs on PATH.")

