@@ -12,7 +12,7 @@ from uuid import UUID
 from outrider.broker import Broker
 from outrider.clock import Clock
 from outrider.config import nearest, redacted
-from outrider.errors import Misuse
+from outrider.errors import BadSetting, Misuse
 from outrider.event import Event
 from outrider.observer import Observer
 from outrider.outbox.stage import StagingRules, drafts
@@ -158,6 +158,8 @@ class Schema(Protocol):
 async def open_store(url: str, *, schema: str = "outrider", archive: bool = True, clock: Clock | None = None) -> Store:
     """Open the store a URL names: `sqlite:///file`, `sqlite:////absolute/file` or `postgresql://...`.
 
+    `postgresql://...?pooled=true` says that a pooler in between shares sessions, as PgBouncer in transaction mode does.
+
     `archive=False` deletes delivered events instead of keeping them for a while.
     """
     opening = _adapter(url, "store", _STORES)
@@ -198,7 +200,9 @@ async def _sqlite_store(url: str, schema: str, archive: bool, clock: Clock | Non
 async def _postgres_store(url: str, schema: str, archive: bool, clock: Clock | None) -> Any:
     if clock is not None:
         raise Misuse("PostgreSQL keeps its own time; open this store without a clock")
-    return await _module("outrider.stores.postgres", "postgres").PostgresStore.open(url, schema=schema, archive=archive)
+    place, pooled = _pooled(url)
+    opening = _module("outrider.stores.postgres", "postgres").PostgresStore.open
+    return await opening(place, schema=schema, archive=archive, pooled=pooled)
 
 
 def _sqlite_schema(url: str, schema: str, lanes: int) -> Any:
@@ -206,7 +210,9 @@ def _sqlite_schema(url: str, schema: str, lanes: int) -> Any:
 
 
 def _postgres_schema(url: str, schema: str, lanes: int) -> Any:
-    return _module("outrider.stores.postgres", "postgres").PostgresSchema(url, schema=schema, lanes=lanes)
+    place, pooled = _pooled(url)
+    made = _module("outrider.stores.postgres", "postgres").PostgresSchema
+    return made(place, schema=schema, lanes=lanes, pooled=pooled)
 
 
 def _embedded_broker(url: str) -> Any:
@@ -247,6 +253,21 @@ def _adapter(url: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Ca
     raise Misuse(f"{shown} names no {kind} that outrider knows{hint} (valid: {valid})")
 
 
+def _pooled(url: str) -> tuple[str, bool]:
+    """Take our own option out of a PostgreSQL URL: whether a pooler shares the sessions behind it.
+
+    >>> _pooled("postgresql://db/shop?pooled=true&sslmode=require")
+    ('postgresql://db/shop?sslmode=require', True)
+    """
+    place, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    said = [pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == "pooled"]
+    if said and said[-1] not in ("true", "false"):
+        raise BadSetting("pooled in the PostgreSQL URL is neither true nor false; write pooled=true behind a pooler")
+    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != "pooled")
+    return (f"{place}?{rest}" if rest else place), said[-1:] == ["true"]
+
+
 def _path(url: str) -> str:
     """Return the file a URL names: three slashes for a relative path, four for an absolute one.
 
@@ -257,6 +278,8 @@ def _path(url: str) -> str:
     path = rest.removeprefix("/")
     if not rest.startswith("/") or not path.strip("/"):
         raise Misuse(f"{url!r} names no file; write {scheme}:///relative/path or {scheme}:////absolute/path")
+    if "?" in path:
+        raise Misuse(f"{scheme}:// takes no options; write {scheme}:///relative/path without a question mark")
     if path == ":memory:":
         raise Misuse(f"{url!r} would be private to one connection; name a file, such as {scheme}:///outbox.db")
     return path

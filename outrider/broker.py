@@ -7,6 +7,7 @@ Rules every adapter keeps, and the contract suite checks:
    the caller's timeout may cancel it, and the adapter is usable afterwards.
 3. `traits.ordered` promises that within one call, a message that is not confirmed leaves no later message of the same
    topic and key confirmed. Without that promise the relay sends at most one event per stream at a time.
+4. `examine` changes nothing and sends nothing of the user's. What it cannot know, it says.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.event import Message
+from outrider.finding import Finding
 from outrider.outcome import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What an adapter can promise."""
+    """What an adapter can promise. A publish that goes badly has its verdicts after `publish_seconds`."""
 
     ordered: bool = False
     message_bytes_max: int = 1_048_576
+    publish_seconds: float = 0.0
 
 
 class Broker(Protocol):
@@ -46,6 +49,10 @@ class Broker(Protocol):
 
     def destination(self, message: Message) -> str:
         """Name what can be down on its own for this message, such as its topic. Empty means only the connection."""
+        ...
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        """Say how the broker is set up for these topics, good and bad; raise Unreachable if it does not answer."""
         ...
 
     async def close(self) -> None:

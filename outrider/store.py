@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from outrider.event import StagedEvent, Stream
+from outrider.finding import Finding
 from outrider.outcome import Outcome
 
 
@@ -204,6 +205,10 @@ class Desk(Protocol):
         """List dead letters in the order they would be replayed."""
         ...
 
+    async def topics(self, limit: int) -> list[str]:
+        """Name topics of undelivered events, sorted. Of a large backlog only the oldest events are looked at."""
+        ...
+
     async def blocked_streams(self, limit: int) -> list[Held]:
         """List blocked streams, held ones first."""
         ...
@@ -307,6 +312,10 @@ class Store(Protocol):
 
     def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         """Call `wake` on every hint while the context is open. Hints may be lost; polling is the floor."""
+        ...
+
+    async def examine(self) -> list[Finding]:
+        """Say how the database is set up for an outbox, good and bad; changes nothing."""
         ...
 
     async def close(self) -> None:

@@ -77,7 +77,7 @@ def command_line_page() -> str:
 
 Every command takes `--json`; then the result is one JSON object or list on standard output, and an error is one object
 on standard error. Exit codes: 0 fine, 1 a finding, 2 wrong usage or settings, 3 a server does not answer. Settings come
-from options, else from variables: `--lease-seconds` is `OUTRIDER_LEASE_SECONDS`.
+from options, else from variables (`--lease-seconds` is `OUTRIDER_LEASE_SECONDS`), else from [a file](configuration.md).
 
 {sections}
 """

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 
 from outrider.broker import Traits
 from outrider.event import Message
+from outrider.finding import Finding, refuse
 from outrider.outcome import CONFIRMED, Verdict
+
+CHECKS = {"null-broker": "messages go somewhere"}
 
 
 class NullBroker:
@@ -32,6 +35,10 @@ class NullBroker:
 
     async def probe(self, destination: str) -> None:
         """Always up."""
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        """Say what it is."""
+        return [refuse("null-broker", "every message is confirmed and forgotten", "name a broker that keeps them")]
 
     def destination(self, message: Message) -> str:
         """Nothing can be down on its own."""

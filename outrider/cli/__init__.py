@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import outrider
-from outrider.cli import db, dead, demo, events, lifecycle, relay
+from outrider.cli import config, db, dead, demo, doctor, events, lifecycle, relay
 from outrider.cli.errors import Group
 
 app = typer.Typer(
@@ -23,8 +23,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("relay")(relay.relay)
+app.command("doctor")(doctor.doctor)
 app.command("lifecycle")(lifecycle.lifecycle)
 app.command("demo")(demo.demo)
+app.add_typer(config.app, name="config")
 app.add_typer(db.app, name="db")
 app.add_typer(events.app, name="events")
 app.add_typer(dead.app, name="dead")

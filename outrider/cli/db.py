@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider import config
 from outrider.app import Schema, Step, open_schema
 from outrider.cli.errors import FINDING
-from outrider.cli.options import Json, SchemaName, StoreUrl
+from outrider.cli.options import ConfigFile, Json, Place, SchemaName, StoreUrl
 from outrider.cli.output import emit, say, show_table
 
 app = typer.Typer(help="Install and upgrade the store.", no_args_is_help=True)
@@ -19,9 +18,11 @@ Lanes = Annotated[int, typer.Option("--lanes", min=1, help="Lanes per band; fixe
 
 
 @app.command()
-def migrate(store: StoreUrl = None, schema: SchemaName = None, lanes: Lanes = 32, json: Json = False) -> None:
+def migrate(
+    config: ConfigFile = None, store: StoreUrl = None, schema: SchemaName = None, lanes: Lanes = 32, json: Json = False
+) -> None:
     """Run the migrations that are still to be done. Safe to repeat, and to resume."""
-    opened = _opened(store, schema, lanes)
+    opened = _opened(Place(config, store, schema), lanes)
     done = asyncio.run(opened.migrate())
     if json:
         emit({"applied": [_facts(step) for step in done]})
@@ -32,9 +33,9 @@ def migrate(store: StoreUrl = None, schema: SchemaName = None, lanes: Lanes = 32
 
 
 @app.command()
-def status(store: StoreUrl = None, schema: SchemaName = None, json: Json = False) -> None:
+def status(config: ConfigFile = None, store: StoreUrl = None, schema: SchemaName = None, json: Json = False) -> None:
     """Say how far each migration has come. Exits with 1 while something is to be done."""
-    found = asyncio.run(_opened(store, schema).status())
+    found = asyncio.run(_opened(Place(config, store, schema)).status())
     rows: list[dict[str, Any]] = [
         {"version": m.version, "migration": m.migration, "state": m.state, "applied": m.applied, "steps": m.steps}
         for m in found
@@ -50,13 +51,14 @@ def status(store: StoreUrl = None, schema: SchemaName = None, json: Json = False
 
 @app.command()
 def plan(
+    config: ConfigFile = None,
     store: StoreUrl = None,
     schema: SchemaName = None,
     sql: Annotated[bool, typer.Option("--sql", help="Show the statements too.")] = False,
     json: Json = False,
 ) -> None:
     """Show what `migrate` would run, and change nothing."""
-    steps = asyncio.run(_opened(store, schema).plan())
+    steps = asyncio.run(_opened(Place(config, store, schema)).plan())
     if json:
         emit({"steps": [{**_facts(step), "sql": step.sql} for step in steps]})
         return
@@ -76,6 +78,6 @@ def _facts(step: Step) -> dict[str, Any]:
     return {"version": step.version, "migration": step.migration, "step": step.name}
 
 
-def _opened(store: str | None, schema: str | None, lanes: int = 32) -> Schema:
-    chosen = config.load({"store": store, "schema": schema})
+def _opened(place: Place, lanes: int = 32) -> Schema:
+    chosen = place.read()
     return open_schema(chosen.store_url(), schema=chosen.schema, lanes=lanes)

@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli import selection
-from outrider.cli.errors import Finding
+from outrider.cli.errors import Undone
 from outrider.cli.events import without_payload
 from outrider.cli.options import (
+    ConfigFile,
     EventType,
     Json,
     Key,
     Limit,
+    Place,
     SchemaName,
     StoreUrl,
     Topic,
@@ -43,6 +45,7 @@ Rate = Annotated[float | None, typer.Option("--rate", min=0.01, help="At most th
 @app.command("ls")
 def ls(
     *,
+    config: ConfigFile = None,
     store: StoreUrl = None,
     schema: SchemaName = None,
     topic: Topic = None,
@@ -56,7 +59,7 @@ def ls(
     """List dead letters, in the order they would be replayed."""
     most = selection.MOST if group else limit
     criteria = Criteria(topic=topic, event_type=event_type, key=key, reason=selection.reason(reason), limit=most)
-    rows = asyncio.run(_listed(store, schema, criteria))
+    rows = asyncio.run(_listed(Place(config, store, schema), criteria))
     if group:
         _show_groups(rows, json)
     else:
@@ -67,6 +70,7 @@ def ls(
 def show(
     id: Annotated[str, typer.Argument(metavar="EVENT_ID")],
     *,
+    config: ConfigFile = None,
     store: StoreUrl = None,
     schema: SchemaName = None,
     payload: WithPayload = False,
@@ -74,7 +78,7 @@ def show(
 ) -> None:
     """Show one dead letter: why it failed, and what its stream does."""
     criteria = Criteria(event_ids=(event_id(id),), limit=1)
-    rows = asyncio.run(_listed(store, schema, criteria, payload=payload))
+    rows = asyncio.run(_listed(Place(config, store, schema), criteria, payload=payload))
     if not rows:
         raise NotFound(f"no dead letter {id}; see `outrider dead ls`, or `outrider events show {id}`")
     emit(rows[0]) if json else show_facts(rows[0])
@@ -84,6 +88,7 @@ def show(
 def replay(
     ids: Ids = None,
     *,
+    config: ConfigFile = None,
     store: StoreUrl = None,
     schema: SchemaName = None,
     topic: Topic = None,
@@ -103,13 +108,19 @@ def replay(
         who = actor()
         return await in_steps([row["event_id"] for row in rows], rate, lambda some: desk.replay(some, who), quiet=json)
 
-    _decide(store, schema, chosen, selection.Decision("replay", "replayed", dry_run, yes, json, grave=not ids), work)
+    _decide(
+        Place(config, store, schema),
+        chosen,
+        selection.Decision("replay", "replayed", dry_run, yes, json, grave=not ids),
+        work,
+    )
 
 
 @app.command("discard")
 def discard(
     ids: Ids = None,
     *,
+    config: ConfigFile = None,
     store: StoreUrl = None,
     schema: SchemaName = None,
     topic: Topic = None,
@@ -130,13 +141,19 @@ def discard(
         who = actor()
         return await in_steps([row["event_id"] for row in rows], None, lambda some: desk.discard(some, who), quiet=json)
 
-    _decide(store, schema, chosen, selection.Decision("discard", "discarded", dry_run, yes, json, grave=True), work)
+    _decide(
+        Place(config, store, schema),
+        chosen,
+        selection.Decision("discard", "discarded", dry_run, yes, json, grave=True),
+        work,
+    )
 
 
 @app.command("bury")
 def bury(
     id: Annotated[str, typer.Argument(metavar="EVENT_ID")],
     *,
+    config: ConfigFile = None,
     store: StoreUrl = None,
     schema: SchemaName = None,
     reason_text: Annotated[str, typer.Option("--reason-text", help="Why, for those who find it.")] = "by hand",
@@ -148,19 +165,17 @@ def bury(
     failure = {"kind": "by_hand", "error": reason_text, "at": datetime.now(UTC).isoformat()}
 
     async def buried() -> bool:
-        async with opened(store, schema) as found:
+        async with opened(Place(config, store, schema)) as found:
             await found.desk.event(wanted)  # Says so if nobody has ever heard of it.
             return await found.desk.bury(wanted, actor(), failure, chosen)
 
     if not asyncio.run(buried()):
-        raise Finding(f"{wanted} was not buried: it is no longer undelivered; see `outrider events show {wanted}`")
+        raise Undone(f"{wanted} was not buried: it is no longer undelivered; see `outrider events show {wanted}`")
     emit({"buried": str(wanted), "policy": chosen}) if json else say(f"buried {wanted}; policy {chosen}")
 
 
-async def _listed(
-    store: str | None, schema: str | None, criteria: Criteria, *, payload: bool = False
-) -> list[dict[str, Any]]:
-    async with opened(store, schema) as found:
+async def _listed(place: Place, criteria: Criteria, *, payload: bool = False) -> list[dict[str, Any]]:
+    async with opened(place) as found:
         rows = await found.desk.dead_letters(criteria)
     return rows if payload else [without_payload(row) for row in rows]
 
@@ -178,29 +193,21 @@ def _policy(text: str) -> Policy:
         raise Misuse(f"{text!r} is not a policy; use hold (the stream waits) or skip (it goes on)") from None
 
 
-def _decide(
-    store: str | None, schema: str | None, chosen: Selection, decision: selection.Decision, work: selection.Work
-) -> None:
-    rows = asyncio.run(_listed(store, schema, chosen.criteria))
+def _decide(place: Place, chosen: Selection, decision: selection.Decision, work: selection.Work) -> None:
+    rows = asyncio.run(_listed(place, chosen.criteria))
     if decision.dry_run:
         emit({f"would_{decision.verb}": rows}) if decision.json else show_table(COLUMNS, rows, empty="nothing matches")
     else:
-        _do(store, schema, rows, decision, work)
+        _do(place, rows, decision, work)
     chosen.complain(rows)
 
 
-def _do(
-    store: str | None,
-    schema: str | None,
-    rows: list[dict[str, Any]],
-    decision: selection.Decision,
-    work: selection.Work,
-) -> None:
+def _do(place: Place, rows: list[dict[str, Any]], decision: selection.Decision, work: selection.Work) -> None:
     if rows and decision.grave:
         confirm(f"{decision.verb} {_letters(len(rows))}", yes=decision.yes, as_json=decision.json)
 
     async def done() -> int:
-        async with opened(store, schema) as found:
+        async with opened(place) as found:
             return await work(found.desk, rows) if rows else 0
 
     count = asyncio.run(done())

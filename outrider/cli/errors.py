@@ -19,7 +19,7 @@ FINDING, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 DEBUG = "OUTRIDER_DEBUG"
 
 
-class Finding(OutriderError):
+class Undone(OutriderError):
     """What was asked for could not be done, or is not as it should be."""
 
 

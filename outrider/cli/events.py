@@ -7,7 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import EventType, Json, Key, Limit, SchemaName, StoreUrl, Topic, WithPayload, event_id, opened
+from outrider.cli.options import (
+    ConfigFile,
+    EventType,
+    Json,
+    Key,
+    Limit,
+    Place,
+    SchemaName,
+    StoreUrl,
+    Topic,
+    WithPayload,
+    event_id,
+    opened,
+)
 from outrider.cli.output import emit, show_facts, show_table
 from outrider.config import nearest
 from outrider.errors import Misuse
@@ -22,6 +35,7 @@ LISTED = (*STORED, State.SENT)
 @app.command("ls")
 def ls(
     *,
+    config: ConfigFile = None,
     store: StoreUrl = None,
     schema: SchemaName = None,
     state: Annotated[str | None, typer.Option("--state", help="Only this state; `sent` lists the archive.")] = None,
@@ -35,7 +49,7 @@ def ls(
     criteria = Criteria(state=_state(state), event_type=event_type, topic=topic, key=key, limit=limit)
 
     async def listed() -> list[dict[str, Any]]:
-        async with opened(store, schema) as desk_of:
+        async with opened(Place(config, store, schema)) as desk_of:
             return await desk_of.desk.events(criteria)
 
     rows = [without_payload(row) for row in asyncio.run(listed())]
@@ -46,6 +60,7 @@ def ls(
 def show(
     id: Annotated[str, typer.Argument(metavar="EVENT_ID")],
     *,
+    config: ConfigFile = None,
     store: StoreUrl = None,
     schema: SchemaName = None,
     payload: WithPayload = False,
@@ -55,7 +70,7 @@ def show(
     wanted = event_id(id)
 
     async def found() -> dict[str, Any]:
-        async with opened(store, schema) as desk_of:
+        async with opened(Place(config, store, schema)) as desk_of:
             return await desk_of.desk.event(wanted)
 
     facts = asyncio.run(found())

@@ -6,15 +6,20 @@ import getpass
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
 import typer
 
-from outrider import app, config
+from outrider import app
+from outrider.config import Config, load
 from outrider.errors import Misuse
 from outrider.store import Store
 
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="A YAML file of settings; else OUTRIDER_CONFIG.")
+]
 StoreUrl = Annotated[
     str | None,
     typer.Option("--store", metavar="URL", help="sqlite:///file or postgresql://...; else OUTRIDER_STORE."),
@@ -39,10 +44,22 @@ Key = Annotated[str | None, typer.Option("--key", help="Only this key.")]
 WithPayload = Annotated[bool, typer.Option("--payload", help="Show the payload too.")]
 
 
+class Place(NamedTuple):
+    """Which store a command is about, as its options say."""
+
+    config: Path | None
+    store: str | None
+    schema: str | None
+
+    def read(self) -> Config:
+        """Return the settings, with what the environment and the file say as well."""
+        return load(self._asdict())
+
+
 @asynccontextmanager
-async def opened(store: str | None, schema: str | None) -> AsyncIterator[Store]:
-    """Open the store that options and environment name, for one command."""
-    chosen = config.load({"store": store, "schema": schema})
+async def opened(place: Place) -> AsyncIterator[Store]:
+    """Open the store that options, environment and file name, for one command."""
+    chosen = place.read()
     opened_store = await app.open_store(chosen.store_url(), schema=chosen.schema)
     try:
         yield opened_store

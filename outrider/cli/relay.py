@@ -13,7 +13,7 @@ import typer
 
 from outrider import app, config
 from outrider.cli import supervisor
-from outrider.cli.options import BrokerUrl, Json, SchemaName, StoreUrl
+from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
 from outrider.cli.process import die_with_parent, on_stop_signals
 from outrider.cli.until_empty import stop_when_empty
@@ -23,7 +23,7 @@ from outrider.outbox.relay import Relay
 
 Seconds = Annotated[float | None, typer.Option(show_default=False)]
 Count = Annotated[int | None, typer.Option(show_default=False)]
-LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
 
 
 class Tally:
@@ -40,14 +40,18 @@ class Tally:
 
 def relay(
     *,
+    config_file: ConfigFile = None,
     store: StoreUrl = None,
     broker: BrokerUrl = None,
     schema: SchemaName = None,
-    processes: Annotated[int, typer.Option("--processes", min=1, max=64, help="Relays to run side by side.")] = 1,
+    processes: Annotated[int | None, typer.Option("--processes", help="Relays to run side by side.")] = None,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="Stop when nothing is left that is due; good for scripts.")
     ] = False,
-    archive: Annotated[bool, typer.Option(help="Keep delivered events for a while, or delete them at once.")] = True,
+    archive: Annotated[
+        bool | None,
+        typer.Option("--archive/--no-archive", help="Keep delivered events for a while, or delete them at once."),
+    ] = None,
     lease_seconds: Seconds = None,
     publish_timeout_seconds: Seconds = None,
     batch_max: Count = None,
@@ -58,29 +62,29 @@ def relay(
     breaker_seconds_base: Seconds = None,
     breaker_seconds_max: Seconds = None,
     upkeep_seconds: Seconds = None,
-    log_level: LogLevel = "info",
+    log_level: LogLevel = None,
     json: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
     """Publish staged events until told to stop. Each setting is also a variable, such as OUTRIDER_LEASE_SECONDS."""
-    names = ("store", "broker", "schema", *config.RELAY_NUMBERS)
+    names = ("store", "broker", "schema", "processes", "archive", "log_level", *config.RELAY_NUMBERS)
     given = locals()
-    chosen = config.load({name: given[name] for name in names})
+    chosen = config.load({"config": config_file, **{name: given[name] for name in names}})
     _check(chosen)
-    app.configure_logging(json=json, level=supervisor.level(log_level))
-    if processes > 1:
-        options = supervisor.child_options(until_empty=until_empty, archive=archive, log_level=log_level, json=json)
-        raise typer.Exit(asyncio.run(supervisor.supervise(chosen, processes, options)))
+    app.configure_logging(json=json, level=chosen.log_level.upper())
+    if chosen.processes > 1:
+        options = supervisor.child_options(until_empty=until_empty, json=json)
+        raise typer.Exit(asyncio.run(supervisor.supervise(chosen, options)))
     if parent is not None:
         die_with_parent(parent)
-    confirmed = asyncio.run(run(chosen, archive=archive, until_empty=until_empty))
+    confirmed = asyncio.run(run(chosen, until_empty=until_empty))
     emit({"confirmed": confirmed}) if json else say(f"{confirmed} event{'' if confirmed == 1 else 's'} confirmed")
 
 
-async def run(chosen: Config, *, archive: bool, until_empty: bool) -> int:
+async def run(chosen: Config, *, until_empty: bool) -> int:
     """Run one relay to its end; return how many events it confirmed."""
     broker = await app.open_broker(chosen.broker_url())
-    store = await app.open_store(chosen.store_url(), schema=chosen.schema, archive=archive)
+    store = await app.open_store(chosen.store_url(), schema=chosen.schema, archive=chosen.archive)
     tally = Tally()
     relay = Relay(store, broker, chosen.relay, observer=Observers([app.log_observer(), tally]))
     try:

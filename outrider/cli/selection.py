@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.errors import Finding
+from outrider.cli.errors import Undone
 from outrider.cli.options import event_ids
 from outrider.config import nearest
 from outrider.errors import Misuse
@@ -69,9 +69,9 @@ class Selection:
         found = {str(row["event_id"]) for row in rows}
         missing = [str(wanted) for wanted in self.criteria.event_ids if str(wanted) not in found]
         if missing:
-            raise Finding(f"no dead letter {', '.join(missing)}; see `outrider dead ls`")
+            raise Undone(f"no dead letter {', '.join(missing)}; see `outrider dead ls`")
         if len(rows) == MOST:
-            raise Finding(f"only the first {MOST} were taken on; run the command again for the rest")
+            raise Undone(f"only the first {MOST} were taken on; run the command again for the rest")
 
 
 def reason(text: str | None) -> str | None:

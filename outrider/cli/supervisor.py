@@ -20,15 +20,12 @@ from outrider import app, config
 from outrider.backoff import RetryPolicy
 from outrider.cli.errors import USAGE
 from outrider.cli.process import on_stop_signals
-from outrider.config import Config, nearest
-from outrider.errors import BadSetting
+from outrider.config import Config
 from outrider.observer import Fact
 
 RESTART = RetryPolicy(base_seconds=0.5, cap_seconds=30)
 STEADY_SECONDS = 60.0
 """A child that ran this long had no trouble starting, so the pause is short again."""
-
-LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +46,10 @@ class ProcessCrashed(Fact):
     level: ClassVar[str] = "error"
 
 
-def level(name: str) -> str:
-    """Return the log level, or the nearest valid name."""
-    if name.lower() not in LEVELS:
-        hint = f"did you mean {near}? " if (near := nearest(name, LEVELS)) else ""
-        raise BadSetting(f"--log-level {name} is not a level; {hint}(valid: {', '.join(LEVELS)})")
-    return name.upper()
-
-
-def child_options(*, until_empty: bool, archive: bool, log_level: str, json: bool) -> list[str]:
-    """Return the options that a child takes over."""
-    flags = {"--until-empty": until_empty, "--no-archive": not archive, "--json": json}
-    return [*(flag for flag, wanted in flags.items() if wanted), "--log-level", log_level]
+def child_options(*, until_empty: bool, json: bool) -> list[str]:
+    """Return the options that a child takes over; everything else is a setting, and comes with the environment."""
+    flags = {"--until-empty": until_empty, "--json": json}
+    return [flag for flag, wanted in flags.items() if wanted]
 
 
 def child_command(options: list[str]) -> list[str]:
@@ -68,12 +57,12 @@ def child_command(options: list[str]) -> list[str]:
     return [sys.executable, "-m", "outrider", "relay", "--processes", "1", "--parent", str(os.getpid()), *options]
 
 
-async def supervise(chosen: Config, processes: int, options: list[str]) -> int:
+async def supervise(chosen: Config, options: list[str]) -> int:
     """Keep the processes running until they are done or a signal comes; return the exit code."""
     crew = Crew(chosen, options)
     # Twice the lease: a child gives up its own clean stop after one.
     with on_stop_signals(crew.stop, give_up_seconds=2 * chosen.relay.lease_seconds):
-        codes = await asyncio.gather(*(crew.keep() for _ in range(processes)))
+        codes = await asyncio.gather(*(crew.keep() for _ in range(chosen.processes)))
     return max(codes)
 
 

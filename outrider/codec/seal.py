@@ -6,11 +6,14 @@ What is missing is derived from the event id, not drawn at random, so that a sec
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from outrider.event import Message, StagedEvent, Stream
 
 REQUIRED_HEADERS = ("message_id", "trace_id", "traceparent", "causation_id", "correlation_id")
+_THREE_DIGITS = tuple(f"{number:03}" for number in range(1000))
 
 
 def seal(event: StagedEvent, stream: Stream) -> Message:
@@ -22,7 +25,7 @@ def seal(event: StagedEvent, stream: Stream) -> Message:
         "event_type": event.event_type,
         "key": event.key,
         "schema_version": str(event.schema_version),
-        "created_at": event.created_at.isoformat(),
+        "created_at": _written(event.created_at),
         "correlation_id": event.saga_id or message_id,
         "causation_id": message_id,
         "trace_id": hex_id,
@@ -40,6 +43,24 @@ def seal(event: StagedEvent, stream: Stream) -> Message:
     if event.headers != b"{}":
         _add_own(headers, json.loads(event.headers))
     return Message(message_id, stream.topic, event.key, event.routing_key, event.payload, headers)
+
+
+def _written(at: datetime) -> str:
+    """Return `at.isoformat()`, in less than half its time: neighbours in an outbox were made in the same second.
+
+    >>> _written(datetime(2030, 1, 2, 3, 4, 5, 60, tzinfo=UTC))
+    '2030-01-02T03:04:05.000060+00:00'
+    """
+    microsecond = at.microsecond
+    if at.tzinfo is not UTC or not microsecond:
+        return at.isoformat()
+    second = _second((at.year, at.month, at.day, at.hour, at.minute, at.second))
+    return second + _THREE_DIGITS[microsecond // 1000] + _THREE_DIGITS[microsecond % 1000] + "+00:00"
+
+
+@lru_cache(maxsize=1024)
+def _second(parts: tuple[int, ...]) -> str:
+    return "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.".format(*parts)
 
 
 def _add_own(headers: dict[str, str], own: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from outrider.broker import Broker
@@ -77,6 +78,19 @@ class Sealed(NamedTuple):
     messages: list[Message]
 
 
+def _seal_all(wave: list[Run]) -> list[Message]:
+    """Encode a wave at once; return nothing if one of its events cannot be encoded, for then each run is looked at."""
+    try:
+        return [seal(event, stream) for stream, events in wave for event in events]
+    except Exception:
+        # Which event it is, and what is said about it, is for `_seal`, which meets it again.
+        return []
+
+
+def _joined(batch: list[Sealed]) -> tuple[list[Run], list[Message]]:
+    return [sealed.run for sealed in batch], [message for sealed in batch for message in sealed.messages]
+
+
 Faults = dict[str, tuple[str, list[StagedEvent]]]
 """Per destination that is down: the error, and the events that were on their way to it."""
 
@@ -103,13 +117,16 @@ class Publisher:
             if not calm:
                 course.ready = dict(sorted(course.ready.items(), key=self._doubt))
             wave = course.next_wave(limit, ordered=ordered, alone=None if calm else self._alone)
+            if calm and (messages := _seal_all(wave)):
+                await self._send(course, wave, messages, may_publish, alone=False)
+                continue
             ready = [sealed for run in wave if (sealed := self._seal(course, run))]
             together, suspects = (ready, []) if calm else self._sort(course, ready)
             if together:
-                await self._send(course, together, may_publish, alone=False)
+                await self._send(course, *_joined(together), may_publish, alone=False)
             for sealed in suspects:
                 if may_publish() and not self.breakers.open(self._destination(sealed)):
-                    await self._send(course, [sealed], may_publish, alone=True)
+                    await self._send(course, *_joined([sealed]), may_publish, alone=True)
                 else:
                     course.leave(sealed.run.stream)
 
@@ -156,20 +173,21 @@ class Publisher:
             return True
         return False
 
-    async def _send(self, course: Course, batch: list[Sealed], may_publish: Callable[[], bool], *, alone: bool) -> None:
-        messages = [message for sealed in batch for message in sealed.messages]
+    async def _send(
+        self, course: Course, runs: list[Run], messages: list[Message], may_publish: Callable[[], bool], *, alone: bool
+    ) -> None:
         async with self.turnstile.passing(alone=alone):
             if not may_publish():  # Waiting for a turn may have taken what was left of the lease.
                 return
             verdicts = await publish(self.broker, messages, self.judge.settings.publish_timeout_seconds)
         if self.breakers.calm and verdicts.count(CONFIRMED) == len(messages):
-            for sealed in batch:
-                course.confirm(*sealed.run)
+            course.confirm(runs)
             return
         faults: Faults = {}
-        rest = iter(verdicts)
-        for sealed in batch:
-            self._note(course, sealed, [next(rest) for _ in sealed.messages], faults)
+        sent, heard = iter(messages), iter(verdicts)
+        for run in runs:
+            sealed = Sealed(run, list(islice(sent, len(run.events))))
+            self._note(course, sealed, list(islice(heard, len(run.events))), faults)
         for destination, (error, events) in faults.items():
             self._fault(destination, events, error, alone=alone)
 
@@ -178,7 +196,7 @@ class Publisher:
         stream, events = sealed.run
         failing = (index for index, verdict in enumerate(verdicts) if not isinstance(verdict, Confirmed))
         index = next(failing, len(events))
-        course.confirm(stream, events[:index])
+        course.confirm([Run(stream, events[:index])])
         for event in events[:index]:
             self.breakers.confirmed(self._destination(sealed), event.position)
         if index == len(events):

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from outrider.event import Readiness, StagedEvent, Stream
 from outrider.lifecycle import State
 from outrider.outcome import CONFIRMED, PARK, Defer, Outcome
 from outrider.store import DueStream, Settlement
+
+WAVE_BYTES_MAX = 4_000_000
+"""Once so much payload is in a wave, the rest waits for the next: a slow network must confirm it within the timeout."""
+
+_PAYLOAD = attrgetter("payload")
+_READY = Readiness.READY
 
 TopicRule = Callable[[str, str | None, str | None], str]
 """(event_type, topic, routing_key) to topic."""
@@ -50,33 +58,39 @@ class Course:
     def next_wave(self, limit: int, *, ordered: bool, alone: Alone | None = None) -> list[Run]:
         """Take at most one event per stream, or whole runs if the broker keeps a stream's order by itself.
 
-        An event that must go alone is a run of its own.
+        An event that must go alone is a run of its own. The limit is in events; there is one in bytes besides.
         """
-        if ordered and alone is None and sum(map(len, self.ready.values())) <= limit:
+        if ordered and alone is None and self._fits(limit):
             everything = [Run(stream, events) for stream, events in self.ready.items()]
             self.ready = {}
             return everything
         wave: list[Run] = []
-        room = limit
+        left: dict[Stream, list[StagedEvent]] = {}
+        room, room_bytes = limit, WAVE_BYTES_MAX
         for stream, events in self.ready.items():
-            if room <= 0:
-                break
-            count = min(room, len(events)) if ordered else 1
-            taken = events[: _run_length(events, count, alone) if alone else count]
+            if room <= 0 or room_bytes <= 0:
+                left[stream] = events
+                continue
+            count = _run_length(events, room, room_bytes, alone) if ordered else 1
+            if count < len(events):
+                left[stream] = events[count:]
+            taken = events[:count]
             wave.append(Run(stream, taken))
-            room -= len(taken)
-        for stream, taken in wave:
-            rest = self.ready[stream][len(taken) :]
-            if rest:
-                self.ready[stream] = rest
-            else:
-                del self.ready[stream]
+            room -= count
+            room_bytes -= len(taken[0].payload) if count == 1 else sum(map(len, map(_PAYLOAD, taken)))
+        self.ready = left
         return wave
 
-    def confirm(self, stream: Stream, events: Iterable[StagedEvent]) -> None:
+    def _fits(self, limit: int) -> bool:
+        """Tell whether everything that is ready may go at once."""
+        if sum(map(len, self.ready.values())) > limit:
+            return False
+        return sum(map(len, map(_PAYLOAD, chain.from_iterable(self.ready.values())))) <= WAVE_BYTES_MAX
+
+    def confirm(self, runs: Iterable[Run]) -> None:
         """The broker has them."""
         before = len(self.settlements)
-        self.settlements += [Settlement(event, stream, CONFIRMED) for event in events]
+        self.settlements += [Settlement(event, stream, CONFIRMED) for stream, events in runs for event in events]
         self.confirmed += len(self.settlements) - before
 
     def stop(self, event: StagedEvent, stream: Stream, outcome: Outcome) -> None:
@@ -97,11 +111,16 @@ class Course:
         self.ready.pop(stream, None)
 
 
-def _run_length(events: list[StagedEvent], count: int, alone: Alone) -> int:
-    """Return how many of the first events may go together."""
-    if alone(events[0]):
+def _run_length(events: list[StagedEvent], room: int, room_bytes: int, alone: Alone | None) -> int:
+    """Return how many of the first events may go together: one at least, however large."""
+    if alone and alone(events[0]):
         return 1
-    return next((index for index in range(1, count) if alone(events[index])), count)
+    size = 0
+    for index, event in enumerate(events[:room]):
+        size += len(event.payload)
+        if index and (size > room_bytes or (alone and alone(event))):
+            return index
+    return min(room, len(events))
 
 
 def plan(
@@ -114,6 +133,10 @@ def plan(
     left: set[Stream] = set()
     for event in fetched:
         stream = stream_of(event, rule)
+        if event.readiness == _READY and not stopped and not left:
+            # Nearly always so, and this runs for every event.
+            ready.setdefault(stream, []).append(event)
+            continue
         if stream in left:
             continue
         if event.readiness == Readiness.HELD:
@@ -121,11 +144,8 @@ def plan(
             left.add(stream)
         elif stream in stopped:
             course.settlements.append(Settlement(event, stream, PARK))
-        elif event.readiness == Readiness.READY:
-            if stream in ready:
-                ready[stream].append(event)
-            else:
-                ready[stream] = [event]
+        elif event.readiness == _READY:
+            ready.setdefault(stream, []).append(event)
         elif stream in ready:
             # It is early. Blocking the stream now would make those before it wait for this one's time.
             left.add(stream)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from outrider.broker import Traits
 from outrider.errors import Unreachable
 from outrider.event import Message
+from outrider.finding import Finding, ok, refuse
 from outrider.outcome import CONFIRMED, Confirmed, Refused, Rejected, Unresolved, Verdict
 
 Script = Callable[[Message], Verdict]
@@ -62,6 +63,12 @@ class MemoryBroker:
         """Fail while the destination is down."""
         if self.down & {"", destination}:
             raise Unreachable(f"destination {destination!r} is down")
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        """Say which of the topics are down."""
+        down = [topic for topic in topics if self.down & {"", topic}]
+        found = refuse("memory-broker", f"down: {', '.join(down)}", "bring it back") if down else None
+        return [found or ok("memory-broker", "up")]
 
     def destination(self, message: Message) -> str:
         """Topics fail one by one."""

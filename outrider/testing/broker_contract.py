@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from outrider.broker import Broker
 from outrider.event import Message
+from outrider.finding import Level
 from outrider.outcome import Confirmed, Rejected
 
 
@@ -72,6 +73,14 @@ class BrokerContract:
 
     async def test_a_probe_of_a_broker_that_works_passes(self, bench: BrokerBench) -> None:
         await bench.broker.probe(bench.broker.destination(message(1)))
+
+    async def test_an_examination_finds_the_topic_and_sends_nothing(self, bench: BrokerBench) -> None:
+        found = await bench.broker.examine(["orders"])
+        assert Level.REFUSE not in {finding.level for finding in found}
+        assert all(finding.check and finding.text for finding in found)
+        assert all(bool(finding.remedy) == (finding.level is not Level.OK) for finding in found)
+        assert await bench.read("orders") == []
+        assert await bench.broker.publish([message(1)]) == [Confirmed()]
 
     async def test_an_empty_body_and_a_large_one_arrive(self, bench: BrokerBench) -> None:
         large = b"x" * (bench.broker.traits.message_bytes_max // 2)

@@ -15,23 +15,23 @@ from typing import Any
 from outrider.brokers.embedded import EmbeddedBroker
 from outrider.event import Message
 
-LEASE_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
+QUICK = ("--lease-seconds", "2", "--publish-timeout-seconds", "0.8")
+"""A lease that ends soon, for tests that wait for its end."""
 
 
 class RelayProcess:
-    """`outrider relay` as an operating system process."""
+    """`outrider relay` as an operating system process. What it says goes to `relays.log` in a folder."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
-    async def start(cls, store: str, log: Path, *options: str) -> RelayProcess:
-        lease = ["--lease-seconds", str(LEASE_SECONDS), "--publish-timeout-seconds", "0.8", *options]
-        command = ["-m", "outrider", "relay", "--store", store, "--broker", f"embedded:///{log}", "--json", *lease]
-        with (log.parent / "relays.log").open("ab") as told:
-            process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=told, stderr=told)
-        return cls(process)
+    async def start(cls, store: str, broker: str, folder: Path, *options: str) -> RelayProcess:
+        urls = ["--store", store, "--broker", broker, "--parent", str(os.getpid())]
+        command = [sys.executable, "-m", "outrider", "relay", *urls, "--json", *options]
+        with (folder / "relays.log").open("ab") as told:
+            return cls(await asyncio.create_subprocess_exec(*command, stdout=told, stderr=told))
 
     def pause(self) -> None:
         os.kill(self._process.pid, signal.SIGSTOP)
@@ -53,19 +53,24 @@ class RelayProcess:
 
 
 @asynccontextmanager
-async def relays(store: str, log: Path, count: int, *options: str) -> AsyncIterator[list[RelayProcess]]:
+async def relays(store: str, broker: str, folder: Path, count: int, *options: str) -> AsyncIterator[list[RelayProcess]]:
     """Run relays; whatever is left of them at the end is killed."""
-    crew = [await RelayProcess.start(store, log, *options) for _ in range(count)]
+    crew = [await RelayProcess.start(store, broker, folder, *options) for _ in range(count)]
     try:
         yield crew
     except BaseException:
-        print((log.parent / "relays.log").read_text())
+        print((folder / "relays.log").read_text())
         raise
     finally:
         for relay in crew:
             if relay.running:
                 relay.resume()
                 await relay.kill()
+
+
+def at(log: Path) -> str:
+    """Return the URL of an embedded broker."""
+    return f"embedded:///{log}"
 
 
 async def until(what: str, conn: Any, sql: str, *args: Any) -> None:

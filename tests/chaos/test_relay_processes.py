@@ -9,11 +9,12 @@ import pytest
 
 import outrider
 from outrider.testing.harness import order
-from tests.chaos.relays import RelayProcess, everything, first_deliveries, relays, until
+from tests.chaos.relays import QUICK, RelayProcess, at, everything, first_deliveries, relays, until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos]
 
 KEYS = [f"k{n}" for n in range(40)]
+SMALL_STEPS = (*QUICK, "--batch-max", "50")
 
 
 async def _write(conn: Any, rounds: range) -> None:
@@ -39,12 +40,12 @@ async def test_relays_killed_in_the_middle_lose_nothing_and_keep_the_order(
     conn: Any, postgres_url: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.db"
-    async with relays(postgres_url, log, 2, "--batch-max", "50") as crew:
+    async with relays(postgres_url, at(log), tmp_path, 2, *SMALL_STEPS) as crew:
         for turn in range(3):
             await _write(conn, range(turn * 50, turn * 50 + 50))
             await _reach(conn, SENT, turn * 2000 + 200)
             await crew.pop(0).kill()
-            crew.append(await RelayProcess.start(postgres_url, log, "--batch-max", "50"))
+            crew.append(await RelayProcess.start(postgres_url, at(log), tmp_path, *SMALL_STEPS))
         await _reach(conn, EMPTY)
     assert first_deliveries(await everything(log)) == _complete(150)
 
@@ -54,8 +55,10 @@ async def test_a_relay_stopped_past_its_lease_changes_nothing_when_it_wakes(
 ) -> None:
     # A process stopped in the middle of a write keeps the lock of its log file, so each relay has a log of its own.
     logs = tmp_path / "one.db", tmp_path / "two.db"
-    options = "--batch-max", "50"
-    async with relays(postgres_url, logs[0], 1, *options) as [one], relays(postgres_url, logs[1], 1, *options) as [two]:
+    async with (
+        relays(postgres_url, at(logs[0]), tmp_path, 1, *SMALL_STEPS) as [one],
+        relays(postgres_url, at(logs[1]), tmp_path, 1, *SMALL_STEPS) as [two],
+    ):
         crew = [one, two]
         await _reach(conn, STARTED, 2)
         for turn in range(2):
@@ -76,12 +79,12 @@ async def test_a_clean_stop_and_restart_repeats_nothing(conn: Any, postgres_url:
     log = tmp_path / "log.db"
     await _write(conn, range(100))
     for _ in range(3):
-        async with relays(postgres_url, log, 1, "--batch-max", "50") as [relay]:
+        async with relays(postgres_url, at(log), tmp_path, 1, *SMALL_STEPS) as [relay]:
             await _reach(conn, STARTED, 1)
             assert await relay.stop() == 0
         assert await conn.fetchval("SELECT count(*) FROM outrider.outbox_relay") == 0
         assert await conn.fetchval("SELECT count(owner) FROM outrider.outbox_lane") == 0
-    async with relays(postgres_url, log, 2):
+    async with relays(postgres_url, at(log), tmp_path, 2, *QUICK):
         await _reach(conn, EMPTY)
     messages = await everything(log)
     assert first_deliveries(messages) == _complete(100)
@@ -90,7 +93,7 @@ async def test_a_clean_stop_and_restart_repeats_nothing(conn: Any, postgres_url:
 
 async def test_several_processes_under_one_command_share_the_work(conn: Any, postgres_url: str, tmp_path: Path) -> None:
     log = tmp_path / "log.db"
-    async with relays(postgres_url, log, 1, "--processes", "2") as [crew]:
+    async with relays(postgres_url, at(log), tmp_path, 1, *QUICK, "--processes", "2") as [crew]:
         await _reach(conn, STARTED, 2)
         await _write(conn, range(50))
         await _reach(conn, EMPTY)
@@ -105,7 +108,7 @@ async def test_the_database_going_away_for_a_moment_loses_nothing(conn: Any, pos
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE application_name = 'outrider' AND datname = current_database()"
     )
-    async with relays(postgres_url, log, 2, "--batch-max", "50") as crew:
+    async with relays(postgres_url, at(log), tmp_path, 2, *SMALL_STEPS) as crew:
         # A relay that cannot reach the database when it starts says so and ends; this is about those that run.
         await _reach(conn, STARTED, 2)
         for turn in range(5):

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 
-import outrider
 from outrider.brokers.kafka import KafkaBroker
 from outrider.errors import Transient
 from outrider.event import Event, Message
-from outrider.observer import Buried, Passed, Retried
-from outrider.outbox.relay import Relay
-from outrider.outbox.settings import RelaySettings
+from outrider.observer import BreakerOpened, Buried, Retried
 from outrider.outcome import CONFIRMED, Confirmed, Unresolved
-from outrider.stores.memory import MemoryStore
-from outrider.testing import Notebook
 from outrider.testing.broker_contract import message
 from outrider.testing.harness import numbers, order, orders
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
 from tests.contract.test_kafka import make_topic, read
+from tests.integration.office import PATIENCE_SECONDS, SETTINGS, Office
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 
 KEYS = [f"k{number}" for number in range(20)]
-PATIENCE_SECONDS = 60.0
+SMALL_STEPS = replace(SETTINGS, batch_max=20)
+"""A relay that takes a while over a backlog, so that something can happen in the middle of it."""
 
 
 @pytest.fixture(scope="module")
@@ -45,53 +43,6 @@ async def broker(server: KafkaServer) -> AsyncIterator[KafkaBroker]:
     await broker.close()
 
 
-class Run:
-    """A relay at work, and what it did."""
-
-    def __init__(self, broker: KafkaBroker) -> None:
-        self.store, self.notebook = MemoryStore(), Notebook()
-        settings = RelaySettings(poll_seconds_max=0.2, breaker_seconds_max=2.0)
-        self.relay = Relay(self.store, broker, settings, observer=self.notebook)
-
-    async def stage(self, events: Sequence[Event]) -> None:
-        async with self.store.transaction() as conn:
-            await outrider.stage(conn, *events)
-
-    async def stage_slowly(self, topic: str, rounds: int) -> None:
-        """Stage one event per key in each round, with a little room between rounds for the relay to publish."""
-        for number in range(1, rounds + 1):
-            await self.stage([order(number, key, topic=topic) for key in KEYS])
-            await asyncio.sleep(0.005)
-
-    async def confirmed(self, count: int) -> None:
-        while sum(fact.confirmed for fact in self.notebook.of(Passed)) < count:
-            await self.noticed()
-
-    async def settled(self, **wanted: int) -> None:
-        """Wait until that many events are sent or buried."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not wanted.items() <= (await self.store.desk.counts()).items():
-                await self.noticed()
-
-    async def noticed(self) -> None:
-        """Wait until the relay has something new to tell."""
-        known = len(self.notebook.facts)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while len(self.notebook.facts) == known:  # noqa: ASYNC110 - the notebook tells nobody.
-                await asyncio.sleep(0.002)
-
-
-@asynccontextmanager
-async def running(broker: KafkaBroker) -> AsyncIterator[Run]:
-    run = Run(broker)
-    task = asyncio.create_task(run.relay.run())
-    try:
-        yield run
-    finally:
-        run.relay.stop()
-        await task
-
-
 @contextmanager
 def paused(server: KafkaServer) -> Iterator[None]:
     server.pause()
@@ -101,50 +52,56 @@ def paused(server: KafkaServer) -> Iterator[None]:
         server.resume()
 
 
-def complete(found: list[Message], rounds: int) -> bool:
+def rounds(first: int, last: int, topic: str) -> list[Event]:
+    """Make one event per key in each round."""
+    return [order(number, key, topic=topic) for number in range(first, last + 1) for key in KEYS]
+
+
+def complete(found: list[Message], last: int) -> bool:
     """Tell whether every key has all its events, in order of their first delivery."""
-    return all(numbers(found, key) == list(range(1, rounds + 1)) for key in KEYS)
+    return all(numbers(found, key) == list(range(1, last + 1)) for key in KEYS)
 
 
 async def test_a_broker_killed_and_restarted_loses_nothing_and_costs_no_attempt(
     server: KafkaServer, broker: KafkaBroker
 ) -> None:
     topic = make_topic(server.bootstrap)
-    async with running(broker) as run:
-        writer = asyncio.create_task(run.stage_slowly(topic, rounds=150))
-        await run.confirmed(200)
+    async with Office(broker, SMALL_STEPS).open() as office:
+        await office.stage(*rounds(1, 200, topic))
+        await office.until_confirmed(200)
         await asyncio.to_thread(server.kill)
+        assert await office.sent() < 200 * len(KEYS)
+        await office.stage(*rounds(201, 250, topic))
+        await office.until_noticed(BreakerOpened)
         await asyncio.to_thread(server.start)
-        await writer
-        await run.settled(sent=150 * len(KEYS))
-    assert complete(read(server.bootstrap, topic), rounds=150)
-    assert run.notebook.of(Retried) == []
-    assert run.notebook.of(Buried) == []
+        await office.until_sent(250 * len(KEYS))
+    assert complete(read(server.bootstrap, topic), 250)
+    assert office.charged == []
 
 
 async def test_a_missing_topic_makes_only_its_own_key_wait(server: KafkaServer, broker: KafkaBroker) -> None:
     topic, missing = make_topic(server.bootstrap), f"missing-{uuid4().hex[:8]}"
-    async with running(broker) as run:
-        await run.stage([*orders(3, "lost", topic=missing), *orders(50, "A", topic=topic)])
-        await run.settled(sent=50, dead_letter=1)
-    assert [fact.reason for fact in run.notebook.of(Buried)] == ["permanent_failure"]
-    assert [held.stream.key for held in await run.store.desk.blocked_streams(10)] == ["lost"]
+    async with Office(broker).open() as office:
+        await office.stage(*orders(3, "lost", topic=missing), *orders(50, "A", topic=topic))
+        await office.until_sent(50, dead_letter=1)
+    assert [fact.reason for fact in office.watch.of(Buried)] == ["permanent_failure"]
+    assert [held.stream.key for held in await office.store.desk.blocked_streams(10)] == ["lost"]
     assert numbers(read(server.bootstrap, topic)) == list(range(1, 51))
-    assert run.notebook.of(Retried) == []
+    assert office.watch.of(Retried) == []
 
 
 async def test_one_event_that_kafka_rejects_among_good_ones_is_found_and_buried(server: KafkaServer) -> None:
     topic = make_topic(server.bootstrap, partitions=1, max_message_bytes="20000")
     broker = KafkaBroker(server.bootstrap, {"compression.type": "none", "batch.size": "15000"})
     large = Event("order.changed", {"n": 1, "pad": "x" * 30_000}, aggregate_id="large", topic=topic)
-    async with running(broker) as run:
-        await run.stage([*orders(20, "A", topic=topic), large, *orders(20, "B", topic=topic)])
-        await run.settled(sent=40, dead_letter=1)
+    async with Office(broker).open() as office:
+        await office.stage(*orders(20, "A", topic=topic), large, *orders(20, "B", topic=topic))
+        await office.until_sent(40, dead_letter=1)
     await broker.close()
-    assert [fact.reason for fact in run.notebook.of(Buried)] == ["permanent_failure"]
+    assert [fact.reason for fact in office.watch.of(Buried)] == ["permanent_failure"]
     found = read(server.bootstrap, topic)
     assert numbers(found, "A") == numbers(found, "B") == list(range(1, 21))
-    assert run.notebook.of(Retried) == []
+    assert office.watch.of(Retried) == []
 
 
 async def test_an_oversize_message_is_not_sent_and_the_others_are(server: KafkaServer, broker: KafkaBroker) -> None:
@@ -156,21 +113,22 @@ async def test_an_oversize_message_is_not_sent_and_the_others_are(server: KafkaS
     assert [*verdicts[:50], *verdicts[51:]] == [CONFIRMED] * 100
 
 
-async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(
-    server: KafkaServer, broker: KafkaBroker
-) -> None:
+async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(server: KafkaServer) -> None:
     topic = make_topic(server.bootstrap, partitions=1)
+    # Neither publish would end by itself before the test does.
+    broker = KafkaBroker(server.bootstrap, publish_seconds=2 * PATIENCE_SECONDS)
     assert await broker.publish([message(0, topic=topic)]) == [CONFIRMED]
     with paused(server):
         neighbour = asyncio.create_task(broker.publish([message(n, topic=topic, key="B") for n in range(10)]))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await broker.publish([message(n, topic=topic) for n in range(1, 11)])
-        # The neighbour's messages were purged as well, and it hears of it at once.
-        async with asyncio.timeout(2):
+        # The neighbour's messages were purged as well, and it hears of it without waiting for its own time.
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert {type(verdict) for verdict in await neighbour} == {Unresolved}
     again = [message(n, topic=topic) for n in range(1, 11)]
     assert await broker.publish(again) == [CONFIRMED] * 10
+    await broker.close()
     assert numbers(read(server.bootstrap, topic)) == list(range(11))
 
 
@@ -180,7 +138,7 @@ async def test_callers_that_give_up_at_random_never_reorder_a_stream(server: Kaf
     async def worker(name: str) -> int:
         """Publish runs of one stream; what is not confirmed is the start of the next run."""
         after, cut_short = 0, 0
-        for _ in range(60):
+        while after < 1000 or cut_short < 10:
             run = [message(n, topic=topic, key=name) for n in range(after + 1, after + chance.randint(2, 200))]
             try:
                 async with asyncio.timeout(chance.choice([0.002, 0.005, 0.01, 5])):
@@ -191,7 +149,6 @@ async def test_callers_that_give_up_at_random_never_reorder_a_stream(server: Kaf
             confirmed = [isinstance(verdict, Confirmed) for verdict in verdicts]
             assert confirmed == sorted(confirmed, reverse=True)
             after += sum(confirmed)
-        assert cut_short
         return after
 
     names = ["a", "b", "c", "d"]
@@ -199,7 +156,7 @@ async def test_callers_that_give_up_at_random_never_reorder_a_stream(server: Kaf
     found = read(server.bootstrap, topic)
     for name, after in zip(names, reached, strict=True):
         delivered = numbers(found, name)
-        assert len(delivered) >= after > 0
+        assert len(delivered) >= after
         assert delivered == list(range(1, len(delivered) + 1))
 
 
@@ -217,17 +174,19 @@ async def test_a_publish_without_an_answer_ends_by_itself(server: KafkaServer) -
 
 async def test_the_first_publish_after_the_start_does_not_wait(server: KafkaServer) -> None:
     topic = make_topic(server.bootstrap)
+    # Without the warm-up it is half a second, every time; with it, a busy machine may still be slow now and then.
+    assert any([await _first_publish_seconds(server.bootstrap, topic) < 0.3 for _ in range(10)])
+
+
+async def _first_publish_seconds(bootstrap: str, topic: str) -> float:
     clock = asyncio.get_running_loop()
-    best = 9.0
-    for _ in range(5):
-        broker = KafkaBroker(server.bootstrap)
-        await broker.start()
-        begun = clock.time()
-        assert await broker.publish([message(1, topic=topic)]) == [CONFIRMED]
-        best = min(best, clock.time() - begun)
-        await broker.close()
-    # Without the warm-up it is half a second, every time.
-    assert best < 0.3
+    broker = KafkaBroker(bootstrap)
+    await broker.start()
+    begun = clock.time()
+    assert await broker.publish([message(1, topic=topic)]) == [CONFIRMED]
+    spent = clock.time() - begun
+    await broker.close()
+    return spent
 
 
 async def test_the_leader_killed_during_a_drain_loses_nothing_and_keeps_the_order() -> None:
@@ -235,16 +194,17 @@ async def test_the_leader_killed_during_a_drain_loses_nothing_and_keeps_the_orde
         cluster.create_topic("orders", partitions=3)
         cluster.create_topic("strict", config={"min.insync.replicas": "3"})
         broker = KafkaBroker(cluster.bootstrap)
-        async with running(broker) as run:
-            writer = asyncio.create_task(run.stage_slowly("orders", rounds=150))
-            await run.confirmed(200)
-            await asyncio.to_thread(cluster.leader("orders").kill)
-            await writer
-            await run.settled(sent=150 * len(KEYS))
+        leader = cluster.leader("orders")
+        async with Office(broker, SMALL_STEPS).open() as office:
+            await office.stage(*rounds(1, 200, "orders"))
+            await office.until_confirmed(200)
+            await asyncio.to_thread(leader.kill)
+            assert await office.sent() < 200 * len(KEYS)
+            await office.stage(*rounds(201, 250, "orders"))
+            await office.until_sent(250 * len(KEYS))
         await broker.close()
-        assert complete(read(cluster.bootstrap, "orders"), rounds=150)
-        assert run.notebook.of(Retried) == []
-        assert run.notebook.of(Buried) == []
+        assert complete(read(cluster.bootstrap, "orders"), 250)
+        assert office.charged == []
         await _too_few_replicas_are_an_outage_of_their_topic(cluster.bootstrap)
 
 

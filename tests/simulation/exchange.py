@@ -10,6 +10,7 @@ from uuid import UUID
 from outrider.broker import Traits
 from outrider.errors import Unreachable
 from outrider.event import Message
+from outrider.finding import Finding
 from outrider.outcome import CONFIRMED, Confirmed, Refused, Rejected, Unresolved, Verdict
 from tests.simulation.record import Fate, Record
 from tests.simulation.wire import Wire
@@ -89,6 +90,10 @@ class ModelBroker:
         down = await self._wire.carry("probe", lambda: (destination,), lambda: dict(self._exchange.down))
         if down.get("") or down.get(destination):
             raise Unreachable(f"destination {destination!r} is down")
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        """A model has no set-up."""
+        return []
 
     def destination(self, message: Message) -> str:
         return message.topic

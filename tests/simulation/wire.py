@@ -16,6 +16,7 @@ from uuid import UUID
 
 from outrider.errors import Unreachable
 from outrider.event import StagedEvent, Stream
+from outrider.finding import Finding
 from outrider.store import Due, Fetched, Hold, Lease, Pulse, Settlement
 from outrider.stores.memory import MemoryStore
 from tests.simulation.record import Record
@@ -149,6 +150,9 @@ class DistantStore:
     async def _listening(self, wake: Callable[[], None]) -> AsyncIterator[None]:
         async with self.inner.wakeups(wake):
             yield
+
+    async def examine(self) -> list[Finding]:
+        return await self.inner.examine()
 
     async def close(self) -> None:
         """The store outlives the relay."""

@@ -112,6 +112,64 @@ def test_a_relay_without_an_archive_keeps_nothing(shell: Shell) -> None:
     assert shell.json("events", "ls", "--state", "sent") == []
 
 
+def test_every_command_with_a_store_takes_a_file_of_settings(bare: Shell, tmp_path: Path) -> None:
+    filed = tmp_path / "outrider.yaml"
+    filed.write_text("store: sqlite:///${PLACE}\nbroker: {url: 'embedded:///${PLACE}.log'}\narchive: false\n")
+    bare.environment = {"PLACE": str(bare.path), "OUTRIDER_STORE": "", "OUTRIDER_BROKER": ""}
+    named = ("--config", str(filed))
+    assert bare.json("db", "plan", *named)["steps"]
+    bare("db", "migrate", *named)
+    assert bare.json("db", "status", *named)["ready"]
+    first, second = bare.stage("a", "b")
+    assert bare.json("events", "show", first, *named)["state"] == "pending"
+    bare("dead", "bury", first, *named)
+    assert bare.json("dead", "ls", *named)[0]["event_id"] == first
+    assert bare.json("dead", "show", first, *named)["policy"] == "hold"
+    assert bare.json("dead", "replay", first, *named) == {"replayed": 1}
+    bare("dead", "bury", second, *named)
+    assert bare.json("dead", "discard", second, "--yes", *named) == {"discarded": 1}
+    bare.environment["OUTRIDER_CONFIG"] = str(filed)
+    assert bare.json("relay", "--until-empty")["confirmed"] == 2
+    assert bare.json("events", "ls", "--state", "sent", *named) == []
+
+
+def test_a_setting_of_the_file_reaches_every_process(shell: Shell, tmp_path: Path) -> None:
+    filed = tmp_path / "outrider.yaml"
+    filed.write_text("processes: 2\nlog_level: error\ndead_letters: {topics: {orders: skip}}\n")
+    (event_id,) = shell.stage("a")
+    with closing(sqlite3.connect(shell.path)) as conn, conn:
+        conn.execute("UPDATE outbox SET payload = json_quote(printf('%.*c', 1100000, 'x'))")
+    shell("relay", "--until-empty", "--config", str(filed))
+    [dead] = shell.json("dead", "ls")
+    assert (dead["event_id"], dead["policy"]) == (event_id, "skip")
+
+
+def test_the_settings_in_force_are_shown_with_their_origins(bare: Shell, tmp_path: Path) -> None:
+    filed = tmp_path / "outrider.yaml"
+    filed.write_text("broker: {url: 'kafka://b:9092', sasl.password: '${SECRET}'}\nrelay: {workers: 3}\n")
+    bare.environment |= {"SECRET": "hunter2", "OUTRIDER_BROKER": ""}
+    args = ("config", "show", "--config", str(filed), "--schema", "shop")
+    rows = {row["setting"]: (row["value"], row["from"]) for row in bare.json(*args)}
+    assert rows["broker"] == ("kafka://b:9092?sasl.password=***", f"{filed}, line 1")
+    assert rows["relay.workers"] == (3, f"{filed}, line 2")
+    assert rows["store"][1] == "OUTRIDER_STORE"
+    assert rows["schema"] == ("shop", "--schema")
+    assert rows["relay.lease_seconds"] == (15.0, "default")
+    table = bare(*args).stdout
+    assert "relay.workers" in table
+    assert "hunter2" not in table
+
+
+def test_a_file_that_is_wrong_stops_a_command_with_its_line(bare: Shell, tmp_path: Path) -> None:
+    filed = tmp_path / "outrider.yaml"
+    filed.write_text("relay:\n  lease_second: 4\n")
+    assert "line 2: relay.lease_second" in bare("relay", "--config", str(filed), code=2).stderr
+    filed.write_text("store: postgresql://app:hunter2@db/shop\n")
+    told = bare.json("events", "ls", "--config", str(filed), code=2)["error"]
+    assert "holds a password" in told
+    assert "hunter2" not in told
+
+
 def test_payloads_are_shown_only_when_asked_for(shell: Shell) -> None:
     (event_id,) = shell.stage("a")
     assert "payload" not in shell.json("events", "ls")[0]
@@ -241,6 +299,10 @@ def test_an_event_that_has_left_cannot_be_buried(shell: Shell) -> None:
         (["events", "ls", "--store", "sqlite://x"], "sqlite:///relative/path"),
         (["events", "ls", "--store", "mysql://u:hunter2@db/x"], "valid: sqlite://, postgresql://, postgres://"),
         (["relay", "--broker", "kafak://x"], "valid: embedded://, null://"),
+        (["relay", "--broker", "embedded:///x?exchange=a"], "embedded:// takes no options"),
+        (["relay", "--processes", "65"], "up to 64"),
+        (["events", "ls", "--store", "postgresql://db/x?pooled=perhaps"], "pooled=true"),
+        (["events", "ls", "--config", "no/such.yaml"], "there is no file no/such.yaml"),
     ],
 )
 def test_a_wrong_use_exits_with_2_and_names_the_fix(shell: Shell, args: list[str], words: str) -> None:

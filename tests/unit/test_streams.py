@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.event import Readiness, StagedEvent, default_topic
 from outrider.lifecycle import State
-from outrider.outbox.streams import Course, plan, stream_of
+from outrider.outbox.streams import WAVE_BYTES_MAX, Course, Run, plan, stream_of
 from outrider.outcome import CONFIRMED, PARK, Defer, Retry
 from outrider.store import Cause, DueStream, Settlement
 from tests.unit.build import staged, stream
@@ -45,6 +45,29 @@ def test_an_unordered_wave_stays_within_its_limit() -> None:
     assert positions(course, 2) == [[1], [2]]
     assert positions(course, 2) == [[3], [4]]
     assert positions(course, 2) == [[5]]
+
+
+def test_a_wave_carries_no_more_bytes_than_can_be_confirmed_in_time() -> None:
+    third = b"x" * (WAVE_BYTES_MAX // 3)
+    for ordered in (False, True):
+        course = course_of(*(staged(n, f"key-{n}", payload=third) for n in range(1, 6)))
+        assert positions(course, ordered=ordered) == [[1], [2], [3], [4]]
+        assert positions(course, ordered=ordered) == [[5]]
+
+
+def test_a_run_is_cut_where_its_bytes_are_too_many() -> None:
+    third = b"x" * (WAVE_BYTES_MAX // 3)
+    course = course_of(*(staged(n, "A", payload=third) for n in range(1, 6)), staged(6, "B"))
+    assert positions(course, ordered=True) == [[1, 2, 3], [6]]
+    assert positions(course, ordered=True) == [[4, 5]]
+
+
+def test_an_event_larger_than_a_wave_goes_all_the_same() -> None:
+    huge = b"x" * (WAVE_BYTES_MAX + 1)
+    for ordered in (False, True):
+        course = course_of(staged(1, "A", payload=huge), staged(2, "A"), staged(3, "B"))
+        assert positions(course, ordered=ordered) == [[1]]
+        assert positions(course, ordered=ordered)[0][0] == 2
 
 
 def test_an_event_that_must_go_alone_is_a_run_of_its_own() -> None:
@@ -88,7 +111,7 @@ def test_a_stream_of_which_nothing_is_known_is_left_as_it_is() -> None:
 def test_confirmed_events_are_counted_and_settled_in_order() -> None:
     events = [staged(1), staged(2)]
     course = Course()
-    course.confirm(stream(), events)
+    course.confirm([Run(stream(), events)])
     assert course.confirmed == 2
     assert course.settlements == [Settlement(event, stream(), CONFIRMED) for event in events]
 

@@ -17,9 +17,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from outrider.broker import Traits
 from outrider.brokers.embedded import log
+from outrider.brokers.embedded.examine import examine
 from outrider.brokers.embedded.log import Delivery
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
+from outrider.finding import Finding
 from outrider.outcome import CONFIRMED, Refused, Rejected, Unresolved, Verdict
 
 PRUNE_SECONDS = 60.0
@@ -66,6 +68,16 @@ class EmbeddedBroker:
             await self._run(log.probe, time.time())
         except sqlite3.Error as error:
             raise Transient(f"the log {self._path} cannot be written ({error}); check free space and locks") from error
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        """Look at the file, without making it; a topic needs no preparation."""
+        trouble = ""
+        if self._path.exists():
+            try:
+                await self.probe("")
+            except Transient as error:
+                trouble = str(error)
+        return examine(self._path, trouble)
 
     def destination(self, message: Message) -> str:
         """Only the file as a whole can be down."""

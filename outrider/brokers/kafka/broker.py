@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from outrider.broker import Traits
+from outrider.brokers.cloudevents import CloudEvents
 from outrider.brokers.kafka import settings as producer_settings
+from outrider.brokers.kafka.examine import examine
 from outrider.brokers.kafka.probe import check_topic
 from outrider.brokers.kafka.session import BEHIND, UNKNOWN, Call, Report, Session, driver
 from outrider.brokers.kafka.verdicts import GAP, MISSING, PURGED, Failure, in_order, judge
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
+from outrider.finding import Finding
 from outrider.outcome import CONFIRMED, Refused, Rejected, Unresolved, Verdict
 
 START_SECONDS_MAX = 5.0
@@ -31,26 +34,35 @@ class KafkaBroker:
     """Publishes to Kafka. `settings` are librdkafka's; those that the promise rests on cannot be weakened.
 
     `publish_seconds` should be less than the relay's publish timeout: a publish that is cut short by the relay can only
-    say that the connection is in trouble, and one that ends by itself names the topic.
+    say that the connection is in trouble, and one that ends by itself names the topic. `cloudevents` is the source of
+    the events; with it, every message is a CloudEvent.
 
     >>> KafkaBroker("localhost:9092", {"message.max.bytes": "5000"}).traits.message_bytes_max
     5000
     """
 
     def __init__(
-        self, bootstrap: str, settings: Mapping[str, str] | None = None, *, publish_seconds: float = 4.0
+        self,
+        bootstrap: str,
+        settings: Mapping[str, str] | None = None,
+        *,
+        publish_seconds: float = 4.0,
+        cloudevents: str | None = None,
     ) -> None:
         self._settings = producer_settings.complete(bootstrap, settings or {})
         self._bootstrap = bootstrap
         self._publish_seconds = publish_seconds
+        self._dress = None if cloudevents is None else CloudEvents(cloudevents, "ce_", "content-type").dress
         self._session: Session | None = None
         self._proven: set[str] = set()
-        self.traits = Traits(ordered=True, message_bytes_max=int(self._settings["message.max.bytes"]))
+        bytes_max = int(self._settings["message.max.bytes"])
+        self.traits = Traits(ordered=True, message_bytes_max=bytes_max, publish_seconds=publish_seconds)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make a broker from `kafka://host:port,host:port?setting=value`."""
-        return cls(*producer_settings.parse(url))
+        """Make a broker from `kafka://host:port,host:port?setting=value`; `cloudevents` is a setting of ours."""
+        bootstrap, settings = producer_settings.parse(url)
+        return cls(bootstrap, settings, cloudevents=settings.pop("cloudevents", None))
 
     async def start(self) -> None:
         """Connect, and get the producer its id, so that the first message need not wait for it."""
@@ -69,6 +81,8 @@ class KafkaBroker:
         """
         if not messages:
             return []
+        if self._dress is not None:
+            messages = [self._dress(message) for message in messages]
         call = Call(len(messages))
         deadline = asyncio.get_running_loop().time() + self._publish_seconds
         try:
@@ -85,7 +99,7 @@ class KafkaBroker:
         try:
             async with asyncio.timeout_at(deadline):
                 await session.send(call, messages)
-                await call.done.wait()
+                await session.answer(call)
         except BaseException:
             session.end(GIVEN_UP)
             raise
@@ -99,6 +113,11 @@ class KafkaBroker:
             return
         found = await self._ask(START_SECONDS_MAX, destination)
         await asyncio.to_thread(check_topic, driver(), self._settings, found.topics[destination])
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        """Look at the topics and at what Kafka is told about them."""
+        await self.start()
+        return await asyncio.to_thread(examine, self._settings, topics)
 
     def destination(self, message: Message) -> str:
         """A topic can be down on its own."""

@@ -21,6 +21,10 @@ from outrider.errors import BadSetting, Misuse, Transient
 from outrider.event import Message
 
 POLL_SECONDS = 0.1
+FEW = 50
+"""Up to so many messages are reported by the poll thread, which wakes at once. The reports of more are fetched by the
+caller: each takes the interpreter's lock for itself, and another thread would wait for it every time."""
+TICK_SECONDS = 0.001
 FULL_SECONDS = 0.002
 REST_SECONDS = 1.0
 
@@ -44,33 +48,40 @@ def driver() -> Any:
 
 
 class Call:
-    """One publish: its reports so far. The poll thread fills it in and wakes the caller once, when all are there."""
+    """One publish: its reports so far. Whoever polls fills it in and wakes the caller, when all are there."""
 
     def __init__(self, count: int) -> None:
         self.reports: list[Report] = [UNKNOWN] * count
+        self.large = count > FEW
         self.failed = False
         self.crowded = False
         self.done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._answered = 0
+        # A list, because two threads may report at once: appending cannot lose a count, and adding to a number can.
+        self._heard: list[int] = []
         self._expected = -1
 
     def report(self, index: int, error: Any, _: Any) -> None:
-        """Take the report on one message. Called by the poll thread only."""
+        """Take the report on one message, in any thread."""
         if error is None:
             self.reports[index] = None
         else:
             self.reports[index] = Failure(error.name(), error.str())
             self.failed = True
-        self._answered += 1
-        if self._answered == self._expected:
+        self._heard.append(index)
+        if len(self._heard) == self._expected:
             self.wake()
 
     def expect(self, count: int) -> None:
-        """Say how many reports will come. The poll thread may have seen the last of them already."""
+        """Say how many reports will come. The last of them may be there already."""
         self._expected = count
-        if self._answered == count:
+        if self.answered:
             self.done.set()
+
+    @property
+    def answered(self) -> bool:
+        """Tell whether every report is there."""
+        return len(self._heard) == self._expected
 
     def wake(self) -> None:
         """Wake the caller, from any thread; a loop that is closed has no caller."""
@@ -89,6 +100,8 @@ class Session:
         self.absent: set[str] = set()
         self._calls: set[Call] = set()
         self._closing = threading.Event()
+        self._unattended = threading.Event()
+        self._unattended.set()
         self._producer: Any = None
         try:
             self._producer = self._driver.Producer({**settings, "error_cb": self._troubled}, logger=log)
@@ -100,6 +113,8 @@ class Session:
     def join(self, call: Call) -> None:
         """Note that a call is under way; two at a time share batches, and so their faults."""
         self._calls.add(call)
+        if call.large:
+            self._unattended.clear()
         if len(self._calls) > 1:
             for other in self._calls:
                 other.crowded = True
@@ -107,6 +122,8 @@ class Session:
     def leave(self, call: Call) -> None:
         """A call has ended."""
         self._calls.discard(call)
+        if not any(other.large for other in self._calls):
+            self._unattended.set()
 
     async def send(self, call: Call, messages: Sequence[Message]) -> None:
         """Hand messages over in order, and say how many reports will come."""
@@ -127,6 +144,14 @@ class Session:
             broken.add((message.topic, message.key))
         call.expect(sent)
 
+    async def answer(self, call: Call) -> None:
+        """Wait until every report of a call is there, or the session has ended and the poll thread has said so."""
+        while call.large and not call.answered and not self.ended:
+            self._poll_here()
+            if not call.answered:
+                await asyncio.sleep(TICK_SECONDS)
+        await call.done.wait()
+
     def _offer(self, produce: Any, call: Call, index: int, message: Message) -> Failure | None:
         """Give the producer one message; return why it did not take it, one that is too large for instance."""
         deliver = partial(call.report, index)
@@ -143,7 +168,9 @@ class Session:
         producer = self._live()
         while True:
             enough = len(producer) // 2
-            while len(producer) > enough and not self.ended:  # noqa: ASYNC110 - the producer tells nobody.
+            while len(producer) > enough and not self.ended:
+                if call.large:
+                    self._poll_here()
                 await asyncio.sleep(FULL_SECONDS)
             if self.ended or call.failed:
                 return NOT_SENT
@@ -163,6 +190,7 @@ class Session:
             self.ended = why
             self._purge()
         self._closing.set()
+        self._unattended.set()
         for call in tuple(self._calls):
             call.wake()
 
@@ -187,6 +215,8 @@ class Session:
     def _poll(self) -> None:
         producer = self._producer
         while not self._closing.is_set():
+            while not self._unattended.wait(POLL_SECONDS) and not self.ended:
+                pass
             self._poll_once(producer)
             if self.ended:
                 self._poll_rest(producer, self.ended)
@@ -196,9 +226,13 @@ class Session:
         while self._calls and time.monotonic() < give_up:
             time.sleep(POLL_SECONDS)
 
-    def _poll_once(self, producer: Any) -> None:
+    def _poll_here(self) -> None:
+        if (producer := self._producer) is not None:
+            self._poll_once(producer, 0)
+
+    def _poll_once(self, producer: Any, seconds: float = POLL_SECONDS) -> None:
         try:
-            producer.poll(POLL_SECONDS)
+            producer.poll(seconds)
         except self._driver.KafkaException as error:
             self._troubled(error.args[0])
 
@@ -215,3 +249,4 @@ class Session:
         if error.fatal() and self.ended is None:
             self.ended = Failure(error.name(), error.str())
             self._purge()
+            self._unattended.set()

@@ -20,12 +20,15 @@ from urllib.parse import unquote
 from pamqp import commands
 
 from outrider.broker import Traits
+from outrider.brokers.cloudevents import CloudEvents
+from outrider.brokers.rabbitmq.examine import examine
 from outrider.brokers.rabbitmq.protocol import Wire, connect
 from outrider.brokers.rabbitmq.publisher import Publisher, Wave
 from outrider.brokers.rabbitmq.settings import RabbitSettings
 from outrider.brokers.rabbitmq.topology import declare
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
+from outrider.finding import Finding
 from outrider.outcome import Rejected, Unresolved, Verdict
 
 PUBLISHERS_MAX = 256
@@ -40,7 +43,10 @@ class RabbitBroker:
 
     def __init__(self, url: str = "amqp://localhost", **options: Any) -> None:
         self.settings = RabbitSettings.from_url(url, **options)
-        self.traits = Traits(ordered=False, message_bytes_max=self.settings.message_bytes_max)
+        source = self.settings.cloudevents
+        self._dress = None if source is None else CloudEvents(source, "ce-").dress
+        bytes_max, seconds = self.settings.message_bytes_max, self.settings.confirm_seconds
+        self.traits = Traits(ordered=False, message_bytes_max=bytes_max, publish_seconds=seconds)
         self._wire: Wire | None = None
         self._publishers: dict[str, Publisher] = {}
         self._connecting = asyncio.Lock()
@@ -58,6 +64,8 @@ class RabbitBroker:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send each exchange its messages in one write, and wait for the confirms."""
+        if self._dress is not None:
+            messages = [self._dress(message) for message in messages]
         verdicts: list[Verdict | None] = [self._oversize(message) for message in messages]
         groups: dict[str, list[int]] = {}
         for index, verdict in enumerate(verdicts):
@@ -84,6 +92,10 @@ class RabbitBroker:
         if destination in self._doubted:
             self._doubted.discard(destination)
             raise Transient(f"{destination} has lately refused a message; a queue behind it may be full or broken")
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        """Look at exchanges, queues and bindings."""
+        return await examine(await self._connected(), self.settings, topics)
 
     def destination(self, message: Message) -> str:
         """Name the exchange and the routing key; a slash in the exchange's name is escaped."""

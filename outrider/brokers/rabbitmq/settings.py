@@ -6,15 +6,19 @@
 The exchange is `outrider` unless named; `exchange=topic` means one per topic, named like it. The routing key is the
 event's own, else its topic (else its key, if the exchange is the topic). `declare` makes the exchange and quorum queues
 at start, each bound by the pattern after its colon (in a URL, write `%23` for `#`); without one it takes everything.
+`cloudevents=/shop/orders` makes every message a CloudEvent from that source. `management=http://host:15672` is where
+`outrider doctor` asks about queues and bindings.
 """
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from outrider.brokers.cloudevents import check_source
 from outrider.errors import BadSetting
 from outrider.event import Message
 
@@ -23,7 +27,7 @@ PER_TOPIC = "topic"
 
 EVERYTHING = "#"
 DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
-OPTIONS = ("exchange", "declare", "cafile")
+OPTIONS = ("exchange", "declare", "cafile", "cloudevents", "management")
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """What RabbitMQ 4 takes unless told otherwise; older ones take more."""
 
@@ -48,6 +52,8 @@ class RabbitSettings:
     exchange: str = "outrider"
     queues: tuple[tuple[str, str], ...] = ()
     declare: bool = False
+    cloudevents: str | None = None
+    management: str | None = field(default=None, repr=False)
     connect_seconds: float = 4.0
     confirm_seconds: float = 4.0
     heartbeat_seconds: int = 10
@@ -57,6 +63,10 @@ class RabbitSettings:
     def __post_init__(self) -> None:
         if self.declare and self.exchange == PER_TOPIC:
             raise BadSetting("exchange=topic has no fixed exchange to declare; name one, or leave declare out")
+        if self.cloudevents is not None:
+            check_source(self.cloudevents)
+        if self.management is not None:
+            _check_management(self.management)
         for name in ("connect_seconds", "confirm_seconds", "heartbeat_seconds", "message_bytes_max"):
             if getattr(self, name) <= 0:
                 raise BadSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")
@@ -71,7 +81,9 @@ class RabbitSettings:
             raise BadSetting(f"{parts.scheme}:// is not RabbitMQ; write amqp:// or amqps://")
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         if unknown := sorted(query.keys() - set(OPTIONS)):
-            raise BadSetting(f"unknown option {unknown[0]!r} in the RabbitMQ URL (valid: {', '.join(OPTIONS)})")
+            near = get_close_matches(unknown[0], OPTIONS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadSetting(f"unknown option {unknown[0]!r} in the RabbitMQ URL{hint} (valid: {', '.join(OPTIONS)})")
         said = {
             "host": parts.hostname or "localhost",
             "port": _port(parts),
@@ -83,6 +95,8 @@ class RabbitSettings:
             "exchange": query.get("exchange", "outrider"),
             "queues": _queues(query.get("declare", "")),
             "declare": "declare" in query,
+            "cloudevents": query.get("cloudevents"),
+            "management": query.get("management"),
         }
         return cls(**{**said, **options})
 
@@ -93,8 +107,10 @@ class RabbitSettings:
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return how to check the server's certificate, None without TLS."""
-        if not self.tls:
-            return None
+        return self.certificates() if self.tls else None
+
+    def certificates(self) -> ssl.SSLContext:
+        """Return what to trust."""
         try:
             return ssl.create_default_context(cafile=self.cafile)
         except (OSError, ssl.SSLError) as error:
@@ -111,6 +127,17 @@ class RabbitSettings:
         if self.exchange == PER_TOPIC:
             return message.topic, message.routing_key or message.key
         return self.exchange, message.routing_key or message.topic
+
+
+def _check_management(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    # A password may be in there, so the text is not repeated.
+    if not fine:
+        raise BadSetting("management is no URL of RabbitMQ's management API; write http://host:15672")
 
 
 def _port(parts: SplitResult) -> int:

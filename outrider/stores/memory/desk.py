@@ -58,6 +58,9 @@ class MemoryDesk:
         dead = sorted(self._store.tables.dead.values(), key=lambda dead: dead.row.event.position)
         return [facts for facts in map(_dead_facts, dead) if _matches(facts, criteria)][: criteria.limit]
 
+    async def topics(self, limit: int) -> list[str]:
+        return sorted({row.stream.topic for row in self._store.tables.rows.values()})[:limit]
+
     async def blocked_streams(self, limit: int) -> list[Held]:
         tables = self._store.tables
         blocked = sorted(tables.blocked.items(), key=lambda entry: entry[1].cause is not Cause.HELD)

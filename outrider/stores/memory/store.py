@@ -12,9 +12,11 @@ from uuid import UUID
 
 from outrider.clock import Clock, SystemClock
 from outrider.event import BANDS, Readiness, StagedEvent, Stream
+from outrider.finding import Finding
 from outrider.lifecycle import State
 from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.memory.desk import MemoryDesk
+from outrider.stores.memory.examine import examine
 from outrider.stores.memory.settling import Settling
 from outrider.stores.memory.tables import Block, LaneRow, Row, Tables, holds
 from outrider.stores.memory.transaction import MemoryTransaction
@@ -184,6 +186,9 @@ class MemoryStore:
 
     def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         return _Listening(self._listeners, wake)
+
+    async def examine(self) -> list[Finding]:
+        return examine()
 
     async def close(self) -> None:
         """Nothing to let go of."""

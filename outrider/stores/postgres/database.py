@@ -49,6 +49,9 @@ def translated(where: str) -> Iterator[None]:
         raise Misuse(f"{where} is a read replica; point the store at the primary") from error
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         raise Misuse(f"{where} refused the connection: {error}; check user, password and database") from error
+    except asyncpg.ProtocolViolationError as error:
+        remedy = "behind a pooler such as PgBouncer, add pooled=true to the store's URL"
+        raise Misuse(f"{where} refused how we speak to it ({error}); {remedy}") from error
     except _PASSING as error:
         raise Transient(f"{where}: {error}") from error
     except _AWAY as error:

@@ -18,6 +18,9 @@ from outrider.stores.postgres.settling import STALL_MS, Burial, Settling
 if TYPE_CHECKING:
     from outrider.stores.postgres.store import PostgresStore
 
+LOOK_PER_LANE, LOOK_MAX = 100, 10_000
+"""How many events of a lane, and how many blocked streams, are looked at for their topics."""
+
 _JSON = ("payload", "headers", "retry", "failure")
 
 
@@ -44,6 +47,10 @@ class PostgresDesk:
 
     async def dead_letters(self, criteria: Criteria) -> list[dict[str, Any]]:
         return [_facts(row) for row in await self._fetch("dead_letters", *_filter(criteria), criteria.reason)]
+
+    async def topics(self, limit: int) -> list[str]:
+        rows = await self._fetch("topics", LOOK_PER_LANE, LOOK_MAX)
+        return sorted({self._store.rule(*row) for row in rows})[:limit]
 
     async def blocked_streams(self, limit: int) -> list[Held]:
         rows = await self._fetch("blocked_streams", limit)

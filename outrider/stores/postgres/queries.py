@@ -8,7 +8,7 @@ from outrider.event import SKIPPED_TYPE
 from outrider.stores import queries
 
 _PACKAGE = "outrider.stores.postgres"
-_FILES = ("lanes", "fetch", "settle", "stage", "desk", "upkeep")
+_FILES = ("lanes", "fetch", "settle", "stage", "desk", "upkeep", "examine")
 
 
 @cache

@@ -27,27 +27,29 @@ class PostgresSchema:
     'shop'
     """
 
-    def __init__(self, url: str, *, schema: str = "outrider", lanes: int = 32) -> None:
+    def __init__(self, url: str, *, schema: str = "outrider", lanes: int = 32, pooled: bool = False) -> None:
         if not 1 <= lanes <= LANES_MAX:
             raise BadSetting(f"lanes = {lanes} cannot work; use 1 to {LANES_MAX}, 32 suits most")
-        self.url, self.schema, self._lanes = url, identifier(schema), lanes
+        self.url, self.schema, self._lanes, self._pooled = url, identifier(schema), lanes, pooled
         self._where = Database(url).where
 
     async def status(self) -> list[Progress]:
         """Say how far each migration has come."""
-        async with self._connected() as conn:
+        async with self._connected() as conn, conn.transaction():
             return migrations.progress(await self._steps(conn), await self._applied(conn))
 
     async def plan(self) -> list[Step]:
         """Return the steps that `migrate` would run."""
-        async with self._connected() as conn:
+        async with self._connected() as conn, conn.transaction():
             return migrations.pending(await self._steps(conn), await self._applied(conn))
 
     async def migrate(self) -> list[Step]:
         """Run what is pending, each step with its record in one transaction, and make the archive's partitions."""
         async with self._connected() as conn:
             await self._ready(conn)
-            done = [step for step in await self._steps(conn) if await self._apply(conn, step)]
+            async with conn.transaction():
+                known = await self._steps(conn)
+            done = [step for step in known if await self._apply(conn, step)]
         await self._prepare()
         return done
 
@@ -92,7 +94,7 @@ class PostgresSchema:
         return {(row["version"], row["step"]): row["checksum"] for row in rows}
 
     async def _prepare(self) -> None:
-        database = Database(self.url, connections_max=1)
+        database = Database(self.url, connections_max=1, pooled=self._pooled)
         await database.open()
         try:
             await PostgresUpkeep(database, self.schema).prepare()
@@ -102,7 +104,8 @@ class PostgresSchema:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
         with translated(self._where):
-            conn = await asyncpg.connect(self.url, timeout=10)
+            # Statements without a name, in transactions only: so it works through a pooler that shares sessions.
+            conn = await asyncpg.connect(self.url, timeout=10, statement_cache_size=0)
             try:
                 yield conn
             finally:

@@ -11,11 +11,13 @@ from uuid import UUID
 from outrider import lifecycle
 from outrider.errors import Misuse
 from outrider.event import StagedEvent, Stream, default_topic
+from outrider.finding import Finding
 from outrider.outcome import Confirmed
 from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database, fence, touched
 from outrider.stores.postgres.desk import PostgresDesk
+from outrider.stores.postgres.examine import examine
 from outrider.stores.postgres.settling import settle
 from outrider.stores.postgres.upkeep import PostgresUpkeep
 from outrider.stores.postgres.wakeup import Hints
@@ -110,6 +112,9 @@ class PostgresStore:
 
     def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         return self._hints.listening(wake)
+
+    async def examine(self) -> list[Finding]:
+        return await examine(self)
 
     async def close(self) -> None:
         await self._hints.close()

@@ -12,6 +12,7 @@ from outrider.errors import OutriderError
 from outrider.stores.postgres.database import Database, translated
 
 DEBOUNCE_SECONDS = 0.005
+"""Between two notifications of one process; the first after a pause goes out at once."""
 
 
 class Hints:
@@ -20,15 +21,18 @@ class Hints:
     def __init__(self, database: Database, channel: str) -> None:
         self._database, self._channel = database, channel
         self._sending: asyncio.Task[None] | None = None
+        self._next_at = float("-inf")
 
     async def send(self) -> None:
-        """Notify soon; every call until then is covered by the same notification."""
+        """Notify now, or a moment after the last time; every call until then is covered by the same notification."""
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
-        await asyncio.sleep(DEBOUNCE_SECONDS)
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, self._next_at - now()))
         self._sending = None
+        self._next_at = now() + DEBOUNCE_SECONDS
         await self._database.execute("SELECT pg_notify($1, '')", self._channel)
 
     async def close(self) -> None:

@@ -22,6 +22,9 @@ from outrider.stores.sqlite.rows import load, to_facts, to_moment, to_seconds
 SQL = load("desk.sql")
 LANES = load("lanes.sql")
 
+LOOK_MAX = 10_000
+"""How many events, and how many blocked streams, are looked at for their topics."""
+
 
 class Chosen(NamedTuple):
     """A dead letter that a person named."""
@@ -59,6 +62,9 @@ class SqliteDesk:
             return []
         return await self._database.read(_list, "dead_letters", criteria)
 
+    async def topics(self, limit: int) -> list[str]:
+        return await self._database.read(_topics, limit)
+
     async def blocked_streams(self, limit: int) -> list[Held]:
         return await self._database.read(_blocked_streams, limit)
 
@@ -94,6 +100,10 @@ def _find(conn: sqlite3.Connection, event_id: UUID) -> dict[str, Any] | None:
 def _facts(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
     names = [column[0] for column in cursor.description]
     return [to_facts(names, row) for row in cursor]
+
+
+def _topics(conn: sqlite3.Connection, limit: int) -> list[str]:
+    return sorted({default_topic(*row) for row in conn.execute(SQL["topics"], {"look": LOOK_MAX})})[:limit]
 
 
 def _blocked_streams(conn: sqlite3.Connection, limit: int) -> list[Held]:

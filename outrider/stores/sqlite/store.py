@@ -14,10 +14,12 @@ from uuid import UUID
 from outrider.clock import Clock, SystemClock
 from outrider.errors import Misuse
 from outrider.event import Readiness, StagedEvent, Stream, lane_of
+from outrider.finding import Finding
 from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.sqlite import settling, staging
 from outrider.stores.sqlite.database import Database, translated
 from outrider.stores.sqlite.desk import SqliteDesk
+from outrider.stores.sqlite.examine import examine
 from outrider.stores.sqlite.rows import load, to_event, to_seconds
 from outrider.stores.sqlite.upkeep import SqliteUpkeep
 from outrider.stores.sqlite.wakeups import Listening
@@ -84,6 +86,9 @@ class SqliteStore:
 
     def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         return Listening(self._listeners, wake, self.database.path)
+
+    async def examine(self) -> list[Finding]:
+        return await self.database.read(examine, self.database.path)
 
     async def close(self) -> None:
         await self.database.close()

@@ -6,6 +6,7 @@ class TestMyStore(StoreContract):
         yield MyHarness(...)
 """
 
+from outrider.testing.contract.examining import ExaminingContract
 from outrider.testing.contract.failure import FailureContract
 from outrider.testing.contract.optimistic import OptimisticContract
 from outrider.testing.contract.order import OrderContract
@@ -15,7 +16,13 @@ from outrider.testing.contract.upkeep import UpkeepContract
 
 
 class StoreContract(
-    StagingContract, OwnershipContract, OrderContract, FailureContract, OptimisticContract, UpkeepContract
+    StagingContract,
+    OwnershipContract,
+    OrderContract,
+    FailureContract,
+    OptimisticContract,
+    UpkeepContract,
+    ExaminingContract,
 ):
     """Everything a store must do."""
 

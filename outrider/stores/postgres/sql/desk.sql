@@ -35,6 +35,17 @@ WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NU
 ORDER BY o.id
 LIMIT $6
 
+-- name: topics
+-- What decides about the topics at the start of each lane, and of blocked streams. Indexes: outbox_fetchable,
+-- outbox_blocked_pkey. A limit that the planner does not know makes it read in order and stop, whatever it estimates.
+WITH look AS MATERIALIZED (SELECT $1::integer AS most)
+SELECT DISTINCT e.event_type, e.topic, e.routing_key
+FROM {schema}.outbox_lane AS l CROSS JOIN look CROSS JOIN LATERAL (
+    SELECT o.event_type, o.topic, o.routing_key FROM {schema}.outbox AS o
+    WHERE o.lane = l.lane AND o.state IN ({fetchable}) ORDER BY o.id LIMIT look.most
+) AS e
+UNION SELECT '', b.topic, NULL FROM (SELECT topic FROM {schema}.outbox_blocked LIMIT $2) AS b
+
 -- name: blocked_streams
 -- Held ones first, because they wait for a person.
 SELECT b.lane, b.topic, b.key, b.cause, b.until,

@@ -90,9 +90,10 @@ WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause <> 'he
 
 -- name: renew_hold
 -- A writer lengthens its hold after its commit, on rows that are still its own. Index: outbox_pkey.
+-- The commit need not wait for the disk: a crash that loses it lets a relay have the row sooner, and publish it again.
 UPDATE {schema}.outbox AS o SET held_until = {schema}.outbox_clock() + $3 * interval '1 second'
 WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.held_by = $1
-    AND o.held_until > {schema}.outbox_clock()
+    AND o.held_until > {schema}.outbox_clock() AND set_config('synchronous_commit', 'off', true) = 'off'
 RETURNING {event_columns}
 
 -- name: confirm_hold_archive

@@ -43,6 +43,11 @@ SELECT {facts}, 'sent' AS state, sent_at FROM outbox_archive WHERE event_id = :e
 -- One dead letter; the unique index.
 SELECT {facts}, 'dead_letter' AS state, reason, policy, buried_at FROM outbox_dead_letter WHERE event_id = :event_id;
 
+-- name: topics
+-- What decides about the topics of the oldest events, and of blocked streams; the primary keys.
+SELECT event_type, topic, routing_key FROM (SELECT event_type, topic, routing_key FROM outbox ORDER BY id LIMIT :look)
+UNION SELECT '', topic, NULL FROM (SELECT topic FROM outbox_blocked LIMIT :look);
+
 -- name: blocked_streams
 -- List blocked streams, held ones first, with how many events wait; outbox_waiting.
 SELECT lane, topic, key, cause, until, (

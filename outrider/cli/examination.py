@@ -1,0 +1,119 @@
+"""Examining store and broker as a relay would use them. What goes wrong on the way is a finding too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from outrider import app
+from outrider.config import Config, hidden, redacted
+from outrider.errors import OutriderError, Transient
+from outrider.finding import Finding, Level, ok, refuse, warn
+
+SIDE_SECONDS_MAX = 60.0
+TOPICS_MAX = 1000
+"""Topics that are examined at most."""
+
+CHECKS = {
+    "store-answers": "the database can be reached",
+    "store-usable": "the settings of the store make sense, and a relay could use it",
+    "store-schema": "every migration has been run",
+    "broker-answers": "the broker can be reached",
+    "broker-usable": "the settings of the broker make sense, and do not weaken the promise",
+    "relay-publish-timeout": "the relay waits for as long as the broker needs to give its verdict",
+}
+_ORDER = (Level.REFUSE, Level.WARN, Level.OK)
+
+
+async def examine(chosen: Config, topics: Iterable[str] = ()) -> list[Finding]:
+    """Examine both sides, for the topics given, those in the settings, and those staged; the worst comes first."""
+    of_store, staged = await _store(chosen)
+    named = list(dict.fromkeys([*chosen.topics, *topics, *staged]))[:TOPICS_MAX]
+    found = [*of_store, *await _broker(chosen, named)]
+    return sorted((_clean(finding) for finding in found), key=lambda finding: _ORDER.index(finding.level))
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """Return how bad it is altogether.
+
+    >>> worst([ok("a", "fine"), warn("b", "odd", "look")])
+    <Level.WARN: 'warn'>
+    """
+    return min((finding.level for finding in findings), key=_ORDER.index, default=Level.OK)
+
+
+async def _store(chosen: Config) -> tuple[list[Finding], list[str]]:
+    found: list[Finding] = []
+    try:
+        async with asyncio.timeout(SIDE_SECONDS_MAX):
+            url = chosen.store_url()
+            steps = await app.open_schema(url, schema=chosen.schema).plan()
+            found += [ok("store-answers", hidden(url)), judge_schema(len(steps))]
+            if steps:
+                return found, []
+            store = await app.open_store(url, schema=chosen.schema, archive=chosen.archive)
+            try:
+                found += [ok("store-usable", "a relay can open it"), *await store.examine()]
+                return found, await store.desk.topics(TOPICS_MAX)
+            finally:
+                await store.close()
+    except (OutriderError, TimeoutError) as error:
+        return [*found, judge_error("store", error)], []
+
+
+async def _broker(chosen: Config, topics: Sequence[str]) -> list[Finding]:
+    try:
+        async with asyncio.timeout(SIDE_SECONDS_MAX):
+            url = chosen.broker_url()
+            broker = await app.open_broker(url)
+            try:
+                found = await broker.examine(topics)
+            finally:
+                await broker.close()
+    except (OutriderError, TimeoutError) as error:
+        return [judge_error("broker", error)]
+    waits = judge_timeout(chosen.relay.publish_timeout_seconds, broker.traits.publish_seconds)
+    return [ok("broker-answers", hidden(url)), ok("broker-usable", "a relay can use it"), waits, *found]
+
+
+def judge_schema(steps: int) -> Finding:
+    """Judge whether the store is installed.
+
+    >>> judge_schema(3).text
+    '3 steps of the migrations are still to be run'
+    """
+    if not steps:
+        return ok("store-schema", "up to date")
+    text = f"{steps} steps of the migrations are still to be run"
+    return refuse("store-schema", text, "run: outrider db migrate")
+
+
+def judge_timeout(relay_seconds: float, broker_seconds: float) -> Finding:
+    """Judge who gives up first.
+
+    >>> judge_timeout(5.0, 4.0).level
+    <Level.OK: 'ok'>
+    """
+    check = "relay-publish-timeout"
+    if relay_seconds > broker_seconds:
+        return ok(check, f"{relay_seconds:g} s")
+    text = f"the relay gives up after {relay_seconds:g} s, and the broker may need {broker_seconds:g} s to say what is "
+    return warn(check, f"{text}down: then everything waits instead", f"set it to more than {broker_seconds:g}")
+
+
+def judge_error(side: str, error: Exception) -> Finding:
+    """Turn an error into a finding; ours say what happened, and behind the last semicolon what to do.
+
+    >>> judge_error("store", Transient("nobody answers; is it running?")).remedy
+    'is it running?'
+    """
+    if isinstance(error, TimeoutError):
+        return refuse(f"{side}-answers", f"no end within {SIDE_SECONDS_MAX:g} s", "check the server and the network")
+    check = f"{side}-answers" if isinstance(error, Transient) else f"{side}-usable"
+    text, separator, remedy = str(error).rpartition("; ")
+    return refuse(check, text if separator else remedy, remedy if separator else f"check the settings of the {side}")
+
+
+def _clean(finding: Finding) -> Finding:
+    """Hide what a driver may have repeated of a URL."""
+    return Finding(finding.level, finding.check, redacted(finding.text), redacted(finding.remedy))

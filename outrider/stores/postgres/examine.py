@@ -1,0 +1,206 @@
+"""Looking at PostgreSQL: is what it confirms durable, may a relay do its work there, is something in its way?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from outrider.finding import Finding, ok, refuse, warn
+from outrider.stores.postgres.pooler import examine_pooler
+from outrider.surroundings import is_loopback
+
+if TYPE_CHECKING:
+    from outrider.stores.postgres.store import PostgresStore
+
+VERSION_MIN = 14
+LONG_SECONDS = 300.0
+"""A transaction that is open for longer keeps rows from being vacuumed."""
+
+DAYS_AHEAD_MIN = 2
+
+CHECKS = {
+    "postgres-version": "the server is new enough",
+    "postgres-writable": "the role may write, and the server is no replica",
+    "postgres-fsync": "the server waits for its disk",
+    "postgres-full-page-writes": "a page torn by a crash is repaired",
+    "postgres-synchronous-commit": "writers wait until their commit is on disk",
+    "postgres-encryption": "nobody can listen in",
+    "postgres-autovacuum": "the outbox is vacuumed",
+    "postgres-rights": "the role may do what a relay does",
+    "postgres-partitions": "the archive has its days ahead, and somebody who may make more",
+    "postgres-transactions": "no transaction has been open for long",
+    "postgres-pooler": "the store knows whether a pooler shares its sessions",
+    "postgres-wakeups": "a notification reaches a relay",
+}
+
+SWITCHES = (
+    (
+        "read_only",
+        "off",
+        ok("postgres-writable", "the role may write"),
+        refuse(
+            "postgres-writable",
+            "transactions are read-only here",
+            "point the store at the primary, and take default_transaction_read_only off role and database",
+        ),
+    ),
+    (
+        "fsync",
+        "on",
+        ok("postgres-fsync", "on"),
+        refuse(
+            "postgres-fsync",
+            "fsync is off: a crash of the machine can lose or corrupt everything that was committed",
+            "set fsync = on",
+        ),
+    ),
+    (
+        "full_page_writes",
+        "on",
+        ok("postgres-full-page-writes", "on"),
+        warn(
+            "postgres-full-page-writes",
+            "full_page_writes is off: a crash can leave torn pages, unless the filesystem never tears them",
+            "set full_page_writes = on",
+        ),
+    ),
+)
+"""A setting, what it should be, and what to say if it is or is not."""
+
+
+async def examine(store: PostgresStore) -> list[Finding]:
+    """Ask the server, and judge."""
+    database, sql = store.database, store.sql
+    [facts] = await database.fetch(sql["server_facts"])
+    hasty = [row["role"] for row in await database.fetch(sql["hasty_roles"])]
+    missing = await database.fetch(sql["missing_rights"])
+    [[may]] = await database.fetch(sql["may_make_partitions"])
+    [long] = await database.fetch(sql["long_transactions"], LONG_SECONDS)
+    return [
+        *judge_server(facts),
+        judge_commits(facts["synchronous_commit"], hasty),
+        judge_encryption(database.url, encrypted=facts["encrypted"]),
+        judge_vacuum(facts),
+        judge_rights([f"{row['what']} on {row['name']}" for row in missing]),
+        await _partitions(store, may=may),
+        judge_transactions(long),
+        *await examine_pooler(database.url, database.where, pooled=database.pooled),
+    ]
+
+
+def judge_server(facts: Mapping[str, Any]) -> list[Finding]:
+    """Judge what holds for the whole server."""
+    switches = [good if facts[name] == wanted else bad for name, wanted, good, bad in SWITCHES]
+    return [judge_version(facts["version_number"], facts["version"]), *switches]
+
+
+def judge_version(number: int, version: str) -> Finding:
+    """Judge the server's age.
+
+    >>> judge_version(130_004, "13.4").level
+    <Level.REFUSE: 'refuse'>
+    """
+    if number >= VERSION_MIN * 10_000:
+        return ok("postgres-version", f"PostgreSQL {version}")
+    return refuse("postgres-version", f"PostgreSQL {version}", f"upgrade the server to {VERSION_MIN} or later")
+
+
+def judge_commits(own: str, hasty: Sequence[str]) -> Finding:
+    """Judge whether a commit is durable when it returns, for us and for whoever the database says.
+
+    >>> judge_commits("on", ["shop"]).text
+    'synchronous_commit is off for shop: a crash may lose a commit whose event is out already'
+    """
+    check = "postgres-synchronous-commit"
+    whose = list(hasty) or (["this role"] if own == "off" else [])
+    if not whose:
+        return ok(check, own)
+    text = f"synchronous_commit is off for {', '.join(whose)}: a crash may lose a commit whose event is out already"
+    return warn(check, text, "leave synchronous_commit on for every role that stages events")
+
+
+def judge_encryption(url: str, *, encrypted: bool) -> Finding:
+    """Judge who can read along.
+
+    >>> judge_encryption("postgresql://db.example/shop", encrypted=False).level
+    <Level.WARN: 'warn'>
+    """
+    parts = urlsplit(url)
+    named = parse_qs(parts.query).get("host", [unquote(parts.netloc.rpartition("@")[2])])
+    if encrypted:
+        return ok("postgres-encryption", "TLS")
+    if all(is_loopback(host) for host in named[-1].split(",")):
+        return ok("postgres-encryption", "not encrypted, and on this machine only")
+    return warn(
+        "postgres-encryption",
+        "events cross the network unencrypted",
+        "add sslmode=verify-full to the store's URL, and switch TLS on at the server",
+    )
+
+
+def judge_vacuum(facts: Mapping[str, Any]) -> Finding:
+    """Judge whether delivered rows are cleared away."""
+    if facts["autovacuum"] == "on" and not facts["unvacuumed"]:
+        return ok("postgres-autovacuum", "on")
+    where = "the outbox" if facts["autovacuum"] == "on" else "the server"
+    return warn(
+        "postgres-autovacuum",
+        f"autovacuum is off for {where}: every delivered event stays in the table as a dead row, and fetches slow down",
+        "set autovacuum = on" if where == "the server" else "ALTER TABLE outbox RESET (autovacuum_enabled)",
+    )
+
+
+def judge_rights(missing: Sequence[str]) -> Finding:
+    """Judge what the role may do.
+
+    >>> judge_rights(["DELETE on outbox"]).text
+    'the role may not: DELETE on outbox'
+    """
+    if not missing:
+        return ok("postgres-rights", "all that a relay needs")
+    text = f"the role may not: {', '.join(missing)}"
+    return refuse("postgres-rights", text, "grant it SELECT, INSERT, UPDATE and DELETE on the tables of the schema")
+
+
+def judge_transactions(long: Mapping[str, Any]) -> Finding:
+    """Judge what keeps dead rows from being cleared away."""
+    count = long["transactions"]
+    if not count:
+        return ok("postgres-transactions", f"none that we may see is older than {LONG_SECONDS:g} s")
+    return warn(
+        "postgres-transactions",
+        f"{count} open for longer than {LONG_SECONDS:g} s, the oldest for {long['seconds']:.0f} s (process "
+        f"{long['pid']}): vacuum cannot clear away what was delivered since, and fetches slow down",
+        f"end it: SELECT pg_terminate_backend({long['pid']}); and set idle_in_transaction_session_timeout",
+    )
+
+
+async def _partitions(store: PostgresStore, *, may: bool) -> Finding:
+    [[today]] = await store.database.fetch(store.sql["today"])
+    names = {row["relname"] for row in await store.database.fetch(store.sql["partitions"])}
+    [[netted]] = await store.database.fetch(store.sql["anything_netted"])
+    return judge_partitions(today, names, netted=netted, may=may, archive=store.archive)
+
+
+def judge_partitions(today: date, names: set[str], *, netted: bool, may: bool, archive: bool) -> Finding:
+    """Judge whether the archive has room for the coming days."""
+    check = "postgres-partitions"
+    if not archive:
+        return ok(check, "delivered events are not archived")
+    if not may:
+        return warn(
+            check,
+            "the role does not own the archive, so a relay cannot add its daily partitions: everything goes to the "
+            "default partition, which is pruned row by row",
+            "run the relay as the owner of the schema, or make its role a member of the owner's",
+        )
+    wanted = [f"outbox_archive_{today + timedelta(days=ahead):%Y%m%d}" for ahead in range(DAYS_AHEAD_MIN + 1)]
+    if missing := [name for name in wanted if name not in names]:
+        text = f"not there yet: {', '.join(missing)}; no relay has done its upkeep lately"
+        return warn(check, text, "start a relay, or run: outrider db migrate")
+    if netted:
+        text = "the default partition holds rows that found no day; it is pruned row by row"
+        return warn(check, text, "nothing, if it shrinks with time; else keep a relay running")
+    return ok(check, "there, days ahead")

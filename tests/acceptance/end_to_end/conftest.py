@@ -1,0 +1,44 @@
+"""A business and a broker's place for each test of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from outrider.stores.sqlite import SqliteSchema
+from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
+from tests.acceptance.end_to_end.shop import PostgresShop, SqliteShop
+
+
+@pytest.fixture
+async def postgres_shop(postgres_url: str) -> AsyncIterator[PostgresShop]:
+    """A business on PostgreSQL."""
+    async with await PostgresShop.open(postgres_url) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def sqlite_shop(tmp_path: Path) -> AsyncIterator[SqliteShop]:
+    """A business on SQLite."""
+    path = tmp_path / "shop.db"
+    await SqliteSchema(path).migrate()
+    async with SqliteShop(path) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def kafka_post(kafka: str) -> AsyncIterator[KafkaPost]:
+    """A topic on the shared Kafka."""
+    post = KafkaPost(kafka)
+    yield post
+    await post.remove()
+
+
+@pytest.fixture
+async def rabbit_post(rabbitmq_url: str) -> AsyncIterator[RabbitPost]:
+    """An exchange and a queue on the shared RabbitMQ."""
+    post = RabbitPost(rabbitmq_url)
+    yield post
+    await post.remove()

@@ -1,0 +1,122 @@
+"""Brokers that go away while relay processes publish: nothing is lost, order is kept, and no attempt is spent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
+from outrider.testing.servers.rabbitmq import RabbitServer
+from tests.acceptance.end_to_end.crew import (
+    EMPTY,
+    PACE,
+    SMALL_STEPS,
+    STARTED,
+    delivered,
+    everything_arrived,
+    until,
+    until_told,
+)
+from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
+from tests.acceptance.end_to_end.shop import PostgresShop, deals
+from tests.chaos.relays import RelayProcess, relays
+
+pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(240)]
+
+BACKLOG = deals(10_000, 100)
+MORE = deals(2_000, 100, seed=8)
+OUTAGE_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[RabbitServer]:
+    """A private server that tests may break, if they mend it again."""
+    with RabbitServer() as server:
+        yield server
+
+
+@pytest.mark.kafka
+async def test_kafka_killed_and_restarted_during_a_drain_costs_nothing(
+    postgres_shop: PostgresShop, tmp_path: Path
+) -> None:
+    with KafkaServer() as server:
+        post = KafkaPost(server.bootstrap)
+        await postgres_shop.work(BACKLOG, post.topic)
+        async with relays(postgres_shop.url, post.url, tmp_path, 2, *SMALL_STEPS) as crew:
+            await until(postgres_shop, crew, *delivered(500))
+            await asyncio.to_thread(server.kill)
+            assert await postgres_shop.ask("SELECT count(*) FROM outbox") > 0
+            await postgres_shop.work(MORE, post.topic)
+            await until_told(tmp_path, crew, "breaker opened", 2)
+            assert await postgres_shop.charged() == 0
+            await asyncio.to_thread(server.start)
+            await until(postgres_shop, crew, *EMPTY)
+        await everything_arrived(postgres_shop, await post.ledger())
+
+
+@pytest.mark.kafka
+async def test_the_leader_of_three_brokers_killed_during_a_drain_costs_nothing(
+    postgres_shop: PostgresShop, tmp_path: Path
+) -> None:
+    with KafkaCluster(brokers=3, settings={"min.insync.replicas": "2"}) as cluster:
+        post = KafkaPost(cluster.bootstrap)
+        leader = cluster.leader(post.topic)
+        await postgres_shop.work(BACKLOG, post.topic)
+        async with relays(postgres_shop.url, post.url, tmp_path, 2, *SMALL_STEPS) as crew:
+            await until(postgres_shop, crew, *delivered(500))
+            await asyncio.to_thread(leader.kill)
+            assert await postgres_shop.ask("SELECT count(*) FROM outbox") > 0
+            await postgres_shop.work(MORE, post.topic)
+            await until(postgres_shop, crew, *EMPTY)
+        await everything_arrived(postgres_shop, await post.ledger())
+
+
+@pytest.mark.rabbitmq
+async def test_rabbitmq_stopped_for_half_a_minute_costs_nothing(
+    postgres_shop: PostgresShop, rabbit: RabbitServer, tmp_path: Path
+) -> None:
+    post = RabbitPost(rabbit.url)
+    await postgres_shop.work(BACKLOG, post.topic)
+    async with relays(postgres_shop.url, post.url, tmp_path, 2, *SMALL_STEPS) as crew:
+        await until(postgres_shop, crew, *delivered(500))
+        await asyncio.to_thread(rabbit.halt)
+        assert await postgres_shop.ask("SELECT count(*) FROM outbox") > 0
+        await _do_business_during_the_outage(postgres_shop, crew, post.topic)
+        await asyncio.to_thread(rabbit.start)
+        await until(postgres_shop, crew, *EMPTY)
+    await everything_arrived(postgres_shop, await post.ledger())
+
+
+async def _do_business_during_the_outage(shop: PostgresShop, crew: list[RelayProcess], topic: str) -> None:
+    """Let a real half minute pass; nobody is charged and no relay gives up at any time in it."""
+    clock = asyncio.get_running_loop()
+    begun, number = clock.time(), 0
+    while clock.time() < begun + OUTAGE_SECONDS:
+        number += 1
+        await shop.work(deals(100, 100, seed=number), topic)
+        assert await shop.charged() == 0
+        assert await shop.ask("SELECT count(*) FROM outbox_dead_letter") == 0
+        assert all(relay.running for relay in crew)
+        await asyncio.sleep(0.5)
+
+
+@pytest.mark.rabbitmq
+async def test_a_memory_alarm_costs_nothing(postgres_shop: PostgresShop, rabbit: RabbitServer, tmp_path: Path) -> None:
+    post = RabbitPost(rabbit.url)
+    async with relays(postgres_shop.url, post.url, tmp_path, 2, *PACE) as crew:
+        await until(postgres_shop, crew, *STARTED)
+        await postgres_shop.work(MORE, post.topic)
+        await until(postgres_shop, crew, *delivered(500))
+        await asyncio.to_thread(rabbit.memory_alarm, True)
+        try:
+            await postgres_shop.work(BACKLOG, post.topic)
+            await until_told(tmp_path, crew, "breaker opened", 4)
+            assert await postgres_shop.ask("SELECT count(*) FROM outbox") >= 10_000
+            assert await postgres_shop.charged() == 0
+        finally:
+            await asyncio.to_thread(rabbit.memory_alarm, False)
+        await until(postgres_shop, crew, *EMPTY)
+    await everything_arrived(postgres_shop, await post.ledger())

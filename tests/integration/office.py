@@ -1,0 +1,111 @@
+"""A relay at work in this process, and a watch on it that wakes a test whenever the relay has something to tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import outrider
+from outrider.broker import Broker
+from outrider.event import Event
+from outrider.observer import BreakerOpened, Buried, Fact, Passed, Retried
+from outrider.outbox.relay import Relay
+from outrider.outbox.settings import RelaySettings
+from outrider.outbox.stage import StagingRules
+from outrider.stores.memory import MemoryStore
+from outrider.testing import Notebook
+
+PATIENCE_SECONDS = 60.0
+PAYLOAD_BYTES_MAX = 4_000_000
+OUTBOX = outrider.Outbox(rules=StagingRules(payload_bytes_max=PAYLOAD_BYTES_MAX))
+SETTINGS = RelaySettings(breaker_seconds_base=0.1, breaker_seconds_max=0.5, poll_seconds_max=0.2, workers=2)
+
+
+class Watch(Notebook):
+    """A notebook that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = asyncio.Event()
+
+    def notice(self, fact: Fact) -> None:
+        """Write the fact down, and wake who waits."""
+        super().notice(fact)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def until(self, true: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for facts until it is true."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                news = self._news
+                if await true():
+                    return
+                await news.wait()
+
+
+@dataclass
+class Office:
+    """A relay at work, and those who stage for it."""
+
+    broker: Broker
+    settings: RelaySettings = SETTINGS
+    store: MemoryStore = field(default_factory=MemoryStore)
+    watch: Watch = field(default_factory=Watch)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Office]:
+        """Let the relay run for the block."""
+        relay = Relay(self.store, self.broker, self.settings, observer=self.watch)
+        running = asyncio.create_task(relay.run())
+        try:
+            yield self
+        finally:
+            relay.stop()
+            await running
+
+    async def stage(self, *events: Event) -> list[str]:
+        """Stage events; return their ids."""
+        async with self.store.transaction() as conn:
+            return [str(event_id) for event_id in await OUTBOX.stage(conn, *events)]
+
+    async def sent(self) -> int:
+        """Count what has been delivered."""
+        return (await self.store.desk.counts()).get("sent", 0)
+
+    async def until_sent(self, count: int, **others: int) -> None:
+        """Wait until so many have been delivered, and so many are in the other states named."""
+
+        async def settled() -> bool:
+            counts = await self.store.desk.counts()
+            return all(counts.get(state, 0) == wanted for state, wanted in {"sent": count, **others}.items())
+
+        await self.watch.until(settled)
+
+    async def until_noticed(self, kind: type[Fact], count: int = 1) -> None:
+        """Wait until so many facts of a kind were noticed."""
+
+        async def noticed() -> bool:
+            return len(self.watch.of(kind)) >= count
+
+        await self.watch.until(noticed)
+
+    async def until_confirmed(self, count: int) -> None:
+        """Wait until at least so many were confirmed."""
+
+        async def confirmed() -> bool:
+            return sum(fact.confirmed for fact in self.watch.of(Passed)) >= count
+
+        await self.watch.until(confirmed)
+
+    @property
+    def charged(self) -> list[Fact]:
+        """What an event was blamed for."""
+        return [*self.watch.of(Retried), *self.watch.of(Buried)]
+
+    @property
+    def down(self) -> set[str]:
+        """The destinations that were found to be down."""
+        return {fact.destination for fact in self.watch.of(BreakerOpened)}
