@@ -1,4 +1,4 @@
-"""Run the benchmarks: `make bench`, or `python -m bench --json`."""
+"""Run the benchmarks: `make bench`, or `python -m bench --only kafka,latency --json`."""
 
 from __future__ import annotations
 
@@ -6,72 +6,118 @@ import argparse
 import asyncio
 import json
 import sys
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cached_property
 
 from rich.console import Console
-from rich.table import Table
 
-from bench import staging, throughput
-from bench.load import Drain
-from outrider.testing.servers import PostgresServer
+from bench import brokers, latency, staging, targets, throughput
+from bench.report import Report
+from outrider.brokers.null import NullBroker
+from outrider.testing.servers import KafkaServer, PostgresServer, RabbitServer
 
-TARGET_RATIO = 10
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
 
 
+class Bench:
+    """The parts. Servers are started by the first part that needs them, and shared."""
+
+    def __init__(self, options: argparse.Namespace, servers: ExitStack) -> None:
+        self._options, self._servers = options, servers
+        self.report = Report()
+
+    @cached_property
+    def postgres(self) -> PostgresServer:
+        """PostgreSQL that waits for its disk."""
+        return self._servers.enter_context(PostgresServer(fsync=True, settings=SETTINGS))
+
+    @cached_property
+    def kafka_arena(self) -> brokers.Arena:
+        """Kafka, with the topic made."""
+        return brokers.kafka(self._servers.enter_context(KafkaServer()))
+
+    @cached_property
+    def rabbitmq_arena(self) -> brokers.Arena:
+        """RabbitMQ."""
+        return brokers.rabbitmq(self._servers.enter_context(RabbitServer()))
+
+    def throughput(self) -> None:
+        """A backlog to nowhere: the textbook design beside ours."""
+        drains = asyncio.run(throughput.run(self.postgres.url, self._options.events, self._options.seconds))
+        self.report.drains, self.report.ratios = drains, targets.textbook_ratios(drains)
+        self.report.verdicts.append(targets.against_textbook(self.report.ratios))
+
+    def staging(self) -> None:
+        """What staging adds to a transaction."""
+        self.report.costs = asyncio.run(staging.run(self.postgres.url, self._options.transactions))
+
+    def kafka(self) -> None:
+        """A backlog to Kafka."""
+        self._broker(self.kafka_arena, self._options.events)
+
+    def rabbitmq(self) -> None:
+        """A backlog to RabbitMQ, which takes fewer events in the same time."""
+        self._broker(self.rabbitmq_arena, self._options.events // 3)
+
+    def latency(self) -> None:
+        """From commit to confirm."""
+        options = self._options
+        kinds = {"none": NullBroker, "Kafka": self.kafka_arena.adapter, "RabbitMQ": self.rabbitmq_arena.adapter}
+        measuring = latency.run(self.postgres.url, kinds, per_second=options.rate, seconds=options.latency_seconds)
+        self.report.latencies = asyncio.run(measuring)
+
+    def _broker(self, arena: brokers.Arena, events: int) -> None:
+        options = self._options
+        measuring = brokers.run(arena, self.postgres, events=events, keys=options.keys, rounds=options.rounds)
+        scores = asyncio.run(measuring)
+        self.report.brokers.append((arena, scores))
+        self.report.verdicts.append(targets.against_rival(arena, scores))
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "throughput": Bench.throughput,
+    "staging": Bench.staging,
+    "kafka": Bench.kafka,
+    "rabbitmq": Bench.rabbitmq,
+    "latency": Bench.latency,
+}
+
+
 def main() -> int:
-    """Measure, print, and tell by the exit code whether the target was met."""
+    """Measure, print, and tell by the exit code whether every target was met."""
     options = _options()
-    with PostgresServer(fsync=True, settings=SETTINGS) as server:
-        drains = asyncio.run(throughput.run(server.url, options.events, options.seconds))
-        costs = asyncio.run(staging.run(server.url, options.transactions))
-    ratios = _ratios(drains)
+    with ExitStack() as servers:
+        bench = Bench(options, servers)
+        for name in options.only:
+            PARTS[name](bench)
     if options.json:
-        print(json.dumps({"drain": [_plain(d) for d in drains], "ratios": ratios, "staging": dict(costs)}))
+        print(json.dumps(bench.report.plain()))
     else:
-        _show(drains, ratios, costs)
-    return 0 if _met(ratios) else 1
+        bench.report.show(Console(file=sys.stdout))
+    return 0 if bench.report.met else 1
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--events", type=int, default=100_000, help="backlog of each drain")
-    parser.add_argument("--seconds", type=float, default=60, help="give up on a drain after this long")
+    parts = f"parts to run, with commas between: {', '.join(PARTS)}"
+    parser.add_argument("--only", type=_parts, default=tuple(PARTS), help=parts)
+    parser.add_argument("--events", type=int, default=100_000, help="backlog of each drain; a third of it for RabbitMQ")
+    parser.add_argument("--seconds", type=float, default=10, help="give up on a drain to nowhere after this long")
     parser.add_argument("--transactions", type=int, default=1_000, help="transactions of each kind in the staging part")
+    parser.add_argument("--keys", type=int, default=5_000, help="keys of the backlog for Kafka and RabbitMQ")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds for Kafka and RabbitMQ; the median counts")
+    parser.add_argument("--rate", type=float, default=200, help="events per second in the latency part")
+    parser.add_argument("--latency-seconds", type=float, default=4, help="how long each way is measured")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
 
-def _ratios(drains: list[Drain]) -> dict[str, float]:
-    """Every design over the textbook's, row by row, with nothing held open."""
-    ours = [drain for drain in drains if drain.held == "none"]
-    textbook = ours[0]
-    return {drain.design: round(drain.events_per_second / textbook.events_per_second, 1) for drain in ours}
-
-
-def _met(ratios: dict[str, float]) -> bool:
-    return all(ratio >= TARGET_RATIO for design, ratio in ratios.items() if design.startswith("outrider"))
-
-
-def _plain(drain: Drain) -> dict[str, Any]:
-    rates = {"events_per_second": round(drain.events_per_second), "wal_bytes": round(drain.wal_bytes_per_event)}
-    return {"design": drain.design, "held_open": drain.held, "events": drain.events, **rates}
-
-
-def _show(drains: list[Drain], ratios: dict[str, float], costs: list[staging.Cost]) -> None:
-    console = Console(file=sys.stdout)
-    table = Table("design", "held open meanwhile", "events", "events/s", "WAL bytes/event", "times textbook")
-    for drain in drains:
-        ratio = str(ratios.get(drain.design, "")) if drain.held == "none" else ""
-        rate, wal = f"{drain.events_per_second:,.0f}", f"{drain.wal_bytes_per_event:,.0f}"
-        table.add_row(drain.design, drain.held, f"{drain.events:,}", rate, wal, ratio)
-    console.print(table)
-    table = Table("transaction", "µs", "added µs")
-    for cost in costs:
-        table.add_row(cost.what, f"{cost.microseconds:,.0f}", f"{cost.microseconds - costs[0].microseconds:,.0f}")
-    console.print(table)
-    verdict = "met" if _met(ratios) else "MISSED"
-    console.print(f"target: outrider at least {TARGET_RATIO} times the textbook, row by row: {verdict}")
+def _parts(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part (valid: {', '.join(PARTS)})")
+    return names
 
 
 if __name__ == "__main__":

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from subprocess import DEVNULL, Popen
-from typing import Any
 
 import asyncpg
 
 from bench import textbook
 from bench.load import HELD, KEYS, PAYLOAD, Drain, Tally, holding, measure
+from bench.processes import relays
 from outrider import Relay
 from outrider.brokers.null import NullBroker
 from outrider.stores.postgres import PostgresSchema, PostgresStore
 
-PAUSE = "SELECT pg_sleep(0.1)"
 TEXTBOOK = {"textbook, row by row": textbook.row_by_row, "textbook, in batches": textbook.in_batches}
 OURS_LEFT = "SELECT count(*) FROM outrider.outbox"
 COLUMNS = f"'order.placed', 'order', 'k' || i % {KEYS}, 'orders', {PAYLOAD} FROM generate_series(1, $1::integer) AS i"
@@ -81,30 +76,7 @@ async def _processes(url: str, events: int, seconds_max: float, *, archive: bool
     """The same with two relay processes, as `outrider relay --processes 2` runs them."""
     name = f"outrider, {'archive' if archive else 'delete'}, 2 processes"
     await _fill(url, "TRUNCATE outrider.outbox", FILL_OURS, "outrider.outbox", 2 * events)
-    conn = await asyncpg.connect(url)
-    full = await conn.fetchval(OURS_LEFT)
-    with _relays(url, archive=archive):
+    async with relays(url, "null://", processes=2, archive=archive) as running:
         # Starting Python is not what is measured: begin at the first movement.
-        while await conn.fetchval(OURS_LEFT) == full:
-            await conn.execute(PAUSE)
-
-        async def drain() -> None:
-            while await conn.fetchval("SELECT EXISTS (SELECT FROM outrider.outbox)"):
-                await conn.execute(PAUSE)
-
-        try:
-            return await measure(url, name, "none", OURS_LEFT, drain, seconds_max=seconds_max)
-        finally:
-            await conn.close()
-
-
-@contextmanager
-def _relays(url: str, *, archive: bool) -> Iterator[Any]:
-    options = ["--processes", "2", *([] if archive else ["--no-archive"])]
-    command = [sys.executable, "-m", "outrider", "relay", "--store", url, "--broker", "null://", *options]
-    relays = Popen(command, stdout=DEVNULL, stderr=DEVNULL)
-    try:
-        yield
-    finally:
-        relays.terminate()
-        relays.wait(timeout=30)
+        left = 2 * events - await running.settled()
+        return await measure(url, name, "none", OURS_LEFT, lambda: running.settled(left), seconds_max=seconds_max)

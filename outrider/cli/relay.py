@@ -15,7 +15,7 @@ from outrider import app, config
 from outrider.cli import supervisor
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
-from outrider.cli.process import die_with_parent, on_stop_signals
+from outrider.cli.process import collecting_rarely, die_with_parent, on_stop_signals
 from outrider.cli.until_empty import stop_when_empty
 from outrider.config import Config
 from outrider.observer import Fact, Observers, Passed
@@ -88,7 +88,7 @@ async def run(chosen: Config, *, until_empty: bool) -> int:
     tally = Tally()
     relay = Relay(store, broker, chosen.relay, observer=Observers([app.log_observer(), tally]))
     try:
-        with on_stop_signals(relay.stop, give_up_seconds=chosen.relay.lease_seconds):
+        with on_stop_signals(relay.stop, give_up_seconds=chosen.relay.lease_seconds), collecting_rarely():
             async with stop_when_empty(store.desk, relay, enabled=until_empty):
                 await relay.run()
     finally:

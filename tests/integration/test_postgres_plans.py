@@ -88,6 +88,24 @@ async def test_a_million_archived_rows_do_not_touch_the_fetch_nor_the_look_up_of
     assert all(kind.startswith(("Index", "Bitmap")) for kind in archive.values())
 
 
+@pytest.mark.parametrize("verb", ["confirm_archive", "confirm_delete"])
+@pytest.mark.parametrize("rows", [1_000, 100_000])
+async def test_a_settle_looks_its_events_up_once_and_not_once_per_lane(
+    store: PostgresStore, conn: Any, verb: str, rows: int
+) -> None:
+    await conn.execute(FILL, rows, "pending")
+    await conn.execute("ANALYZE outrider.outbox")
+    await store.beat("relay", 600, joining=True)
+    lease = await store.claim("relay", range(store.lanes * 3))
+    fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, 60))
+    for batch in (50, 1_500):
+        ids = [event.event_id for event in fetched.events[:batch]]
+        epochs = list(lease.epochs), list(lease.epochs.values())
+        nodes = _nodes(await _plan(conn, store.sql[verb], "relay", *epochs, ids))
+        scans = [node for node in nodes if node.get("Relation Name") == "outbox" and "Scan" in node["Node Type"]]
+        assert [scan["Actual Loops"] for scan in scans] == [1]
+
+
 async def test_a_drain_reads_the_waiting_index_among_200_000_parked_rows(store: PostgresStore, conn: Any) -> None:
     await conn.execute(FILL, 200_000, "parked")
     lane = lane_of("k1", 5, store.lanes)

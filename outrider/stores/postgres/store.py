@@ -101,7 +101,8 @@ class PostgresStore:
 
     async def settle_hold(self, hold: Hold, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         verb = "confirm_hold_archive" if self.archive else "confirm_hold_delete"
-        async with self.database.transaction() as conn:
+        # Nearly always everything was confirmed, and one statement needs no transaction around it.
+        async with self.database.transaction() if yielded else self.database.statement() as conn:
             if confirmed:
                 await conn.execute(self.sql[verb], hold.owner, list(confirmed))
             if yielded:

@@ -20,7 +20,7 @@ from outrider.event import Event
 from outrider.outbox.stage import StagingRules
 
 OUTBOX = outrider.Outbox(rules=StagingRules(payload_bytes_max=4_000_000))
-PURCHASES = "CREATE TABLE purchase (event_id text PRIMARY KEY, key text NOT NULL)"
+PURCHASES = "CREATE TABLE IF NOT EXISTS purchase (event_id text PRIMARY KEY, key text NOT NULL)"
 
 
 @dataclass(frozen=True, slots=True)

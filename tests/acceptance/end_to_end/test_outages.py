@@ -1,4 +1,4 @@
-"""Brokers that go away while relay processes publish: nothing is lost, order is kept, and no attempt is spent."""
+"""Servers that go away while relay processes publish: nothing is lost, order is kept, and no attempt is spent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from outrider.stores.postgres import PostgresSchema
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
+from outrider.testing.servers.postgres import PostgresServer
 from outrider.testing.servers.rabbitmq import RabbitServer
 from tests.acceptance.end_to_end.crew import (
     EMPTY,
@@ -22,7 +24,7 @@ from tests.acceptance.end_to_end.crew import (
 )
 from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, deals
-from tests.chaos.relays import RelayProcess, relays
+from tests.chaos.relays import QUICK, RelayProcess, relays
 
 pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(240)]
 
@@ -120,3 +122,24 @@ async def test_a_memory_alarm_costs_nothing(postgres_shop: PostgresShop, rabbit:
             await asyncio.to_thread(rabbit.memory_alarm, False)
         await until(postgres_shop, crew, *EMPTY)
     await everything_arrived(postgres_shop, await post.ledger())
+
+
+@pytest.mark.kafka
+async def test_postgresql_killed_and_restarted_during_a_drain_costs_nothing(
+    kafka_post: KafkaPost, tmp_path: Path
+) -> None:
+    with PostgresServer() as server:
+        await PostgresSchema(server.url).migrate()
+        async with await PostgresShop.open(server.url) as shop:
+            await shop.work(BACKLOG, kafka_post.topic)
+        # What a crash leaves undecided costs a relay its lease, so a short one ends the test sooner.
+        async with relays(server.url, kafka_post.url, tmp_path, 2, *SMALL_STEPS, *QUICK) as crew:
+            async with await PostgresShop.open(server.url) as shop:
+                await until(shop, crew, *delivered(500))
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            async with await PostgresShop.open(server.url) as shop:
+                assert await shop.ask("SELECT count(*) FROM outbox") > 0
+                await shop.work(MORE, kafka_post.topic)
+                await until(shop, crew, *EMPTY)
+                await everything_arrived(shop, await kafka_post.ledger())

@@ -1,11 +1,12 @@
 -- Writing outcomes. Every write is fenced by lane and guarded by the state it comes from.
 
 -- name: confirm_archive
--- The common case in one statement.
+-- The common case in one statement. The lanes are an array, not a join: the planner takes them for one, and would look
+-- every event up again for each of them.
 -- Indexes: outbox_lane_pkey, outbox_pkey.
 WITH {fence}, gone AS (
     DELETE FROM {schema}.outbox AS o
-    WHERE o.event_id = ANY ($4::uuid[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
+    WHERE o.event_id = ANY ($4::uuid[]) AND o.lane = ANY (ARRAY(SELECT lane FROM l)) AND o.state IN ({confirm_guard})
     RETURNING o.*
 )
 INSERT INTO {schema}.outbox_archive ({archive_columns})
@@ -15,7 +16,7 @@ SELECT {gone_columns} FROM gone AS o
 -- The same, where nothing is kept.
 WITH {fence}
 DELETE FROM {schema}.outbox AS o
-WHERE o.event_id = ANY ($4::uuid[]) AND o.lane IN (SELECT lane FROM l) AND o.state IN ({confirm_guard})
+WHERE o.event_id = ANY ($4::uuid[]) AND o.lane = ANY (ARRAY(SELECT lane FROM l)) AND o.state IN ({confirm_guard})
 
 -- name: retry
 -- A spent attempt. Lanes are locked by lock_lanes, here and below.
@@ -110,6 +111,7 @@ SELECT {gone_columns} FROM gone AS o
 -- name: confirm_hold_delete
 DELETE FROM {schema}.outbox AS o
 WHERE o.event_id = ANY ($2::uuid[]) AND {held} AND o.held_by = $1
+    AND set_config('synchronous_commit', 'off', true) = 'off'
 
 -- name: yield_hold
 -- What a writer leaves to the relay.

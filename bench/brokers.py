@@ -1,0 +1,189 @@
+"""PostgreSQL to a broker, beside the client of that broker publishing the same messages from memory.
+
+Every round measures all contenders one after another, so that all see the same machine; the median round counts. The
+relay is the command that people run. What starting takes is not measured, for anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Self
+
+import aio_pika
+
+from bench import backlog, clients
+from bench.processes import Watch, relays
+from outrider.broker import Broker
+from outrider.brokers.kafka import KafkaBroker
+from outrider.brokers.rabbitmq import RabbitBroker
+from outrider.event import Message
+from outrider.testing.servers import KafkaServer, PostgresServer, RabbitServer, Server
+
+PARTITIONS = 6
+EXCHANGE, QUEUE = "outrider", "bench"
+WARM_EVENTS = 20_000
+FEW_KEYS = 500
+RELAY = "relay, 1 process"
+DRAIN_SECONDS_MAX = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A broker, the client that people would use without us, and how much faster or slower we may be."""
+
+    name: str
+    rival: str
+    target: float
+    server: Server
+    relay_url: str
+    adapter: Callable[[], Broker]
+    client: Callable[[Sequence[Message]], AbstractAsyncContextManager[clients.Publish]]
+    reset: Callable[[], Awaitable[None]]
+    client_share: int = 1
+    """The rival publishes one part in so many of the backlog, if the whole would take too long."""
+    few_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One measurement: events, seconds, and the processor seconds of each who took part."""
+
+    what: str
+    events: int
+    seconds: float
+    cpu_seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, what: str, events: int, watch: Watch) -> Self:
+        """Make a score of what was watched."""
+        return cls(what, events, watch.seconds, watch.cpu_seconds)
+
+    @property
+    def events_per_second(self) -> float:
+        """Return the rate."""
+        return self.events / self.seconds
+
+    def cpu_microseconds(self, who: str) -> float | None:
+        """Return what an event cost somebody."""
+        return None if who not in self.cpu_seconds else self.cpu_seconds[who] / self.events * 1e6
+
+
+def kafka(server: KafkaServer) -> Arena:
+    """Kafka, against librdkafka itself."""
+    server.create_topic(backlog.TOPIC, partitions=PARTITIONS)
+
+    async def reset() -> None:
+        """A log does not mind what is in it already."""
+
+    return Arena(
+        name="Kafka",
+        rival="librdkafka",
+        target=0.5,
+        server=server,
+        relay_url=server.url,
+        adapter=lambda: KafkaBroker(server.bootstrap),
+        client=lambda messages: clients.librdkafka(server.bootstrap, messages),
+        reset=reset,
+    )
+
+
+def rabbitmq(server: RabbitServer) -> Arena:
+    """RabbitMQ, a quorum queue behind a topic exchange, against aio-pika."""
+    url = f"{server.url}?declare={QUEUE}"
+
+    async def reset() -> None:
+        connection = await aio_pika.connect(server.url)
+        await (await connection.channel()).queue_delete(QUEUE)
+        await connection.close()
+        declaring = RabbitBroker(url)
+        await declaring.start()
+        await declaring.close()
+
+    return Arena(
+        name="RabbitMQ",
+        rival="aio-pika",
+        target=3.0,
+        server=server,
+        relay_url=url,
+        adapter=lambda: RabbitBroker(url),
+        client=lambda messages: clients.pika(server.url, EXCHANGE, messages),
+        reset=reset,
+        client_share=4,
+        few_keys=True,
+    )
+
+
+async def run(arena: Arena, postgres: PostgresServer, *, events: int, keys: int, rounds: int) -> list[Score]:
+    """Measure every contender in every round; return each one's median."""
+    await backlog.prepare(postgres.url, events)
+    await backlog.fill(postgres.url, events, keys)
+    messages = await backlog.messages(postgres.url, events)
+    # They live as long as the measurements; looking at them over and over would be charged to whoever is measured.
+    gc.freeze()
+    field = Field(arena, postgres, messages, keys)
+    await field.warm_up()
+    played = [await field.round() for _ in range(rounds)]
+    gc.unfreeze()
+    return [_median(column) for column in zip(*played, strict=True)]
+
+
+def _median(scores: Sequence[Score]) -> Score:
+    middle = median_low(score.events_per_second for score in scores)
+    return next(score for score in scores if score.events_per_second == middle)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where the rounds are played."""
+
+    arena: Arena
+    postgres: PostgresServer
+    messages: list[Message]
+    keys: int
+
+    async def warm_up(self) -> None:
+        """Let the broker find its feet: a Java machine compiles what it runs often."""
+        await self.arena.reset()
+        async with clients.adapter(self.arena.adapter(), self.messages[:WARM_EVENTS]) as publish:
+            await publish()
+
+    async def round(self) -> list[Score]:
+        """Measure each contender once."""
+        arena = self.arena
+        some = self.messages[: len(self.messages) // arena.client_share]
+        scores = [
+            await self._from_memory(f"{arena.rival}, from memory", arena.client(some), len(some)),
+            await self._from_memory(
+                "our adapter, from memory", clients.adapter(arena.adapter(), self.messages), len(self.messages)
+            ),
+            await self._relayed(RELAY),
+            await self._relayed("relay, 2 processes", processes=2),
+            await self._relayed("relay, 1 process, --no-archive", archive=False),
+        ]
+        if arena.few_keys:
+            scores.append(await self._relayed(f"relay, 1 process, {FEW_KEYS} keys", keys=FEW_KEYS))
+        return scores
+
+    async def _from_memory(self, what: str, client: AbstractAsyncContextManager[clients.Publish], events: int) -> Score:
+        await self.arena.reset()
+        async with client as publish:
+            with Watch({"client": os.getpid(), "broker": self.arena.server.pid}) as watch:
+                await publish()
+        return Score.of(what, events, watch)
+
+    async def _relayed(self, what: str, *, processes: int = 1, archive: bool = True, keys: int | None = None) -> Score:
+        await self.arena.reset()
+        await backlog.fill(self.postgres.url, len(self.messages), keys or self.keys)
+        starting = relays(self.postgres.url, self.arena.relay_url, processes=processes, archive=archive)
+        async with starting as running, asyncio.timeout(DRAIN_SECONDS_MAX):
+            left = len(self.messages) - await running.settled()
+            pids = {"client": running.pid, "database": self.postgres.pid, "broker": self.arena.server.pid}
+            with Watch(pids) as watch:
+                await running.settled(left)
+        return Score.of(what, left, watch)

@@ -1,0 +1,126 @@
+"""The results, for people and as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.brokers import Arena, Score
+from bench.latency import Latency
+from bench.load import Drain
+from bench.staging import Cost
+from bench.targets import Verdict
+
+CLIENTS = ("asyncpg", "confluent-kafka", "aio-pika")
+WHO = {"client": "client", "database": "PostgreSQL", "broker": "broker"}
+
+
+@dataclass(slots=True)
+class Report:
+    """What was measured, part by part."""
+
+    drains: list[Drain] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
+    costs: list[Cost] = field(default_factory=list)
+    brokers: list[tuple[Arena, list[Score]]] = field(default_factory=list)
+    latencies: list[Latency] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def met(self) -> bool:
+        """Tell whether every target was met."""
+        return all(verdict.met for verdict in self.verdicts)
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        return {
+            "machine": machine(),
+            "drain": [_plain_drain(drain) for drain in self.drains],
+            "ratios": self.ratios,
+            "staging": dict(self.costs),
+            "brokers": {
+                arena.name.lower(): [_plain_score(score) for score in scores] for arena, scores in self.brokers
+            },
+            "latency": [_plain_latency(latency) for latency in self.latencies],
+            "targets": [{**verdict._asdict(), "met": verdict.met} for verdict in self.verdicts],
+        }
+
+    def show(self, console: Console) -> None:
+        """Print tables, and the verdicts last."""
+        tables = [
+            *([_drain_table(self.drains, self.ratios)] if self.drains else []),
+            *([_cost_table(self.costs)] if self.costs else []),
+            *(_score_table(arena, scores) for arena, scores in self.brokers),
+            *([_latency_table(self.latencies)] if self.latencies else []),
+        ]
+        for table in tables:
+            console.print(table)
+        for verdict in self.verdicts:
+            console.print(str(verdict), highlight=False)
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in CLIENTS},
+    }
+
+
+def _drain_table(drains: Sequence[Drain], ratios: dict[str, float]) -> Table:
+    table = Table("design", "held open meanwhile", "events", "events/s", "WAL bytes/event", "times textbook")
+    for drain in drains:
+        ratio = str(ratios.get(drain.design, "")) if drain.held == "none" else ""
+        rate, wal = f"{drain.events_per_second:,.0f}", f"{drain.wal_bytes_per_event:,.0f}"
+        table.add_row(drain.design, drain.held, f"{drain.events:,}", rate, wal, ratio)
+    return table
+
+
+def _cost_table(costs: Sequence[Cost]) -> Table:
+    table = Table("transaction", "µs", "added µs")
+    for cost in costs:
+        table.add_row(cost.what, f"{cost.microseconds:,.0f}", f"{cost.microseconds - costs[0].microseconds:,.0f}")
+    return table
+
+
+def _score_table(arena: Arena, scores: Sequence[Score]) -> Table:
+    table = Table(f"to {arena.name}", "events/s", f"times {arena.rival}", *(f"CPU µs, {who}" for who in WHO.values()))
+    for score in scores:
+        ratio = score.events_per_second / scores[0].events_per_second
+        costs = (score.cpu_microseconds(who) for who in WHO)
+        spent = ("" if cost is None else f"{cost:,.1f}" for cost in costs)
+        table.add_row(score.what, f"{score.events_per_second:,.0f}", f"{ratio:.2f}", *spent)
+    return table
+
+
+def _latency_table(latencies: Sequence[Latency]) -> Table:
+    table = Table("commit to confirm", "broker", "p50 ms", "p99 ms")
+    for latency in latencies:
+        table.add_row(
+            latency.way, latency.broker, f"{latency.p50_milliseconds:,.1f}", f"{latency.p99_milliseconds:,.1f}"
+        )
+    return table
+
+
+def _plain_drain(drain: Drain) -> dict[str, Any]:
+    rates = {"events_per_second": round(drain.events_per_second), "wal_bytes": round(drain.wal_bytes_per_event)}
+    return {"design": drain.design, "held_open": drain.held, "events": drain.events, **rates}
+
+
+def _plain_score(score: Score) -> dict[str, Any]:
+    costs = {who: round(cost, 1) for who in WHO if (cost := score.cpu_microseconds(who)) is not None}
+    rate = round(score.events_per_second)
+    return {"what": score.what, "events": score.events, "events_per_second": rate, "cpu_microseconds": costs}
+
+
+def _plain_latency(latency: Latency) -> dict[str, Any]:
+    facts = latency._asdict()
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in facts.items()}

@@ -1,0 +1,47 @@
+"""What the figures are held against. A target is a ratio within one run, never a figure of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.brokers import RELAY, Arena, Score
+from bench.load import Drain
+
+TEXTBOOK_RATIO = 10
+
+
+class Verdict(NamedTuple):
+    """A target, and whether it was met."""
+
+    target: str
+    wanted: float
+    found: float
+
+    @property
+    def met(self) -> bool:
+        """Tell whether it was met."""
+        return self.found >= self.wanted
+
+    def __str__(self) -> str:
+        return f"target: {self.target}: {'met' if self.met else 'MISSED'} ({self.found:.2f})"
+
+
+def textbook_ratios(drains: Sequence[Drain]) -> dict[str, float]:
+    """Every design over the textbook's, row by row, with nothing held open."""
+    ours = [drain for drain in drains if drain.held == "none"]
+    textbook = ours[0]
+    return {drain.design: round(drain.events_per_second / textbook.events_per_second, 1) for drain in ours}
+
+
+def against_textbook(ratios: dict[str, float]) -> Verdict:
+    """Every variant of ours must meet it."""
+    worst = min(ratio for design, ratio in ratios.items() if design.startswith("outrider"))
+    return Verdict(f"outrider at least {TEXTBOOK_RATIO} times the textbook, row by row", TEXTBOOK_RATIO, worst)
+
+
+def against_rival(arena: Arena, scores: Sequence[Score]) -> Verdict:
+    """One relay process, as it comes, over the broker's own client."""
+    [relay] = [score for score in scores if score.what == RELAY]
+    found = relay.events_per_second / scores[0].events_per_second
+    return Verdict(f"one relay to {arena.name} at least {arena.target:g} times {arena.rival}", arena.target, found)
