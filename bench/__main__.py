@@ -103,12 +103,12 @@ def _options() -> argparse.Namespace:
     parts = f"parts to run, with commas between: {', '.join(PARTS)}"
     parser.add_argument("--only", type=_parts, default=tuple(PARTS), help=parts)
     parser.add_argument("--events", type=int, default=100_000, help="backlog of each drain; a third of it for RabbitMQ")
-    parser.add_argument("--seconds", type=float, default=10, help="give up on a drain to nowhere after this long")
+    parser.add_argument("--seconds", type=float, default=5, help="give up on a drain to nowhere after this long")
     parser.add_argument("--transactions", type=int, default=1_000, help="transactions of each kind in the staging part")
     parser.add_argument("--keys", type=int, default=5_000, help="keys of the backlog for Kafka and RabbitMQ")
     parser.add_argument("--rounds", type=int, default=3, help="rounds for Kafka and RabbitMQ; the median counts")
     parser.add_argument("--rate", type=float, default=200, help="events per second in the latency part")
-    parser.add_argument("--latency-seconds", type=float, default=4, help="how long each way is measured")
+    parser.add_argument("--latency-seconds", type=float, default=3, help="how long each way is measured")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 

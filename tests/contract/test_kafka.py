@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from outrider.app import open_broker
 from outrider.brokers.kafka import KafkaBroker
+from outrider.brokers.kafka.session import FEW
 from outrider.brokers.kafka.verdicts import Failure, in_order, judge
 from outrider.errors import BadSetting, Misuse, Transient, Unreachable
 from outrider.event import Message
@@ -189,12 +190,13 @@ async def test_what_kafka_finds_too_large_is_rejected_only_when_it_went_alone(
     assert "3" not in [m.headers["n"] for m in read(bootstrap, small)]
 
 
-async def test_nothing_goes_out_behind_a_message_that_kafka_rejects(bootstrap: str) -> None:
+@pytest.mark.parametrize("count", [FEW // 2, FEW * 4], ids=["few", "many"])
+async def test_nothing_goes_out_behind_a_message_that_kafka_rejects(bootstrap: str, count: int) -> None:
     """One message per batch, so the later ones are on their way already when Kafka rejects the second."""
     small = make_topic(bootstrap, partitions=1, max_message_bytes="5000")
     broker = KafkaBroker(bootstrap, {"batch.num.messages": "1", "compression.type": "none"})
     await broker.start()
-    sent = [message(n, topic=small, body=b"x" * (9000 if n == 2 else 10)) for n in range(1, 30)]
+    sent = [message(n, topic=small, body=b"x" * (9000 if n == 2 else 10)) for n in range(1, count)]
     verdicts = await broker.publish(sent)
     assert verdicts[0] == CONFIRMED
     assert not any(isinstance(verdict, Confirmed) for verdict in verdicts[1:])

@@ -70,6 +70,22 @@ class TestFrames:
         assert properties.timestamp.isoformat() == headers["created_at"]
         assert getattr(body, "value", None) == sent.body
 
+    @pytest.mark.parametrize("name", ["a", "n" * 127, "n" * 128, "naïve"])
+    @pytest.mark.parametrize("value", ["", "v" * 127, "v" * 128, "v" * 3000, "☂", "☂" * 127, "\0\n"])
+    def test_headers_of_every_length_and_alphabet_are_read_back(self, name: str, value: str) -> None:
+        headers = {"key": "A", name: value, "event_type": "order.placed"}
+        _, content, _ = unmarshal(encode(message(1)._replace(headers=headers), 1, "", "k", 8192))
+        assert cast(header.ContentHeader, content).properties.headers == headers
+
+    @pytest.mark.parametrize("fraction", ["", ".000001", ".999999"])
+    def test_the_timestamp_is_the_second_in_which_the_event_was_made(self, fraction: str) -> None:
+        for second in ("2026-01-02T03:04:05", "2026-01-02T03:04:06", "2099-12-31T23:59:59"):
+            headers = {"created_at": f"{second}{fraction}+00:00"}
+            _, content, _ = unmarshal(encode(message(1)._replace(headers=headers), 1, "", "k", 4096))
+            timestamp = cast(header.ContentHeader, content).properties.timestamp
+            assert timestamp is not None
+            assert timestamp.isoformat() == f"{second}+00:00"
+
     def test_a_body_is_split_where_a_frame_is_full(self) -> None:
         body = bytes(range(256)) * 50
         frames = unmarshal(encode(message(1, body=body), 1, "", "orders", 4096))

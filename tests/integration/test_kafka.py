@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from outrider.brokers.kafka import KafkaBroker
+from outrider.brokers.kafka.session import FEW
 from outrider.errors import Transient
 from outrider.event import Event, Message
 from outrider.observer import BreakerOpened, Buried, Retried
@@ -113,23 +114,24 @@ async def test_an_oversize_message_is_not_sent_and_the_others_are(server: KafkaS
     assert [*verdicts[:50], *verdicts[51:]] == [CONFIRMED] * 100
 
 
-async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(server: KafkaServer) -> None:
+@pytest.mark.parametrize("count", [FEW // 5, FEW * 2], ids=["few", "many"])
+async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(server: KafkaServer, count: int) -> None:
     topic = make_topic(server.bootstrap, partitions=1)
     # Neither publish would end by itself before the test does.
     broker = KafkaBroker(server.bootstrap, publish_seconds=2 * PATIENCE_SECONDS)
     assert await broker.publish([message(0, topic=topic)]) == [CONFIRMED]
     with paused(server):
-        neighbour = asyncio.create_task(broker.publish([message(n, topic=topic, key="B") for n in range(10)]))
+        neighbour = asyncio.create_task(broker.publish([message(n, topic=topic, key="B") for n in range(count)]))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await broker.publish([message(n, topic=topic) for n in range(1, 11)])
+                await broker.publish([message(n, topic=topic) for n in range(1, count + 1)])
         # The neighbour's messages were purged as well, and it hears of it without waiting for its own time.
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert {type(verdict) for verdict in await neighbour} == {Unresolved}
-    again = [message(n, topic=topic) for n in range(1, 11)]
-    assert await broker.publish(again) == [CONFIRMED] * 10
+    again = [message(n, topic=topic) for n in range(1, count + 1)]
+    assert await broker.publish(again) == [CONFIRMED] * count
     await broker.close()
-    assert numbers(read(server.bootstrap, topic)) == list(range(11))
+    assert numbers(read(server.bootstrap, topic)) == list(range(count + 1))
 
 
 async def test_callers_that_give_up_at_random_never_reorder_a_stream(server: KafkaServer, broker: KafkaBroker) -> None:

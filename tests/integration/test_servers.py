@@ -38,6 +38,7 @@ from outrider.testing.servers.kafka import create_topic
 from outrider.testing.servers.mongo import find_program as find_mongo
 from outrider.testing.servers.pgbouncer import find_program as find_pgbouncer
 from outrider.testing.servers.postgres import find_programs as find_postgres
+from outrider.testing.servers.processes import children_of
 
 SILENCE_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0
@@ -145,6 +146,28 @@ async def test_a_server_survives_a_crash_freezes_and_thaws_and_leaves_nothing(ki
         home = server.home
         await asyncio.to_thread(server.stop)
         assert not home.exists()
+
+
+@pytest.mark.postgres
+async def test_nothing_of_a_killed_server_is_left_when_the_kill_returns() -> None:
+    with PostgresServer() as server:
+        for _ in range(5):
+            clients = [await asyncpg.connect(server.url) for _ in range(20)]
+            crowd = [server.pid, *children_of(server.pid)]
+            assert len(crowd) > 20
+            server.kill()
+            assert [pid for pid in crowd if _lives(pid)] == []
+            for client in clients:
+                client.terminate()
+            await asyncio.to_thread(server.start)
+
+
+def _lives(pid: int) -> bool:
+    """Tell whether a process runs; one that only waits for its parent to notice its end does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def _read_within(seconds: float, kind: Kind, server: Server) -> str:

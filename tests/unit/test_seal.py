@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -34,6 +35,13 @@ def test_the_traceparent_is_valid_and_agrees_with_the_trace_id(headers: dict[str
     found = sealed(headers).headers
     assert TRACEPARENT.fullmatch(found["traceparent"])
     assert found["traceparent"].split("-")[1] == found["trace_id"]
+
+
+@pytest.mark.parametrize("microsecond", [0, 1, 999, 1000, 123_456, 999_999])
+@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=5, minutes=30))])
+def test_the_time_is_written_as_python_writes_it(microsecond: int, zone: timezone) -> None:
+    for at in (datetime(1900, 1, 2, 3, 4, 5, microsecond, zone), datetime(8999, 12, 31, 23, 59, 59, microsecond, zone)):
+        assert sealed(created_at=at).headers["created_at"] == at.isoformat()
 
 
 def test_a_second_publish_carries_the_same_message() -> None:

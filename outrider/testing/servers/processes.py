@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,22 @@ def children_of(parent: int) -> list[int]:
             if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
                 found.append(int(stat.parent.name))
     return found
+
+
+def kill_all(pids: Sequence[int], seconds: float) -> None:
+    """Kill processes, and wait until none of them holds anything that their successors need: a port, shared memory."""
+    handles: list[int] = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    for pid in pids:
+        send(pid, signal.SIGKILL)
+    for handle in handles:
+        # Most are not our children but the server's, so they cannot be waited for in the ordinary way.
+        end = select.poll()
+        end.register(handle, select.POLLIN)
+        end.poll(seconds * 1000)
+        os.close(handle)
 
 
 def send(pid: int, number: signal.Signals) -> None:

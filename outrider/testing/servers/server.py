@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Self
 
-from outrider.testing.servers.processes import children_of, send, spawn
+from outrider.testing.servers.processes import children_of, kill_all, send, spawn
 
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 30.0
@@ -141,8 +141,7 @@ class Server(ABC):
         if self._process is None:
             return
         if self._process.poll() is None:
-            for pid in self._freeze():
-                send(pid, signal.SIGKILL)
+            kill_all(self._freeze(), STOP_SECONDS_MAX)
         self._process.wait()
         self._process = None
         self.resume()
