@@ -43,16 +43,16 @@ ON CONFLICT (lane, topic, key) DO NOTHING
 -- Old rows that fell into the default partition, a bounded step.
 DELETE FROM {schema}.outbox_archive_default WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {schema}.outbox_archive_default
-    WHERE sent_at < {schema}.outbox_clock() - $1 * interval '1 day' LIMIT $2))
+    WHERE sent_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') LIMIT $2))
 
 -- name: prune_dead_letters
 -- A held dead letter is all that lets its stream go on, so it stays until a person acts. Index: outbox_dead_letter_age.
 DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
     SELECT event_id FROM {schema}.outbox_dead_letter
-    WHERE buried_at < {schema}.outbox_clock() - $1 * interval '1 day' AND policy <> 'hold' LIMIT $2))
+    WHERE buried_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'hold' LIMIT $2))
 
 -- name: prune_operations
 -- Index: outbox_operation_age.
 DELETE FROM {schema}.outbox_operation WHERE id = ANY (ARRAY(
     SELECT id FROM {schema}.outbox_operation
-    WHERE at < {schema}.outbox_clock() - $1 * interval '1 day' LIMIT $2))
+    WHERE at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') LIMIT $2))
