@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from outrider.testing.servers.kafka import create_topic, delete_topics
 
 ANSWER_SECONDS_MAX = 30.0
+READ_SECONDS_MAX = 90.0
 PARTITIONS = 4
 END = "the end"
 
@@ -155,6 +156,7 @@ async def read_queue(channel: aio_pika.abc.AbstractChannel, name: str) -> list[A
     queue = await channel.get_queue(name)
     await channel.default_exchange.publish(aio_pika.Message(b"", message_id=END), routing_key=name)
     await queue.consume(take, no_ack=True)
-    async with asyncio.timeout(ANSWER_SECONDS_MAX):
+    # Tens of thousands of messages, one by one, by a client that is not in a hurry.
+    async with asyncio.timeout(READ_SECONDS_MAX):
         await ended.wait()
     return found
