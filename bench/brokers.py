@@ -69,9 +69,11 @@ class Score:
         """Return the rate."""
         return self.events / self.seconds
 
-    def cpu_microseconds(self, who: str) -> float | None:
-        """Return what an event cost somebody."""
-        return None if who not in self.cpu_seconds else self.cpu_seconds[who] / self.events * 1e6
+    @property
+    def cpu_microseconds(self) -> dict[str, float]:
+        """Return what an event cost everybody, and all together."""
+        spent = {**self.cpu_seconds, "all": sum(self.cpu_seconds.values())}
+        return {who: seconds / self.events * 1e6 for who, seconds in spent.items()}
 
 
 def kafka(server: KafkaServer) -> Arena:

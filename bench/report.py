@@ -19,7 +19,7 @@ from bench.staging import Cost
 from bench.targets import Verdict
 
 CLIENTS = ("asyncpg", "confluent-kafka", "aio-pika")
-WHO = {"client": "client", "database": "PostgreSQL", "broker": "broker"}
+WHO = ("client", "database", "broker", "all")
 
 
 @dataclass(slots=True)
@@ -92,11 +92,11 @@ def _cost_table(costs: Sequence[Cost]) -> Table:
 
 
 def _score_table(arena: Arena, scores: Sequence[Score]) -> Table:
-    table = Table(f"to {arena.name}", "events/s", f"times {arena.rival}", *(f"CPU µs, {who}" for who in WHO.values()))
+    table = Table(f"to {arena.name}", "events/s", f"times {arena.rival}", *(f"CPU µs {who}" for who in WHO))
     for score in scores:
         ratio = score.events_per_second / scores[0].events_per_second
-        costs = (score.cpu_microseconds(who) for who in WHO)
-        spent = ("" if cost is None else f"{cost:,.1f}" for cost in costs)
+        costs = score.cpu_microseconds
+        spent = (f"{costs[who]:,.1f}" if who in costs else "" for who in WHO)
         table.add_row(score.what, f"{score.events_per_second:,.0f}", f"{ratio:.2f}", *spent)
     return table
 
@@ -116,7 +116,7 @@ def _plain_drain(drain: Drain) -> dict[str, Any]:
 
 
 def _plain_score(score: Score) -> dict[str, Any]:
-    costs = {who: round(cost, 1) for who in WHO if (cost := score.cpu_microseconds(who)) is not None}
+    costs = {who: round(cost, 1) for who, cost in score.cpu_microseconds.items()}
     rate = round(score.events_per_second)
     return {"what": score.what, "events": score.events, "events_per_second": rate, "cpu_microseconds": costs}
 
