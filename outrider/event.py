@@ -20,6 +20,12 @@ from outrider.backoff import RetryPolicy
 BANDS = 3
 """Priority bands, most urgent first: high, normal, low."""
 
+BAND_NAMES = ("high", "normal", "low")
+"""The bands as they are named on the wire."""
+
+GAPLESS = {"gapless": "true"}
+"""The header of an event that was numbered by us: a number that is missing in its stream means an event is missing."""
+
 SKIPPED_TYPE = "outrider.skipped"
 """The type of the marker published in the place of an event that was skipped."""
 

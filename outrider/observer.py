@@ -164,6 +164,124 @@ class OptimisticSent(Fact):
     level: ClassVar[str] = "debug"
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerStarted(Fact):
+    """A consumer has begun to receive."""
+
+    consumer: str
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStopped(Fact):
+    """A consumer has stopped; what it had under way is committed and acked, or will be delivered again."""
+
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handled(Fact):
+    """A consumer's transaction has committed: what became of its messages."""
+
+    consumer: str
+    applied: int
+    duplicates: int
+    dropped: int
+    waiting: int
+    seconds: float
+
+    level: ClassVar[str] = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRetried(Fact):
+    """A handler failed and left no trace; the event is due again after the delay, and its key waits for it."""
+
+    consumer: str
+    event_id: UUID
+    topic: str
+    event_type: str
+    attempt: int
+    delay_seconds: float
+    error: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerBuried(Fact):
+    """An event went to a consumer's dead letters. This is the alert hook."""
+
+    consumer: str
+    event_id: UUID
+    topic: str
+    event_type: str
+    reason: str
+    policy: str
+    error: str
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class GapOverdue(Fact):
+    """Events have waited for a missing predecessor longer than the gap timeout. They stay; a person should look."""
+
+    consumer: str
+    topic: str
+    key: str
+    seen: int | None
+    waiting: int
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFull(Fact):
+    """So many events of a stream wait that the next ones stay with the broker, and hold up what is behind them."""
+
+    consumer: str
+    topic: str
+    key: str
+    waiting: int
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsRevoked(Fact):
+    """Shards go to another process."""
+
+    consumer: str
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerTroubled(Fact):
+    """Store or broker does not answer; the consumer keeps trying, and charges nothing. Told once, until it is over."""
+
+    consumer: str
+    error: str
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecovered(Fact):
+    """The consumer works again."""
+
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class InboxUpkeepDone(Fact):
+    """Old receipts and dead letters were removed."""
+
+    consumer: str
+    receipts: int
+    dead_letters: int
+
+
 class Observer(Protocol):
     """Anything that listens."""
 

@@ -20,7 +20,9 @@ import pytest
 from outrider.stores.postgres import PostgresSchema, PostgresStore
 from outrider.testing import servers
 
-pytest.register_assert_rewrite("outrider.testing.contract")
+pytest.register_assert_rewrite(
+    "outrider.testing.contract", "outrider.testing.inbox_contract", "outrider.testing.source_contract"
+)
 
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
 LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"

@@ -10,14 +10,21 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from outrider.event import Message, StagedEvent, Stream
+from outrider.event import BAND_NAMES, GAPLESS, Message, StagedEvent, Stream
+
+NORMAL = BAND_NAMES[1]
+GAPLESS_ONLY = json.dumps(GAPLESS).encode()
+"""The headers of most numbered events; they need not be parsed."""
 
 REQUIRED_HEADERS = ("message_id", "trace_id", "traceparent", "causation_id", "correlation_id")
 _THREE_DIGITS = tuple(f"{number:03}" for number in range(1000))
 
 
-def seal(event: StagedEvent, stream: Stream) -> Message:
-    """Encode an event for the wire. The payload travels as the text the database holds."""
+def seal(event: StagedEvent, stream: Stream, band: str = NORMAL) -> Message:
+    """Encode an event for the wire. The payload travels as the text the database holds.
+
+    The band is told where it is not the normal one: numbers are counted by topic, key and band.
+    """
     message_id = str(event.event_id)
     hex_id = event.event_id.hex
     # One literal with what nearly every event needs: this runs for every event, and each line counts.
@@ -40,7 +47,11 @@ def seal(event: StagedEvent, stream: Stream) -> Message:
         headers["aggregate_id"] = event.aggregate_id
     if event.saga_id is not None:
         headers["saga_id"] = event.saga_id
-    if event.headers != b"{}":
+    if band != NORMAL:
+        headers["band"] = band
+    if event.headers == GAPLESS_ONLY:
+        headers["gapless"] = "true"
+    elif event.headers != b"{}":
         _add_own(headers, json.loads(event.headers))
     return Message(message_id, stream.topic, event.key, event.routing_key, event.payload, headers)
 

@@ -20,7 +20,7 @@ from outrider.broker import Broker
 from outrider.clock import Clock, SystemClock
 from outrider.codec.seal import seal
 from outrider.errors import Transient
-from outrider.event import Event, StagedEvent, default_topic
+from outrider.event import BAND_NAMES, Event, StagedEvent, default_topic
 from outrider.observer import Observer, Observers, OptimisticSent, StoreTroubled
 from outrider.outbox.publisher import publish
 from outrider.outbox.stage import StagingRules, drafts
@@ -139,7 +139,8 @@ class OptimisticWriter:
             course.ready.setdefault(stream_of(event, self._rule), []).append(event)
         while course.ready and (seconds := deadline - self._clock.boot_seconds()) > 0:
             wave = course.next_wave(len(events), ordered=self._broker.traits.ordered)
-            messages = [seal(event, run.stream) for run in wave for event in run.events]
+            bands = [BAND_NAMES[run.stream.lane // self._store.lanes] for run in wave]
+            messages = [seal(event, r.stream, b) for r, b in zip(wave, bands, strict=True) for event in r.events]
             verdicts = iter(await publish(self._broker, messages, seconds))
             for run in wave:
                 self._note(course, run, [next(verdicts) for _ in run.events], confirmed)

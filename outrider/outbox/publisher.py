@@ -15,7 +15,7 @@ from typing import NamedTuple
 from outrider.broker import Broker
 from outrider.clock import Clock
 from outrider.codec.seal import seal
-from outrider.event import Message, StagedEvent, Stream
+from outrider.event import BAND_NAMES, Message, StagedEvent, Stream
 from outrider.observer import BreakerClosed, BreakerOpened, Buried, Observer, Retried
 from outrider.outbox.breaker import Breakers
 from outrider.outbox.streams import Course, Run
@@ -78,10 +78,15 @@ class Sealed(NamedTuple):
     messages: list[Message]
 
 
-def _seal_all(wave: list[Run]) -> list[Message]:
+def _seal_all(wave: list[Run], lanes: int) -> list[Message]:
     """Encode a wave at once; return nothing if one of its events cannot be encoded, for then each run is looked at."""
     try:
-        return [seal(event, stream) for stream, events in wave for event in events]
+        return [
+            seal(event, stream, band)
+            for stream, events in wave
+            for band in (BAND_NAMES[stream.lane // lanes],)
+            for event in events
+        ]
     except Exception:
         # Which event it is, and what is said about it, is for `_seal`, which meets it again.
         return []
@@ -104,6 +109,7 @@ class Publisher:
     judge: Judge
     clock: Clock
     observer: Observer
+    lanes: int
     turnstile: Turnstile = field(default_factory=Turnstile)
 
     async def run(self, course: Course, may_publish: Callable[[], bool]) -> None:
@@ -117,7 +123,7 @@ class Publisher:
             if not calm:
                 course.ready = dict(sorted(course.ready.items(), key=self._doubt))
             wave = course.next_wave(limit, ordered=ordered, alone=None if calm else self._alone)
-            if calm and (messages := _seal_all(wave)):
+            if calm and (messages := _seal_all(wave, self.lanes)):
                 await self._send(course, wave, messages, may_publish, alone=False)
                 continue
             ready = [sealed for run in wave if (sealed := self._seal(course, run))]
@@ -145,7 +151,8 @@ class Publisher:
         stream, events = run
         messages: list[Message] = []
         try:
-            messages += (seal(event, stream) for event in events)
+            band = BAND_NAMES[stream.lane // self.lanes]
+            messages += (seal(event, stream, band) for event in events)
         except Exception as error:
             if not messages:
                 self._charge(course, run, 0, Rejected(f"cannot be encoded: {type(error).__name__}: {error}"))

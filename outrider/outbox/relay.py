@@ -72,7 +72,7 @@ class Relay:
         self.broker = broker
         self.breakers = Breakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
         judge = Judge(self.settings, self.chance)
-        self.publisher = Publisher(broker, self.breakers, judge, self.clock, self.observer)
+        self.publisher = Publisher(broker, self.breakers, judge, self.clock, self.observer, store.lanes)
         self.lease = Lease(self._fresh_name())
         self._joining = True
         self._trusted_until = float("-inf")

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from outrider.errors import InvalidEvent
-from outrider.event import Event, band_of, default_topic, uuid7
+from outrider.event import GAPLESS, Event, band_of, default_topic, uuid7
 from outrider.outbox.payload import bad_characters, payload_text
 from outrider.store import Draft, Drafts
 
@@ -31,7 +31,9 @@ _TRACE = {
 _TEXT_FIELDS = ("event_type", "aggregate_type", "aggregate_id", "key", "routing_key", "saga_id")
 _YEARS = range(1900, 9000)
 _TEXT_BYTES_MAX = {"event_type": 240}
-_RESERVED = frozenset({"message_id", "event_type", "key", "sequence", "schema_version", "skipped", "replayed"})
+_RESERVED = frozenset(
+    {"message_id", "event_type", "key", "sequence", "schema_version", "skipped", "replayed", "band", "gapless", "topic"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _draft(event: Event, rules: StagingRules, at: str) -> Draft:
         aggregate_type=event.aggregate_type,
         aggregate_id=event.aggregate_id,
         payload=payload_text(event.payload, rules.limit_of(topic), f"{at}payload"),
-        headers=_headers(event.headers, at),
+        headers=_headers(event, at),
         topic=topic,
         key=event.key,
         routing_key=event.routing_key,
@@ -177,8 +179,8 @@ def _topic(event: Event, rules: StagingRules, at: str) -> str:
     return topic
 
 
-def _headers(headers: Mapping[str, str], at: str) -> str:
-    for name, value in headers.items():
+def _headers(event: Event, at: str) -> str:
+    for name, value in event.headers.items():
         path = f"{at}headers.{name}"
         if not _HEADER.fullmatch(str(name)):
             raise InvalidEvent(path, "the name has characters a broker refuses", "use letters, digits, '.', '_', '-'")
@@ -191,4 +193,5 @@ def _headers(headers: Mapping[str, str], at: str) -> str:
         problem = bad_characters(value) or ("it has a line break" if "\n" in value or "\r" in value else None)
         if problem:
             raise InvalidEvent(path, problem, "remove it")
-    return json.dumps(dict(headers), ensure_ascii=False) if headers else "{}"
+    headers = {**event.headers, **(GAPLESS if _counted(event) else {})}
+    return json.dumps(headers, ensure_ascii=False) if headers else "{}"

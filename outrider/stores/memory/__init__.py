@@ -1,6 +1,7 @@
-"""The store in memory."""
+"""The store in this process's memory."""
 
+from outrider.stores.memory.inbox import MemoryInbox
 from outrider.stores.memory.store import MemoryStore
 from outrider.stores.memory.transaction import MemoryTransaction
 
-__all__ = ["MemoryStore", "MemoryTransaction"]
+__all__ = ["MemoryInbox", "MemoryStore", "MemoryTransaction"]

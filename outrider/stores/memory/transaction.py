@@ -7,7 +7,7 @@ savepoint can be rolled back, and a transaction that commits late brings positio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ class MemoryTransaction:
         self.ended = asyncio.Event()
         self._rows: dict[UUID, Row] = {}
         self._counters: dict[Stream, int] = {}
+        self.on_commit: list[Callable[[], None]] = []
 
     def commit(self) -> None:
         """Make everything staged visible, at once."""
@@ -38,6 +39,8 @@ class MemoryTransaction:
         for row in self._rows.values():
             tables.put(row)
         tables.counters.update(self._counters)
+        for write in self.on_commit:
+            write()
         self._end()
 
     def rollback(self) -> None:
@@ -52,20 +55,20 @@ class MemoryTransaction:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Undo what the block staged if it raises."""
-        rows, counters = dict(self._rows), dict(self._counters)
+        rows, counters, writes = dict(self._rows), dict(self._counters), list(self.on_commit)
         try:
             yield
         except BaseException:
-            self._rows, self._counters = rows, counters
+            self._rows, self._counters, self.on_commit = rows, counters, writes
             raise
 
     async def stage(self, drafts: Drafts, hold: Hold | None) -> list[Placed]:
         """Place drafts: numbered streams are locked first and in order, so that numbers follow commits."""
         streams = {id(draft): self._stream(draft) for draft in (*drafts.plain, *drafts.numbered)}
         for stream in sorted({streams[id(draft)] for draft in drafts.numbered}):
-            await self._lock(("stream", stream))
+            await self.lock(("stream", stream))
         for draft in sorted((*drafts.plain, *drafts.numbered), key=lambda draft: draft.event_id):
-            await self._lock(("event", draft.event_id))
+            await self.lock(("event", draft.event_id))
         numbered = {id(draft) for draft in drafts.numbered}
         held = {stream: hold for stream in streams.values() if hold and self._quiet(stream)}
         placed = []
@@ -124,7 +127,8 @@ class MemoryTransaction:
         self._rows[draft.event_id] = row
         return Placed(draft.event_id, hold is not None)
 
-    async def _lock(self, name: Hashable) -> None:
+    async def lock(self, name: Hashable) -> None:
+        """Wait until no other transaction has the name, and keep it to the end."""
         while (owner := self.store.locks.get(name, self)) is not self:
             await owner.ended.wait()
         self.store.locks[name] = self

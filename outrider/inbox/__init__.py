@@ -1,0 +1,1 @@
+"""The inbox: a consumer's effects happen exactly once, in the order of each key."""

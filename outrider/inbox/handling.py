@@ -1,0 +1,176 @@
+"""Handling arrivals: transactions that succeed, fail or have to wait, and streams that drain.
+
+A handler that raises is charged an attempt. A store that does not answer charges nothing: it is no event's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.backoff import RetryPolicy
+from outrider.delivery import Arrival, InboxStream
+from outrider.errors import OutriderError
+from outrider.inbox import turns
+from outrider.inbox.failures import Failures
+from outrider.inbox.router import Routes
+from outrider.inbox.turns import HandlerFailed, Turns
+from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, Waits
+from outrider.observer import (
+    ConsumerBuried,
+    ConsumerRecovered,
+    ConsumerTroubled,
+    Handled,
+    Observer,
+    WaitingFull,
+)
+
+TROUBLE = RetryPolicy(base_seconds=0.2, cap_seconds=10)
+STALL_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Tried:
+    """What became of arrivals: those committed, those left, and how long the lines of those left must rest."""
+
+    done: list[Arrival] = field(default_factory=list)
+    left: list[Arrival] = field(default_factory=list)
+    rest_seconds: dict[InboxStream, float] = field(default_factory=dict)
+
+    def add(self, other: Tried) -> None:
+        """Take in what became of others."""
+        self.done += other.done
+        self.left += other.left
+        self.rest_seconds |= other.rest_seconds
+
+
+class Handling:
+    """Handles the arrivals of one consumer."""
+
+    def __init__(self, store: InboxStore, routes: Routes, observer: Observer, chance: random.Random) -> None:
+        self._store, self._routes, self._observer, self._chance = store, routes, observer, chance
+        self._failures = Failures(routes, observer, chance)
+        self._drains: dict[InboxStream, asyncio.Task[None]] = {}
+        self._troubles = 0
+
+    async def handle(self, arrivals: Sequence[Arrival]) -> Tried:
+        """Try all in one transaction; if a handler fails in it, one by one, so that each key has its own fate."""
+        tried = await self._attempt(arrivals)
+        if len(arrivals) == 1 or not tried.left:
+            return tried
+        result = Tried(done=tried.done, rest_seconds=tried.rest_seconds)
+        for arrival in tried.left:
+            if arrival.stream in result.rest_seconds:
+                result.left.append(arrival)
+            else:
+                result.add(await self._attempt([arrival]))
+        return result
+
+    def drain(self, stream: InboxStream) -> None:
+        """Let a stream's waiting events go, in the background."""
+        if stream not in self._drains:
+            task = asyncio.create_task(self._drain(stream))
+            self._drains[stream] = task
+            task.add_done_callback(lambda _: self._drains.pop(stream, None))
+
+    async def drained(self) -> None:
+        """Wait until nothing drains."""
+        while self._drains:
+            await asyncio.wait(self._drains.values())
+
+    async def stop(self) -> None:
+        """End what drains; whatever is not committed leaves no trace, and goes on elsewhere or later."""
+        tasks = list(self._drains.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def trouble(self, error: str) -> float:
+        """Note that store or broker does not answer, once; return how long to leave it alone."""
+        self._troubles += 1
+        if self._troubles == 1:
+            self._observer.notice(ConsumerTroubled(self._routes.consumer, error))
+        return TROUBLE.delay_seconds(self._troubles, self._chance)
+
+    def well(self) -> None:
+        """Note that it answers again."""
+        if self._troubles:
+            self._troubles = 0
+            self._observer.notice(ConsumerRecovered(self._routes.consumer))
+
+    async def _attempt(self, arrivals: Sequence[Arrival]) -> Tried:
+        begun = time.monotonic()
+        take = turns.arrivals_of(self._store, self._routes, arrivals)
+        try:
+            done = await turns.commit(self._store, self._routes, take, self._failures.to_bury)
+        except HandlerFailed as failed:
+            if len(arrivals) > 1:
+                return Tried(left=list(arrivals))
+            return _resting(arrivals, await self._charge(failed))
+        except OutriderError as error:
+            return _resting(arrivals, self.trouble(str(error)))
+        self._committed(done, time.monotonic() - begun)
+        stalled = [entry.arrival for entry in done.of(Stalled)]
+        tried = _resting(stalled, STALL_SECONDS)
+        tried.done = [arrival for arrival in arrivals if arrival not in stalled] if stalled else list(arrivals)
+        return tried
+
+    async def _drain(self, stream: InboxStream) -> None:
+        limit = self._routes.settings.batch_max
+        while True:
+            begun = time.monotonic()
+            take = turns.waiting_of(self._store, self._routes, stream, limit)
+            try:
+                done = await turns.commit(self._store, self._routes, take, self._failures.to_bury)
+            except HandlerFailed as failed:
+                alone, limit = limit == 1, 1
+                await asyncio.sleep(await self._charge(failed) if alone else 0)
+                continue
+            except OutriderError as error:
+                await asyncio.sleep(self.trouble(str(error)))
+                continue
+            self._committed(done, time.monotonic() - begun)
+            if stream not in done.draining:
+                return
+
+    async def _charge(self, failed: HandlerFailed) -> float:
+        """Charge an attempt, unless the store has gone away under the handler."""
+        if await self._store.answers():
+            return self._failures.charge(failed)
+        return self.trouble(str(failed))
+
+    def _committed(self, done: Turns, seconds: float) -> None:
+        self.well()
+        self._failures.forget(entry.arrival for entry in done.entries)
+        self._failures.forget(done.duplicates)
+        self._tell(done, seconds)
+        for stream in done.draining:
+            self.drain(stream)
+
+    def _tell(self, done: Turns, seconds: float) -> None:
+        consumer = self._routes.consumer
+        applied, dropped, waiting = (len(done.of(kind)) for kind in (Applied, Dropped, Waits))
+        self._observer.notice(Handled(consumer, applied, len(done.duplicates), dropped, waiting, seconds))
+        for arrival, conclusion in done.of(Buried):
+            assert isinstance(conclusion, Buried)
+            self._observer.notice(
+                ConsumerBuried(
+                    consumer,
+                    arrival.event_id,
+                    arrival.delivery.topic,
+                    arrival.event_type,
+                    conclusion.reason,
+                    conclusion.policy,
+                    conclusion.failure["error"],
+                )
+            )
+        for arrival, _ in done.of(Stalled):
+            topic, key, _ = arrival.stream
+            self._observer.notice(WaitingFull(consumer, topic, key, done.standings[arrival.stream].waiting))
+
+
+def _resting(arrivals: Sequence[Arrival], seconds: float) -> Tried:
+    return Tried(left=list(arrivals), rest_seconds={arrival.stream: seconds for arrival in arrivals})

@@ -1,0 +1,97 @@
+"""The inbox as a service uses it: handlers by decorator, or one delivery at a time by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from outrider.codec.open import open_delivery
+from outrider.delivery import Delivery, InboxStream
+from outrider.errors import Misuse, Transient
+from outrider.inbox import turns
+from outrider.inbox.router import Handler, Route, Router, Routes
+from outrider.inbox.settings import ConsumerSettings
+from outrider.inbox.turns import HandlerFailed, Turns
+from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, Waits
+
+DRAIN_MAX = 100
+
+
+class Result(StrEnum):
+    """What became of a delivery. In each case it is committed, and the caller may ack."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    DROPPED = "dropped"
+    WAITING = "waiting"
+    BURIED = "buried"
+
+
+_RESULTS = {Applied: Result.APPLIED, Dropped: Result.DROPPED, Waits: Result.WAITING, Buried: Result.BURIED}
+
+
+class Inbox(Router):
+    """Handlers whose effects happen exactly once.
+
+    Register handlers and run them with `outrider consume module:inbox`::
+
+        inbox = Inbox()
+
+        @inbox.handler("order.placed", consumer="billing")
+        async def bill(event, conn):
+            await conn.execute("INSERT INTO invoices (order_id) VALUES ($1)", event.aggregate_id)
+
+    Or keep your own loop, give the inbox a store, and call `process` for every delivery.
+    """
+
+    def __init__(self, store: InboxStore | None = None) -> None:
+        super().__init__()
+        self.store = store
+
+    def consumer(self, name: str, settings: ConsumerSettings | None = None, **options: Any) -> None:
+        """Set how a consumer works: its gate, retries, batches and limits.
+
+        >>> Inbox().consumer("billing", gate="strict", batch_max=100)
+        """
+        super().consumer(name, replace(settings or ConsumerSettings(), **options))
+
+    async def process(self, delivery: Delivery, handler: Handler, *, consumer: str) -> Result:
+        """Handle one delivery in a transaction with its receipt; ack when this returns.
+
+        What the handler raises is raised here, and has left no trace: do not ack, and deliver again. A malformed
+        delivery goes to the consumer's dead letters::
+
+            result = await inbox.process(delivery, bill, consumer="billing")
+        """
+        if self.store is None:
+            raise Misuse("this inbox has no store; make it with Inbox(store), or run: outrider consume module:inbox")
+        arrival = open_delivery(delivery)
+        settings = self.consumers[consumer].settings if consumer in self.consumers else ConsumerSettings()
+        routes = Routes(consumer, settings, {(delivery.topic, arrival.event_type): Route(handler)})
+        try:
+            done = await turns.commit(self.store, routes, turns.arrivals_of(self.store, routes, [arrival]))
+            for stream in done.draining:
+                await self._drain(routes, stream)
+        except HandlerFailed as failed:
+            raise failed.error from None
+        return _result(done)
+
+    async def _drain(self, routes: Routes, stream: InboxStream) -> None:
+        """Let waiting events go with the same handler, which takes whatever waited for this one."""
+        assert self.store is not None
+        handlers = dict.fromkeys([*routes.handlers], next(iter(routes.handlers.values())))
+        everything = Routes(routes.consumer, routes.settings, handlers)
+        while (
+            await turns.commit(self.store, everything, turns.waiting_of(self.store, everything, stream, 1))
+        ).draining:
+            pass
+
+
+def _result(done: Turns) -> Result:
+    if not done.entries:
+        return Result.DUPLICATE
+    conclusion = done.entries[0].conclusion
+    if isinstance(conclusion, Stalled):
+        raise Transient("too many events of this stream wait already; do not ack, and deliver again later")
+    return _RESULTS[type(conclusion)]

@@ -1,0 +1,100 @@
+"""Which handler takes which event: by consumer, topic and type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.errors import Misuse
+from outrider.event import default_topic
+from outrider.inbox.settings import ConsumerSettings
+
+Handler = Callable[[Any, Any], Any]
+"""Takes an event (or a list of them, if it handles batches) and the transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A handler, and whether it takes lists."""
+
+    handler: Handler
+    batch: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name the handler for people."""
+        return getattr(self.handler, "__qualname__", repr(self.handler))
+
+
+@dataclass(slots=True)
+class Routes:
+    """The handlers of one consumer."""
+
+    consumer: str
+    settings: ConsumerSettings = field(default_factory=ConsumerSettings)
+    handlers: dict[tuple[str, str], Route] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> list[str]:
+        """Return where its events come from."""
+        return sorted({topic for topic, _ in self.handlers})
+
+    def find(self, topic: str, event_type: str) -> Route | None:
+        """Return the handler of a type, if there is one."""
+        return self.handlers.get((topic, event_type))
+
+    def add(self, topic: str, event_type: str, route: Route) -> None:
+        """Register a handler; one per type, or the order of their effects would be nobody's."""
+        if (known := self.handlers.get((topic, event_type))) is not None:
+            raise Misuse(
+                f"the consumer {self.consumer} has a handler of {event_type} on {topic} already: {known.name}; call "
+                "both from one handler, or give the second a consumer of its own"
+            )
+        self.handlers[topic, event_type] = route
+
+
+class Router:
+    """The handlers of a service, for any number of consumers.
+
+    >>> router = Router()
+    >>> @router.handler("order.placed", consumer="billing")
+    ... async def bill(event, tx): ...
+    >>> router.consumers["billing"].topics
+    ['events.order.placed']
+    """
+
+    def __init__(self) -> None:
+        self.consumers: dict[str, Routes] = {}
+
+    def consumer(self, name: str, settings: ConsumerSettings) -> None:
+        """Set how a consumer works."""
+        self._routes(name).settings = settings
+
+    def handler(
+        self, *event_types: str, consumer: str, topic: str | None = None, batch: bool = False
+    ) -> Callable[[Handler], Handler]:
+        """Register the handler of one or more types of events. Without a topic it is the one staging would choose."""
+        if not event_types:
+            raise Misuse('name the type of event: @inbox.handler("order.placed", consumer="billing")')
+
+        def register(handler: Handler) -> Handler:
+            for event_type in event_types:
+                route = Route(handler, batch)
+                self._routes(consumer).add(topic or default_topic(event_type, None, None), event_type, route)
+            return handler
+
+        return register
+
+    def chosen(self, names: Iterable[str]) -> Mapping[str, Routes]:
+        """Return the consumers named, or all; those without a handler have nothing to do."""
+        wanted = list(names) or list(self.consumers)
+        unknown = [name for name in wanted if name not in self.consumers]
+        if unknown:
+            raise Misuse(f"no consumer {unknown[0]!r} is registered (there are: {', '.join(self.consumers) or 'none'})")
+        return {name: self.consumers[name] for name in wanted if self.consumers[name].handlers}
+
+    def _routes(self, name: str) -> Routes:
+        if not name or not isinstance(name, str):
+            raise Misuse("a consumer needs a name, the same for ever: receipts are kept under it")
+        return self.consumers.setdefault(name, Routes(name))

@@ -1,0 +1,77 @@
+"""What can be set about a consumer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from outrider.backoff import RetryPolicy
+from outrider.errors import BadSetting
+from outrider.outcome import Policy
+
+
+class Gate(StrEnum):
+    """What a consumer does about sequence numbers.
+
+    `off`: nothing. `monotonic`: drops what is at or below the last one seen. `strict`: takes the next one only, and
+    lets early ones wait for it.
+    """
+
+    OFF = "off"
+    MONOTONIC = "monotonic"
+    STRICT = "strict"
+
+
+class Start(StrEnum):
+    """Where a strict gate begins in a stream that it has not met: with the first event it sees, or with number one."""
+
+    FIRST_SEEN = "first_seen"
+    ONE = "one"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """Limits and times of a consumer; the defaults suit most.
+
+    `in_flight_max` bounds what has been received and not yet acked; `waiting_max` the events of one stream that wait in
+    the database. `batch_max` above 1 puts that many messages into one transaction.
+
+    >>> ConsumerSettings(gate="strict").gated
+    True
+    """
+
+    gate: Gate = Gate.OFF
+    start: Start = Start.FIRST_SEEN
+    gap_timeout_seconds: float = 300.0
+    waiting_max: int = 1000
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    dead_letter_policy: Policy = Policy.HOLD
+    handler_timeout_seconds: float | None = None
+    batch_max: int = 1
+    concurrency: int = 8
+    in_flight_max: int = 1000
+    receipt_days: float = 14.0
+    dead_letter_days: float = 30.0
+    stop_seconds: float = 10.0
+    tend_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, kind in (("gate", Gate), ("start", Start), ("dead_letter_policy", Policy)):
+            try:
+                object.__setattr__(self, name, kind(getattr(self, name)))
+            except ValueError:
+                valid = ", ".join(kind)
+                raise BadSetting(f"{name} = {getattr(self, name)!r} is not known (valid: {valid})") from None
+        for name in ("waiting_max", "batch_max", "concurrency", "in_flight_max", "receipt_days", "tend_seconds"):
+            if getattr(self, name) <= 0:
+                raise BadSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")
+        if self.batch_max > self.in_flight_max:
+            raise BadSetting(
+                f"batch_max ({self.batch_max}) is more than in_flight_max ({self.in_flight_max}), so that no batch "
+                "would ever be full; lower the one or raise the other"
+            )
+
+    @property
+    def gated(self) -> bool:
+        """Tell whether streams are counted."""
+        return self.gate is not Gate.OFF

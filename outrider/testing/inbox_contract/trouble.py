@@ -1,0 +1,139 @@
+"""Rules about what cannot be handled: dead letters of the consumer, streams that wait for a person, replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.delivery import Delivery
+from outrider.errors import Permanent
+from outrider.inbox_store import InboxCriteria
+from outrider.observer import ConsumerBuried
+from outrider.testing.inbox_contract.bench import TOPIC, InboxBench, delivery
+
+GATES = pytest.mark.parametrize("gate", ["off", "monotonic", "strict"])
+
+
+async def _only_id(bench: InboxBench) -> int:
+    [letter] = await bench.store.desk.dead_letters(InboxCriteria(consumer="billing"))
+    return int(letter["id"])
+
+
+class TroubleRules:
+    """Dead letters."""
+
+    @GATES
+    async def test_after_the_last_attempt_an_event_is_buried_and_its_stream_waits(
+        self, bench: InboxBench, gate: str
+    ) -> None:
+        billing = bench.consumer(gate=gate)
+        bench.fail("A-1:2", *[RuntimeError("broken")] * 3)
+        await billing.deliver_all([delivery(1), delivery(2), delivery(3), delivery(1, key="B-1"), delivery(4)])
+        assert await bench.effects() == ["A-1:1", "B-1:1"]
+        [fact] = bench.notebook.of(ConsumerBuried)
+        assert (fact.reason, fact.policy) == ("max_retries_exceeded", "hold")
+        [letter] = await bench.store.desk.dead_letters(InboxCriteria(consumer="billing"))
+        assert (letter["attempts"], letter["failure"]["error"]) == (3, "broken")
+        [stream] = await bench.store.desk.streams("billing", 10)
+        assert (stream["key"], stream["cause"], stream["waiting"]) == ("A-1", "held", 2)
+
+    @GATES
+    async def test_a_held_stream_goes_on_in_order_when_its_dead_letter_is_replayed(
+        self, bench: InboxBench, gate: str
+    ) -> None:
+        billing = bench.consumer(gate=gate)
+        bench.fail("A-1:2", *[RuntimeError("broken")] * 3)
+        await billing.deliver_all([delivery(n) for n in range(1, 5)])
+        assert await bench.store.desk.replay([await _only_id(bench)], "ann") == 1
+        assert await billing.deliver(delivery(5)) == 1
+        await billing.drain()
+        assert await bench.effects() == [f"A-1:{n}" for n in range(1, 6)]
+        assert await bench.store.desk.counts("billing") == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
+
+    @GATES
+    async def test_a_held_stream_goes_on_behind_a_dead_letter_that_is_discarded(
+        self, bench: InboxBench, gate: str
+    ) -> None:
+        billing = bench.consumer(gate=gate)
+        bench.fail("A-1:2", *[RuntimeError("broken")] * 3)
+        failed = delivery(2)
+        await billing.deliver_all([delivery(1), failed, delivery(3)])
+        assert await bench.store.desk.discard([await _only_id(bench)], "ann") == 1
+        await billing.drain()
+        await billing.deliver_all([delivery(4), failed])
+        assert await bench.effects() == ["A-1:1", "A-1:3", "A-1:4"]
+
+    async def test_a_stream_that_starts_at_one_goes_on_behind_its_first_event_when_that_is_discarded(
+        self, bench: InboxBench
+    ) -> None:
+        billing = bench.consumer(gate="strict", start="one")
+        bench.fail("A-1:1", Permanent("broken"))
+        await billing.deliver_all([delivery(1), delivery(2), delivery(3)])
+        assert await bench.store.desk.discard([await _only_id(bench)], "ann") == 1
+        await billing.drain()
+        assert await bench.effects() == ["A-1:2", "A-1:3"]
+
+    @GATES
+    async def test_a_replay_that_fails_again_is_buried_again_and_nothing_overtakes_it(
+        self, bench: InboxBench, gate: str
+    ) -> None:
+        billing = bench.consumer(gate=gate)
+        bench.fail("A-1:1", *[RuntimeError("broken")] * 6)
+        await billing.deliver_all([delivery(1), delivery(2)])
+        await bench.store.desk.replay([await _only_id(bench)], "ann")
+        await billing.drain()
+        assert await bench.effects() == []
+        await bench.store.desk.replay([await _only_id(bench)], "ann")
+        await billing.drain()
+        assert await bench.effects() == ["A-1:1", "A-1:2"]
+
+    @GATES
+    async def test_a_skipped_event_lets_its_stream_go_on_and_may_be_replayed_late(
+        self, bench: InboxBench, gate: str
+    ) -> None:
+        billing = bench.consumer(gate=gate, dead_letter_policy="skip")
+        bench.fail("A-1:2", *[RuntimeError("broken")] * 3)
+        failed = delivery(2)
+        await billing.deliver_all([delivery(1), failed, delivery(3), failed])
+        assert await bench.effects() == ["A-1:1", "A-1:3"]
+        await bench.store.desk.replay([await _only_id(bench)], "ann")
+        await billing.drain()
+        # A monotonic gate has seen a newer one, and drops what is older by design.
+        late = [] if gate == "monotonic" else ["A-1:2"]
+        await billing.deliver_all([delivery(4), failed])
+        assert await bench.effects() == ["A-1:1", "A-1:3", *late, "A-1:4"]
+
+    async def test_a_permanent_error_buries_at_once(self, bench: InboxBench) -> None:
+        bench.fail("A-1:1", Permanent("no such customer"))
+        await bench.consumer().deliver_all([delivery(1)])
+        [letter] = await bench.store.desk.dead_letters(InboxCriteria())
+        assert (letter["reason"], letter["attempts"]) == ("permanent_failure", 1)
+
+    async def test_poison_is_kept_byte_for_byte_and_only_once(self, bench: InboxBench) -> None:
+        raw = Delivery(
+            TOPIC, b"\xff\x00", b"\xfe not json \x00", {"message_id": b"\xff", "x": b"\x00\xff"}, place="o/0/7"
+        )
+        billing = bench.consumer()
+        await billing.deliver_all([raw, raw])
+        [letter] = await bench.store.desk.dead_letters(InboxCriteria())
+        assert (letter["body"], dict(letter["headers"])) == (raw.body, dict(raw.headers))
+        assert (letter["reason"], letter["place"]) == ("poison_message", "o/0/7")
+        assert (await bench.store.desk.counts())["blocked_streams"] == 0
+
+    async def test_poison_with_a_key_keeps_its_place_in_its_stream(self, bench: InboxBench) -> None:
+        billing = bench.consumer(gate="strict")
+        await billing.deliver_all([delivery(1), delivery(2)._replace(body=b"{"), delivery(3)])
+        assert await bench.effects() == ["A-1:1"]
+        await bench.store.desk.discard([await _only_id(bench)], "ann")
+        await billing.drain()
+        assert await bench.effects() == ["A-1:1", "A-1:3"]
+
+    async def test_dead_letters_are_found_by_what_is_known_of_them(self, bench: InboxBench) -> None:
+        bench.fail("A-1:1", Permanent("no"))
+        bench.fail("B-1:1", Permanent("no"))
+        await bench.consumer().deliver_all([delivery(1), delivery(1, key="B-1")])
+        desk = bench.store.desk
+        assert [letter["key"] for letter in await desk.dead_letters(InboxCriteria())] == ["A-1", "B-1"]
+        assert [letter["key"] for letter in await desk.dead_letters(InboxCriteria(key="B-1"))] == ["B-1"]
+        assert await desk.dead_letters(InboxCriteria(consumer="nobody")) == []
+        assert await desk.dead_letters(InboxCriteria(reason="poison_message")) == []
+        assert len(await desk.dead_letters(InboxCriteria(limit=1))) == 1
