@@ -251,7 +251,7 @@ async def test_migrating_twice_does_nothing_the_second_time(tmp_path: Path) -> N
     assert not (tmp_path / "shop.db").exists()
     assert await schema.migrate() == planned
     assert await schema.migrate() == await schema.plan() == []
-    assert [progress.state for progress in await schema.status()] == ["applied"]
+    assert {progress.state for progress in await schema.status()} == {"applied"}
 
 
 async def test_a_migration_that_broke_off_resumes_where_it_was(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ async def test_a_migration_that_broke_off_resumes_where_it_was(tmp_path: Path) -
     schema = SqliteSchema(path, lanes=4)
     with pytest.raises(sqlite3.OperationalError, match="outbox_counter already exists"):
         await schema.migrate()
-    assert [progress.state for progress in await schema.status()] == ["partial"]
+    assert (await schema.status())[0].state == "partial"
     with pytest.raises(Misuse, match="outrider db migrate"):
         SqliteStore(path)
     with closing(sqlite3.connect(path)) as conn:

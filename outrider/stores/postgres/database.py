@@ -66,15 +66,36 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-class Database:
-    """A pool whose connections read JSON as the bytes the server holds."""
+STATEMENT_SECONDS = 60.0
+"""How long a statement of ours may take, its waiting for locks included."""
 
-    def __init__(self, url: str, *, connections_max: int = 8, pooled: bool = False) -> None:
+
+class Database:
+    """A pool whose connections read JSON as the bytes the server holds.
+
+    With `plain` they are as the driver makes them, because they are lent to other people's code.
+    """
+
+    def __init__(self, url: str, *, connections_max: int = 8, pooled: bool = False, plain: bool = False) -> None:
         self.url = url
         self.where = _where(url)
         self._connections_max = connections_max
-        self.pooled = pooled
+        self.pooled, self._plain = pooled, plain
         self._pool: asyncpg.Pool | None = None
+        self._ours = True
+
+    @classmethod
+    def over(cls, pool: asyncpg.Pool) -> Database:
+        """Work through a pool that somebody else made and will close; whether it leads to a pooler is not known."""
+        database = cls("", pooled=True, plain=True)
+        database.where, database._pool, database._ours = "PostgreSQL", pool, False
+        return database
+
+    @property
+    def pool(self) -> asyncpg.Pool:
+        """The pool itself."""
+        assert self._pool is not None, "open() comes first"
+        return self._pool
 
     async def open(self) -> None:
         """Connect; a pooler that shares sessions between clients cannot keep prepared statements."""
@@ -84,20 +105,20 @@ class Database:
                 # No floor: while the server is away, the pool should not fill the log with its own attempts.
                 min_size=0,
                 max_size=self._connections_max,
-                init=_read_json_as_bytes,
-                reset=_leave_as_it_is,
+                init=None if self._plain else _read_json_as_bytes,
+                # Other people's code may leave something behind in a session; what a pooler shares is its own affair.
+                reset=None if self._plain and not self.pooled else _leave_as_it_is,
                 statement_cache_size=0 if self.pooled else 256,
                 timeout=10,
-                command_timeout=60,
-                server_settings=_session(self.pooled),
+                command_timeout=None if self._plain else STATEMENT_SECONDS,
+                server_settings=_session(self.pooled, self._plain),
             )
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
         """Borrow a connection."""
-        assert self._pool is not None, "open() comes first"
         with translated(self.where):
-            async with self._pool.acquire() as conn:
+            async with self.pool.acquire() as conn:
                 try:
                     yield conn
                 except _AWAY:
@@ -122,17 +143,17 @@ class Database:
     async def fetch(self, sql: str, *args: Any) -> list[Any]:
         """Run one statement and return its rows."""
         async with self.statement() as conn:
-            rows: list[Any] = await conn.fetch(sql, *args)
+            rows: list[Any] = await conn.fetch(sql, *args, timeout=STATEMENT_SECONDS)
             return rows
 
     async def execute(self, sql: str, *args: Any) -> int:
         """Run one statement and return how many rows it touched."""
         async with self.statement() as conn:
-            return touched(await conn.execute(sql, *args))
+            return touched(await conn.execute(sql, *args, timeout=STATEMENT_SECONDS))
 
     async def close(self) -> None:
         """Close the pool, waiting for nobody for longer than a few seconds."""
-        if self._pool is None:
+        if self._pool is None or not self._ours:
             return
         try:
             await asyncio.wait_for(self._pool.close(), timeout=5)
@@ -167,10 +188,15 @@ def touched(tag: str) -> int:
     return int(tag.rsplit(" ", 1)[-1])
 
 
-def _session(pooled: bool) -> dict[str, str]:
+def _session(pooled: bool, plain: bool) -> dict[str, str]:
+    if pooled:
+        return {"application_name": "outrider"}
     # Every statement must see what was committed before it began, whatever the database's default is.
-    isolation = {} if pooled else {"default_transaction_isolation": "read committed"}
-    return {"application_name": "outrider", **isolation}
+    settings = {"application_name": "outrider", "default_transaction_isolation": "read committed"}
+    if plain:
+        # A handler's transaction may be long. If its machine is gone, its locks must not outlive it by hours.
+        settings |= {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
+    return settings
 
 
 async def _leave_as_it_is(conn: Any) -> None:

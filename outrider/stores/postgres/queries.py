@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from outrider.event import SKIPPED_TYPE
@@ -18,9 +19,23 @@ def load(schema: str) -> dict[str, str]:
     >>> load("outrider")["release"].startswith("-- Give lanes back")
     True
     """
+    return _load(schema, "fragments", _FILES)
+
+
+@cache
+def load_inbox(schema: str, file: str = "inbox") -> dict[str, str]:
+    """Return the statements of a consumer (`inbox`), or of people who look after one (`inbox_desk`).
+
+    >>> "admit_one" in load_inbox("outrider")
+    True
+    """
+    return _load(schema, "inbox_fragments", (file,))
+
+
+def _load(schema: str, fragments: str, files: Sequence[str]) -> dict[str, str]:
     known = constants(schema)
-    known |= queries.load_fragments(_PACKAGE, "sql/fragments.sql", known)
-    return {name: sql for file in _FILES for name, sql in queries.load(_PACKAGE, f"sql/{file}.sql", known).items()}
+    known |= queries.load_fragments(_PACKAGE, f"sql/{fragments}.sql", known)
+    return {name: sql for file in files for name, sql in queries.load(_PACKAGE, f"sql/{file}.sql", known).items()}
 
 
 def constants(schema: str, lanes: int = 0) -> dict[str, str]:

@@ -1,6 +1,7 @@
-"""The store in a SQLite file, for one machine: any number of processes, no server."""
+"""The stores in a SQLite file, for one machine: any number of processes, no server."""
 
+from outrider.stores.sqlite.inbox import SqliteInbox
 from outrider.stores.sqlite.schema import SqliteSchema
 from outrider.stores.sqlite.store import SqliteStore
 
-__all__ = ["SqliteSchema", "SqliteStore"]
+__all__ = ["SqliteInbox", "SqliteSchema", "SqliteStore"]

@@ -26,6 +26,11 @@ _EVENT = (
     *("created_at", "available_at"),
 )
 
+_INBOX_EVENT = (
+    *("consumer", "event_id", "event_type", "topic", "key", "band", "sequence", "raw_key", "headers", "body", "shard"),
+    *("place", "replayed", "received_at"),
+)
+
 _READINESS = (
     "CASE WHEN outbox.state = 'optimistic' AND outbox.held_until > :now THEN 'held' "
     "WHEN outbox.available_at > :now THEN 'early' ELSE 'ready' END"
@@ -48,6 +53,8 @@ _CONSTANTS = {
     "copied_but_attempts": _without("attempts"),
     "copied_but_topic_attempts_failure": _without("topic", "attempts", "failure"),
     "copied_but_position_headers_attempts": _without("id", "headers", "attempts"),
+    "inbox_event": ", ".join(_INBOX_EVENT),
+    "inbox_event_but_replayed": ", ".join(_INBOX_EVENT[:-2]),
 }
 
 

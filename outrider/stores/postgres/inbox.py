@@ -1,0 +1,215 @@
+"""The inbox in PostgreSQL: what a consumer needs.
+
+Receipts come first, then streams, each in sorted order, so that consumers wait for each other and never in a circle.
+A statement that reads where a stream stands begins after the receipts are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from outrider.delivery import Arrival, InboxStream
+from outrider.errors import Misuse, OutriderError, Transient
+from outrider.inbox_store import Admitted, Cause, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing, Waiting
+from outrider.stores.inbox_rows import delivery_of, place_of, standing_of
+from outrider.stores.postgres import queries
+from outrider.stores.postgres.database import STATEMENT_SECONDS, Database, translated
+from outrider.stores.postgres.inbox_concluding import conclude
+from outrider.stores.postgres.inbox_desk import PostgresInboxDesk
+from outrider.stores.postgres.inbox_transaction import handling
+from outrider.stores.queries import identifier
+
+ANSWER_SECONDS = 5.0
+BATCH_MAX = 1000
+ADOPT_MAX = 100
+
+Received = tuple[set[UUID], dict[InboxStream, Standing]]
+"""The events that had no receipt, and where streams stand that were locked on the way."""
+
+
+class PostgresInbox:
+    """Receipts in PostgreSQL, beside the data that handlers change.
+
+    Open it with `await PostgresInbox.open(url)`, or over a pool of your own with `PostgresInbox.over(pool)`.
+    """
+
+    def __init__(self, database: Database, *, schema: str = "outrider") -> None:
+        self._database = database
+        self.sql = queries.load_inbox(identifier(schema))
+        self.desk: InboxDesk = PostgresInboxDesk(database, schema)
+
+    @classmethod
+    async def open(
+        cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False
+    ) -> PostgresInbox:
+        """Connect to an installed inbox; refuse one that is not, and refuse a replica::
+
+        inbox_store = await PostgresInbox.open("postgresql://localhost/shop")
+        """
+        identifier(schema)
+        database = Database(url, connections_max=connections_max, pooled=pooled, plain=True)
+        await database.open()
+        try:
+            await _check(database, schema)
+        except BaseException:
+            await database.close()
+            raise
+        return cls(database, schema=schema)
+
+    @classmethod
+    def over(cls, pool: asyncpg.Pool, *, schema: str = "outrider") -> PostgresInbox:
+        """Work through a pool of yours, which stays yours to close::
+
+        inbox_store = PostgresInbox.over(await asyncpg.create_pool("postgresql://localhost/shop"))
+        """
+        return cls(Database.over(pool), schema=schema)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        return handling(self._database)
+
+    async def call(self, handler: Callable[..., Any], argument: Any, tx: Any) -> None:
+        result = handler(argument, tx)
+        if inspect.isawaitable(result):
+            await result
+        if not tx.is_in_transaction():
+            raise Misuse("the handler ended the transaction; leave commit and rollback to the inbox")
+
+    async def answers(self) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._database.fetch("SELECT 1")
+        except (OutriderError, TimeoutError):
+            return False
+        return True
+
+    async def admit(self, tx: Any, consumer: str, arrivals: Sequence[Arrival], *, gated: bool) -> Admitted:
+        alone = len(arrivals) == 1
+        fresh, standings = await (self._receive_one if alone else self._receive)(tx, consumer, arrivals)
+        news = [arrival for arrival in arrivals if arrival.event_id in fresh]
+        numbered = {arrival.stream for arrival in news if gated and arrival.sequence is not None}
+        # Where only one has come, its stream is locked already, if it has a row.
+        unlocked = numbered - standings.keys() if alone else {arrival.stream for arrival in news}
+        standings |= await self._lock(tx, consumer, unlocked, numbered)
+        suspects = [a.event_id for a in news if a.stream in standings and standings[a.stream].waiting]
+        return Admitted(frozenset(fresh - await self._waiting_already(tx, consumer, suspects)), standings)
+
+    async def conclude(
+        self, tx: Any, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]
+    ) -> None:
+        await conclude(partial(self.run, tx), consumer, entries, standings)
+
+    async def draining(self, consumer: str, limit: int) -> list[InboxStream]:
+        rows = await self._database.fetch(self.sql["draining"], consumer, limit)
+        return [InboxStream(*row) for row in rows]
+
+    async def resume(
+        self, tx: Any, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int
+    ) -> Resumed | None:
+        place = place_of(stream)
+        locked = await self.run(tx, "lock_unless_taken", consumer, *place)
+        if not locked or locked[0]["cause"] != Cause.DRAINING:
+            return None
+        verb = "resume_by_sequence" if by_sequence else "resume_in_turn"
+        rows = await self.run(tx, verb, consumer, *place, limit)
+        standing = standing_of(*locked[0])
+        if not rows:
+            await self.run(tx, "forget" if standing.seen is None else "mend", consumer, *place)
+            standing = Standing(standing.seen)
+        waiting = [Waiting(row["id"], row["event_id"], delivery_of(row[4:]), row["replayed"]) for row in rows]
+        return Resumed(standing, waiting, frozenset(row["event_id"] for row in rows if row["fresh"]))
+
+    async def overdue(self, consumer: str, seconds: float, limit: int) -> list[Overdue]:
+        rows = await self._database.fetch(self.sql["overdue"], consumer, seconds, limit)
+        return [Overdue(InboxStream(*row[:3]), row["seen"], row["waiting"], row["since"]) for row in rows]
+
+    async def prune(self, consumer: str, *, receipt_days: float, dead_letter_days: float) -> InboxPruned:
+        """Remove what is older; also find again what should never have been lost from sight."""
+        await self._database.execute(self.sql["release_holds"], consumer)
+        await self._database.execute(self.sql["adopt_orphans"], consumer, ADOPT_MAX)
+        dead_letters = await self._in_batches("prune_dead_letters", consumer, dead_letter_days)
+        return InboxPruned(await self._in_batches("prune_receipts", consumer, receipt_days), dead_letters)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def run(self, tx: Any, verb: str, *args: Any) -> list[Any]:
+        """Run one of our statements in a handler's transaction."""
+        where = self._database.where
+        with translated(where):
+            try:
+                rows: list[Any] = await tx.fetch(self.sql[verb], *args, timeout=STATEMENT_SECONDS)
+            except TimeoutError as error:
+                raise Transient(
+                    f"{where}: {verb} did not end within {STATEMENT_SECONDS:.0f} s; another transaction may hold the "
+                    "same receipt or stream"
+                ) from error
+            return rows
+
+    async def _receive_one(self, tx: Any, consumer: str, arrivals: Sequence[Arrival]) -> Received:
+        [arrival] = arrivals
+        topic, key, band = place_of(arrival.stream)
+        receipt = (arrival.event_id, arrival.event_type, topic, key, arrival.sequence)
+        rows = await self.run(tx, "admit_one", consumer, *receipt, band)
+        if not rows:
+            return set(), {}
+        known = rows[0]["waiting"] is not None
+        return {arrival.event_id}, {arrival.stream: standing_of(*rows[0])} if known else {}
+
+    async def _receive(self, tx: Any, consumer: str, arrivals: Sequence[Arrival]) -> Received:
+        first = {arrival.event_id: arrival for arrival in reversed(arrivals)}
+        receipts = [
+            (event_id, arrival.event_type, *place_of(arrival.stream)[:2], arrival.sequence)
+            for event_id, arrival in sorted(first.items())
+        ]
+        columns = [list(column) for column in zip(*receipts, strict=True)]
+        return {row["event_id"] for row in await self.run(tx, "receive", consumer, *columns)}, {}
+
+    async def _lock(
+        self, tx: Any, consumer: str, streams: set[InboxStream], numbered: set[InboxStream]
+    ) -> dict[InboxStream, Standing]:
+        """Lock the rows of streams, sorted; those that are numbered get one. Return where they stand."""
+        standings: dict[InboxStream, Standing] = {}
+        while streams:
+            if made := sorted(streams & numbered):
+                await self.run(tx, "make_streams", consumer, *_columns(made))
+            wanted = sorted(streams)
+            for ord_, *standing in await self.run(tx, "lock_streams", consumer, *_columns(wanted)):
+                standings[wanted[ord_ - 1]] = standing_of(*standing)
+            # A person may have let go of a stream between the two statements.
+            streams = (streams & numbered) - standings.keys()
+        return standings
+
+    async def _waiting_already(self, tx: Any, consumer: str, event_ids: list[UUID]) -> set[UUID]:
+        """Take back the receipts of events that wait; asked only where the row of a stream says that some do."""
+        if not event_ids:
+            return set()
+        return {row["event_id"] for row in await self.run(tx, "withdraw_waiting", consumer, event_ids)}
+
+    async def _in_batches(self, verb: str, consumer: str, days: float) -> int:
+        total, count = 0, BATCH_MAX
+        while count == BATCH_MAX:
+            count = await self._database.execute(self.sql[verb], consumer, days, BATCH_MAX)
+            total += count
+        return total
+
+
+def _columns(streams: Sequence[InboxStream]) -> list[list[Any]]:
+    return [list(column) for column in zip(*map(place_of, streams), strict=True)]
+
+
+async def _check(database: Database, schema: str) -> None:
+    """Refuse a schema without an inbox: the last step of its migration must be there."""
+    sql = "SELECT to_regclass($1) IS NOT NULL, pg_is_in_recovery()"
+    [[installed, replica]] = await database.fetch(sql, f"{schema}.inbox_dead_letter_age")
+    if not installed:
+        raise Misuse(f"the inbox is not installed in {database.where}, schema {schema}; run: outrider db migrate")
+    if replica:
+        raise Misuse(f"{database.where} is a read replica; point the store at the primary")

@@ -1,0 +1,103 @@
+-- name: consumer_inbox
+-- That a consumer has handled an event.
+CREATE TABLE consumer_inbox (
+    consumer TEXT NOT NULL,
+    event_id TEXT NOT NULL,
+    event_type TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    key TEXT NOT NULL,
+    sequence INTEGER,
+    received_at REAL NOT NULL,
+    processing_seconds REAL,
+    PRIMARY KEY (consumer, event_id)
+) WITHOUT ROWID;
+
+-- name: consumer_inbox_age
+-- Receipts by age, for pruning.
+CREATE INDEX consumer_inbox_age ON consumer_inbox (consumer, received_at);
+
+-- name: inbox_stream
+-- Where a stream stands at a consumer: one row per stream with a gate, else only while events of it wait.
+CREATE TABLE inbox_stream (
+    consumer TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    key TEXT NOT NULL,
+    band INTEGER NOT NULL,
+    seen INTEGER,
+    cause TEXT CHECK (cause IN ('early', 'held', 'draining')),
+    waiting INTEGER NOT NULL,
+    since REAL NOT NULL,
+    PRIMARY KEY (consumer, topic, key, band)
+) WITHOUT ROWID;
+
+-- name: inbox_stream_cause
+-- The few that wait, among all that are counted.
+CREATE INDEX inbox_stream_cause ON inbox_stream (consumer, cause, since) WHERE cause IS NOT NULL;
+
+-- name: inbox_waiting
+-- Events that wait, whole as they came: their bytes, and their headers as an object of base64. Dead letters take their
+-- id from here too, so that one that is replayed has its old place.
+CREATE TABLE inbox_waiting (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    consumer TEXT NOT NULL,
+    event_id TEXT NOT NULL,
+    event_type TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    key TEXT NOT NULL,
+    band INTEGER NOT NULL,
+    sequence INTEGER,
+    raw_key BLOB,
+    headers TEXT NOT NULL,
+    body BLOB NOT NULL,
+    shard TEXT NOT NULL,
+    place TEXT NOT NULL,
+    replayed INTEGER NOT NULL,
+    received_at REAL NOT NULL,
+    UNIQUE (consumer, event_id)
+);
+
+-- name: inbox_waiting_place
+-- The events of a stream as they came.
+CREATE INDEX inbox_waiting_place ON inbox_waiting (consumer, topic, key, band, id);
+
+-- name: inbox_waiting_sequence
+-- The events of a stream by their numbers.
+CREATE INDEX inbox_waiting_sequence ON inbox_waiting (consumer, topic, key, band, sequence, id);
+
+-- name: inbox_dead_letter
+-- What a consumer could not handle, and why.
+CREATE TABLE inbox_dead_letter (
+    id INTEGER PRIMARY KEY,
+    consumer TEXT NOT NULL,
+    event_id TEXT NOT NULL,
+    event_type TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    key TEXT NOT NULL,
+    band INTEGER NOT NULL,
+    sequence INTEGER,
+    raw_key BLOB,
+    headers TEXT NOT NULL,
+    body BLOB NOT NULL,
+    shard TEXT NOT NULL,
+    place TEXT NOT NULL,
+    replayed INTEGER NOT NULL,
+    received_at REAL NOT NULL,
+    reason TEXT NOT NULL,
+    failure TEXT NOT NULL,
+    policy TEXT NOT NULL CHECK (policy IN ('hold', 'skip')),
+    attempts INTEGER NOT NULL,
+    buried_at REAL NOT NULL,
+    UNIQUE (consumer, event_id)
+);
+
+-- name: outbox_operation_consumer
+-- Whose dead letter it was; an operation on the outbox has no consumer.
+ALTER TABLE outbox_operation ADD COLUMN consumer TEXT;
+
+-- name: inbox_dead_letter_held
+-- The dead letters that hold a stream.
+CREATE INDEX inbox_dead_letter_held ON inbox_dead_letter (consumer, topic, key, band) WHERE policy = 'hold';
+
+-- name: inbox_dead_letter_age
+-- Dead letters that may be pruned, by age. This is the last step: an inbox that has it has everything.
+CREATE INDEX inbox_dead_letter_age ON inbox_dead_letter (consumer, buried_at) WHERE policy = 'skip';
