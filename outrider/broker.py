@@ -12,9 +12,9 @@ Rules every adapter keeps, and the contract suite checks:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from outrider.event import Message
 from outrider.finding import Finding
@@ -57,4 +57,13 @@ class Broker(Protocol):
 
     async def close(self) -> None:
         """Disconnect."""
+        ...
+
+
+@runtime_checkable
+class Retaining(Protocol):
+    """A broker that keeps messages after they were acked, and so may deliver them again much later."""
+
+    async def retention_days(self, topics: Sequence[str]) -> Mapping[str, float]:
+        """Return how long each topic is kept, infinity for ever. What is missing or may not be seen is left out."""
         ...

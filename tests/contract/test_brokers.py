@@ -21,7 +21,7 @@ class TestEmbeddedBroker(OrderedBrokerContract):
         await reader.start()
 
         async def read(topic: str) -> list[Message]:
-            return [delivery.message for delivery in await reader.read("test", [topic], 10_000)]
+            return [entry.message for entry in await reader.read("test", [topic], 10_000)]
 
         yield BrokerBench(broker, read)
         await broker.close()

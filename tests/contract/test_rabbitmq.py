@@ -62,7 +62,7 @@ class TestFrames:
         assert isinstance(method, commands.Basic.Publish)
         assert (method.exchange, method.routing_key, method.mandatory) == ("shop", "orders", True)
         properties = cast(header.ContentHeader, content).properties
-        assert properties.headers == {**headers, "key": "A"}
+        assert properties.headers == {**headers, "key": "A", "topic": "orders"}
         assert (properties.message_id, properties.correlation_id) == (sent.message_id, "c")
         assert (properties.message_type, properties.content_type) == ("order.changed", "application/json")
         assert properties.delivery_mode == 2
@@ -106,7 +106,14 @@ class TestFrames:
         _, content, _ = unmarshal(encode(message(1)._replace(headers=headers), 1, "", "k", 4096))
         properties = cast(header.ContentHeader, content).properties
         assert (properties.message_type, properties.timestamp) == (None, None)
-        assert properties.headers == {**headers, "key": "A"}
+        assert properties.headers == {**headers, "key": "A", "topic": "orders"}
+
+    def test_the_topic_is_a_header_and_an_event_cannot_say_otherwise(self) -> None:
+        sent = message(1, topic="orders")
+        headers = {**sent.headers, "topic": "elsewhere", "key": "B"}
+        _, content, _ = unmarshal(encode(sent._replace(headers=headers), 1, "shop", "some.key", 4096))
+        table = cast(header.ContentHeader, content).properties.headers
+        assert table == {**headers, "topic": "orders"}
 
 
 def unmarshal(data: bytes) -> list[frame.FrameTypes]:

@@ -53,7 +53,7 @@ async def test_a_confirmed_message_survives_the_broker(broker: EmbeddedBroker, p
     assert list(await broker.publish(sent)) == [CONFIRMED, CONFIRMED]
     await broker.close()
     other = EmbeddedBroker(path)
-    assert [delivery.message for delivery in await other.read("c", None, 10)] == sent
+    assert [entry.message for entry in await other.read("c", None, 10)] == sent
     await other.close()
 
 
@@ -66,7 +66,7 @@ async def test_processes_that_publish_at_once_lose_nothing_and_keep_order(path: 
         await asyncio.to_thread(worker.join)
     assert [worker.exitcode for worker in workers] == [0, 0]
     broker = EmbeddedBroker(path)
-    found = [int(delivery.message.message_id) for delivery in await broker.read("c", None, 1000)]
+    found = [int(entry.message.message_id) for entry in await broker.read("c", None, 1000)]
     assert [n for n in found if n < 1000] == list(range(200))
     assert [n for n in found if n >= 1000] == list(range(1000, 1200))
     await broker.close()
@@ -77,7 +77,7 @@ async def test_nothing_follows_a_rejected_message_of_its_stream(broker: Embedded
     batch = [message(1), message(2, body=large), message(3), message(4, key="B"), message(5, topic="other")]
     kinds = [type(verdict) for verdict in await broker.publish(batch)]
     assert kinds == [type(CONFIRMED), Rejected, Refused, type(CONFIRMED), type(CONFIRMED)]
-    assert [delivery.message.message_id for delivery in await broker.read("c", None, 10)] == ["1", "4", "5"]
+    assert [entry.message.message_id for entry in await broker.read("c", None, 10)] == ["1", "4", "5"]
 
 
 async def test_a_log_that_cannot_be_written_is_a_verdict_on_no_message(
@@ -110,7 +110,7 @@ async def test_a_consumer_goes_on_from_what_it_committed(broker: EmbeddedBroker)
     first = await broker.read("c", None, 2)
     assert await broker.read("c", None, 2) == first
     await broker.commit("c", first[-1].offset)
-    assert [d.message.message_id for d in await broker.read("c", None, 9)] == ["2", "3", "4"]
+    assert [entry.message.message_id for entry in await broker.read("c", None, 9)] == ["2", "3", "4"]
     await broker.commit("c", first[0].offset)
     assert len(await broker.read("c", None, 9)) == 3
     assert len(await broker.read("other", None, 9)) == 5
@@ -119,10 +119,10 @@ async def test_a_consumer_goes_on_from_what_it_committed(broker: EmbeddedBroker)
 async def test_topics_are_merged_in_the_order_of_the_log(broker: EmbeddedBroker) -> None:
     await broker.publish([message(n, topic="abc"[n % 3]) for n in range(9)])
     found = await broker.read("c", ["a", "c"], 4)
-    assert [d.message.message_id for d in found] == ["0", "2", "3", "5"]
+    assert [entry.message.message_id for entry in found] == ["0", "2", "3", "5"]
     await broker.commit("c", found[-1].offset)
-    assert [d.message.message_id for d in await broker.read("c", ["a", "c"], 9)] == ["6", "8"]
-    assert [d.message.message_id for d in await broker.read("c", ["b"], 9)] == ["1", "4", "7"]
+    assert [entry.message.message_id for entry in await broker.read("c", ["a", "c"], 9)] == ["6", "8"]
+    assert [entry.message.message_id for entry in await broker.read("c", ["b"], 9)] == ["1", "4", "7"]
     assert await broker.topics() == ["a", "b", "c"]
 
 
@@ -145,7 +145,7 @@ async def test_old_entries_leave_a_bounded_number_at_a_time(path: Path, monkeypa
     await broker.close()
     broker = EmbeddedBroker(path, retention_days=1)
     await broker.publish([message(5)])
-    assert [d.message.message_id for d in await broker.read("c", None, 9)] == ["3", "4", "5"]
+    assert [entry.message.message_id for entry in await broker.read("c", None, 9)] == ["3", "4", "5"]
     await broker.publish([message(6)])
-    assert [d.message.message_id for d in await broker.read("c", None, 9)] == ["5", "6"]
+    assert [entry.message.message_id for entry in await broker.read("c", None, 9)] == ["5", "6"]
     await broker.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from outrider.broker import Traits
 from outrider.brokers.embedded import log
 from outrider.brokers.embedded.examine import examine
-from outrider.brokers.embedded.log import Delivery
+from outrider.brokers.embedded.log import Entry
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
 from outrider.finding import Finding
@@ -79,25 +79,37 @@ class EmbeddedBroker:
                 trouble = str(error)
         return examine(self._path, trouble)
 
+    async def retention_days(self, topics: Sequence[str]) -> dict[str, float]:
+        """Return how long entries are kept, the same for every topic."""
+        return dict.fromkeys(topics, self._retention_seconds / 86_400)
+
     def destination(self, message: Message) -> str:
         """Only the file as a whole can be down."""
         return ""
 
-    async def read(self, consumer: str, topics: Sequence[str] | None, limit: int) -> list[Delivery]:
+    async def read(self, consumer: str, topics: Sequence[str] | None, limit: int) -> list[Entry]:
         """Return what the consumer has not committed yet, of these topics or of all, in the order of the log."""
         return await self._ask(log.read, consumer, topics, limit)
+
+    async def places(self, consumer: str, topics: Sequence[str] | None) -> dict[str, int]:
+        """Return the last offset that the consumer has committed, by topic."""
+        return await self._ask(log.places, consumer, topics)
+
+    async def behind(self, places: Mapping[str, int], limit: int) -> list[Entry]:
+        """Return what is behind these places, in the order of the log."""
+        return await self._ask(log.behind, places, limit)
 
     async def commit(self, consumer: str, offset: int, topics: Sequence[str] | None = None) -> None:
         """Note that the consumer is done up to and including the offset, in these topics or in all it has read."""
         await self._ask(log.commit, consumer, offset, topics)
 
-    async def tail(self, from_offset: int = 0, topics: Sequence[str] | None = None) -> AsyncGenerator[Delivery, None]:
+    async def tail(self, from_offset: int = 0, topics: Sequence[str] | None = None) -> AsyncGenerator[Entry, None]:
         """Yield entries from an offset on, then new ones as they come, without end and without a consumer."""
         while True:
             found = await self._ask(log.after, topics, from_offset - 1, TAIL_MAX)
-            for delivery in found:
-                yield delivery
-                from_offset = delivery.offset + 1
+            for entry in found:
+                yield entry
+                from_offset = entry.offset + 1
             if not found:
                 await asyncio.sleep(TAIL_SECONDS)
 

@@ -10,7 +10,7 @@ import heapq
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -50,7 +50,7 @@ _TOPICS = """WITH RECURSIVE found (topic) AS (
 ) SELECT topic FROM found WHERE topic IS NOT NULL"""
 
 
-class Delivery(NamedTuple):
+class Entry(NamedTuple):
     """One entry of the log, as a consumer gets it."""
 
     offset: int
@@ -119,15 +119,24 @@ def probe(conn: sqlite3.Connection, now: float) -> None:
         conn.execute(_PROBE, {"now": now})
 
 
-def after(conn: sqlite3.Connection, topics: Sequence[str] | None, offset: int, limit: int) -> list[Delivery]:
+def after(conn: sqlite3.Connection, topics: Sequence[str] | None, offset: int, limit: int) -> list[Entry]:
     """Return entries behind an offset."""
-    return _merge([_entries(conn, topic, offset, limit) for topic in _names(topics)], limit)
+    return behind(conn, dict.fromkeys(_names(topics), offset), limit)
 
 
-def read(conn: sqlite3.Connection, consumer: str, topics: Sequence[str] | None, limit: int) -> list[Delivery]:
+def read(conn: sqlite3.Connection, consumer: str, topics: Sequence[str] | None, limit: int) -> list[Entry]:
     """Return what a consumer has not committed yet, in the order of the log."""
-    runs = [_entries(conn, topic, _place(conn, consumer, topic), limit) for topic in _names(topics)]
-    return _merge(runs, limit)
+    return behind(conn, places(conn, consumer, topics), limit)
+
+
+def places(conn: sqlite3.Connection, consumer: str, topics: Sequence[str] | None) -> dict[str, int]:
+    """Return how far a consumer has committed, by topic."""
+    return {topic: _place(conn, consumer, topic) for topic in _names(topics)}
+
+
+def behind(conn: sqlite3.Connection, places: Mapping[str, int], limit: int) -> list[Entry]:
+    """Return the entries behind a place in each topic, in the order of the log."""
+    return _merge([_entries(conn, topic, offset, limit) for topic, offset in places.items()], limit)
 
 
 def commit(conn: sqlite3.Connection, consumer: str, offset: int, topics: Sequence[str] | None) -> None:
@@ -156,16 +165,16 @@ def _place(conn: sqlite3.Connection, consumer: str, topic: str) -> int:
     return int(found[0])
 
 
-def _entries(conn: sqlite3.Connection, topic: str, offset: int, limit: int) -> list[Delivery]:
+def _entries(conn: sqlite3.Connection, topic: str, offset: int, limit: int) -> list[Entry]:
     query = _FROM_ALL if topic == WHOLE_LOG else _FROM_TOPIC
-    return [_delivery(row) for row in conn.execute(query, {"topic": topic, "after": offset, "limit": limit})]
+    return [_entry(row) for row in conn.execute(query, {"topic": topic, "after": offset, "limit": limit})]
 
 
-def _merge(runs: Sequence[list[Delivery]], limit: int) -> list[Delivery]:
-    return list(heapq.merge(*runs, key=lambda delivery: delivery.offset))[:limit]
+def _merge(runs: Sequence[list[Entry]], limit: int) -> list[Entry]:
+    return list(heapq.merge(*runs, key=lambda entry: entry.offset))[:limit]
 
 
-def _delivery(row: Sequence[Any]) -> Delivery:
+def _entry(row: Sequence[Any]) -> Entry:
     offset, topic, key, message_id, routing_key, headers, body, published_at = row
     message = Message(message_id, topic, key, routing_key, bytes(body), json.loads(headers))
-    return Delivery(offset, message, datetime.fromtimestamp(published_at, UTC))
+    return Entry(offset, message, datetime.fromtimestamp(published_at, UTC))

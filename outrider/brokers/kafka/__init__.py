@@ -1,5 +1,6 @@
-"""Apache Kafka, through librdkafka's idempotent producer."""
+"""Apache Kafka, through librdkafka's idempotent producer and its consumer."""
 
 from outrider.brokers.kafka.broker import KafkaBroker
+from outrider.brokers.kafka.source import KafkaSource
 
-__all__ = ["KafkaBroker"]
+__all__ = ["KafkaBroker", "KafkaSource"]

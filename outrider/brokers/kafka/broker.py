@@ -15,7 +15,7 @@ from typing import Any, Self
 from outrider.broker import Traits
 from outrider.brokers.cloudevents import CloudEvents
 from outrider.brokers.kafka import settings as producer_settings
-from outrider.brokers.kafka.examine import examine
+from outrider.brokers.kafka.examine import examine, retention_days
 from outrider.brokers.kafka.probe import check_topic
 from outrider.brokers.kafka.session import BEHIND, UNKNOWN, Call, Report, Session, driver
 from outrider.brokers.kafka.verdicts import GAP, MISSING, PURGED, Failure, in_order, judge
@@ -118,6 +118,10 @@ class KafkaBroker:
         """Look at the topics and at what Kafka is told about them."""
         await self.start()
         return await asyncio.to_thread(examine, self._settings, topics)
+
+    async def retention_days(self, topics: Sequence[str]) -> dict[str, float]:
+        """Ask Kafka how long it keeps the topics."""
+        return await asyncio.to_thread(retention_days, self._settings, topics)
 
     def destination(self, message: Message) -> str:
         """A topic can be down on its own."""

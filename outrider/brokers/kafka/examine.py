@@ -5,6 +5,7 @@ Only the list of all topics is asked for: a question about one that is missing c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,7 @@ from outrider.finding import Finding, Level, ok, warn
 from outrider.surroundings import is_loopback
 
 ANSWER_SECONDS_MAX = 10.0
+DAY_MS = 86_400_000
 
 CHECKS = {
     "kafka-acks": "every replica in sync has a message before it is confirmed",
@@ -55,15 +57,9 @@ class Problem:
 
 def examine(settings: Mapping[str, Any], names: Sequence[str]) -> list[Finding]:
     """Ask Kafka about the topics and its brokers, and judge. Blocks."""
-    admin = import_module("confluent_kafka.admin")
-    wanted = {name: value for name, value in settings.items() if name.startswith(CONNECTION)}
-    client = admin.AdminClient({**wanted, "log_level": 0, "error_cb": lambda error: None})
-    try:
-        known = client.list_topics(timeout=ANSWER_SECONDS_MAX)
-    except driver().KafkaException as error:
-        raise Unreachable(f"Kafka lists no topics ({error.args[0].str()}); check address and rights") from error
-    there = [name for name in names if name in known.topics]
-    configs = _configs(client, [admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name) for name in there])
+    admin, client = _admin(settings)
+    known = _known(client)
+    configs = _topic_configs(admin, client, known, names)
     # A question about a broker goes to that broker, so each is a call of its own.
     nodes = [admin.ConfigResource(admin.ConfigResource.Type.BROKER, str(number)) for number in known.brokers]
     brokers = [_configs(client, [node]).get(node.name, {}) for node in nodes]
@@ -75,6 +71,42 @@ def examine(settings: Mapping[str, Any], names: Sequence[str]) -> list[Finding]:
         judge_auto_create([config.get("auto.create.topics.enable") for config in brokers]),
         *judge_topics(topics, len(known.brokers), bootstrap, int(settings["message.max.bytes"])),
     ]
+
+
+def retention_days(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+    """Ask Kafka how long it keeps topics; those that are missing or may not be seen are left out. Blocks."""
+    admin, client = _admin(settings)
+    return {name: kept_days(config) for name, config in _topic_configs(admin, client, _known(client), names).items()}
+
+
+def kept_days(config: Mapping[str, str]) -> float:
+    """Return how long a topic with these settings is kept: for ever, unless old messages are deleted.
+
+    >>> kept_days({"retention.ms": "604800000"}), kept_days({"retention.ms": "-1"}), kept_days({})
+    (7.0, inf, inf)
+    """
+    milliseconds = int(config.get("retention.ms", "-1"))
+    if milliseconds < 0 or "delete" not in config.get("cleanup.policy", "delete"):
+        return math.inf
+    return milliseconds / DAY_MS
+
+
+def _admin(settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    admin = import_module("confluent_kafka.admin")
+    wanted = {name: value for name, value in settings.items() if name.startswith(CONNECTION)}
+    return admin, admin.AdminClient({**wanted, "log_level": 0, "error_cb": lambda error: None})
+
+
+def _known(client: Any) -> Any:
+    try:
+        return client.list_topics(timeout=ANSWER_SECONDS_MAX)
+    except driver().KafkaException as error:
+        raise Unreachable(f"Kafka lists no topics ({error.args[0].str()}); check address and rights") from error
+
+
+def _topic_configs(admin: Any, client: Any, known: Any, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    kind = admin.ConfigResource.Type.TOPIC
+    return _configs(client, [admin.ConfigResource(kind, name) for name in dict.fromkeys(names) if name in known.topics])
 
 
 def _configs(client: Any, asked: Sequence[Any]) -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from outrider.brokers.kafka.names import CONSUMER_ONLY
 from outrider.errors import BadSetting, Misuse
 
 MESSAGE_BYTES_MAX = 1_000_000
@@ -58,12 +59,12 @@ SAME = {"-1": "all", "1": "true", "0": "false"}
 
 
 def complete(bootstrap: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the whole of the settings; refuse those that would weaken the promise.
+    """Return the whole of the settings; refuse those that would weaken the promise. Those of consumers are left out.
 
     >>> complete("localhost:9092", {"compression.type": "zstd"})["compression.type"]
     'zstd'
     """
-    wanted = {ALIASES.get(name, name): str(value) for name, value in given.items()}
+    wanted = {ALIASES.get(name, name): str(value) for name, value in given.items() if name not in CONSUMER_ONLY}
     for name, value in wanted.items():
         if name in REFUSED:
             raise BadSetting(f"{name} cannot be set: {REFUSED[name]}")

@@ -85,9 +85,8 @@ def _properties(message: Message) -> bytes:
 
 
 def _table(message: Message) -> bytes:
-    headers = message.headers
-    if "key" not in headers:
-        headers = {"key": message.key, **headers}
+    """Return the headers, and the topic: AMQP has no place for it, and a consumer must know the stream."""
+    headers = {"key": message.key, **message.headers, "topic": message.topic}
     table = _plain_table(headers) or b"".join([_name(name) + _long(value) for name, value in headers.items()])
     return _LONG.pack(len(table)) + table
 

@@ -17,7 +17,13 @@ from outrider.brokers.rabbitmq.settings import RabbitSettings
 from outrider.errors import Transient, Unreachable
 
 GREETING = b"AMQP\x00\x00\x09\x01"
-CAPABILITIES = ("publisher_confirms", "basic.nack", "connection.blocked", "authentication_failure_close")
+CAPABILITIES = (
+    "publisher_confirms",
+    "basic.nack",
+    "connection.blocked",
+    "authentication_failure_close",
+    "consumer_cancel_notify",
+)
 CLOSE_SECONDS = 1.0
 CHANNELS_MAX = 2047
 FRAME_END = 0xCE
@@ -75,7 +81,7 @@ class Wire(asyncio.Protocol):
         self._said_at = self.heard_at = self._loop.time()
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.frame_bytes_max = settings.frame_bytes_max
-        self.lost = self.blocked = ""
+        self.lost = self.blocked = self.server_version = ""
 
     async def call(self, channel: int, method: base.Frame) -> base.Frame:
         """Send a method and return the answer. Without one in time the connection is of no use any more."""
@@ -239,6 +245,7 @@ class Wire(asyncio.Protocol):
                 self._answer(channel, method)
 
     def _log_in(self, start: commands.Connection.Start) -> None:
+        self.server_version = str((start.server_properties or {}).get("version", ""))
         if "PLAIN" not in start.mechanisms.split():
             self.abort(f"the server offers {start.mechanisms} to log in, and we know PLAIN")
             return
@@ -317,12 +324,17 @@ class Wire(asyncio.Protocol):
 async def connect(settings: RabbitSettings) -> Wire:
     """Open a connection, or raise Unreachable."""
     wire = Wire(settings)
+    await open_wire(wire, settings)
+    return wire
+
+
+async def open_wire(wire: Wire, settings: RabbitSettings) -> None:
+    """Connect a wire of any kind, or raise Unreachable."""
     loop, context = asyncio.get_running_loop(), settings.ssl_context()
     try:
         async with asyncio.timeout(settings.connect_seconds):
             await loop.create_connection(lambda: wire, settings.host, settings.port, ssl=context)
             await wire.opened
-        return wire
     except (OSError, Unreachable) as error:
         why = f"no handshake within {settings.connect_seconds:g} s" if isinstance(error, TimeoutError) else error
         raise Unreachable(
