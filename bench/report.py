@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.brokers import Arena, Score
+from bench.inbox import Intake
 from bench.latency import Latency
 from bench.load import Drain
 from bench.staging import Cost
@@ -31,6 +32,7 @@ class Report:
     costs: list[Cost] = field(default_factory=list)
     brokers: list[tuple[Arena, list[Score]]] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
+    intakes: list[Intake] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -48,7 +50,8 @@ class Report:
             "brokers": {
                 arena.name.lower(): [_plain_score(score) for score in scores] for arena, scores in self.brokers
             },
-            "latency": [_plain_latency(latency) for latency in self.latencies],
+            "latency": [_plain(latency) for latency in self.latencies],
+            "inbox": [_plain(intake) for intake in self.intakes],
             "targets": [{**verdict._asdict(), "met": verdict.met} for verdict in self.verdicts],
         }
 
@@ -59,6 +62,7 @@ class Report:
             *([_cost_table(self.costs)] if self.costs else []),
             *(_score_table(arena, scores) for arena, scores in self.brokers),
             *([_latency_table(self.latencies)] if self.latencies else []),
+            *([_intake_table(self.intakes)] if self.intakes else []),
         ]
         for table in tables:
             console.print(table)
@@ -110,6 +114,14 @@ def _latency_table(latencies: Sequence[Latency]) -> Table:
     return table
 
 
+def _intake_table(intakes: Sequence[Intake]) -> Table:
+    table = Table("consuming from memory", "at once", "messages/s", "times bare")
+    for intake in intakes:
+        rate = f"{intake.messages_per_second:,.0f}"
+        table.add_row(intake.what, str(intake.hands), rate, f"{intake.times_bare:.2f}")
+    return table
+
+
 def _plain_drain(drain: Drain) -> dict[str, Any]:
     rates = {"events_per_second": round(drain.events_per_second), "wal_bytes": round(drain.wal_bytes_per_event)}
     return {"design": drain.design, "held_open": drain.held, "events": drain.events, **rates}
@@ -121,6 +133,6 @@ def _plain_score(score: Score) -> dict[str, Any]:
     return {"what": score.what, "events": score.events, "events_per_second": rate, "cpu_microseconds": costs}
 
 
-def _plain_latency(latency: Latency) -> dict[str, Any]:
-    facts = latency._asdict()
+def _plain(measured: Latency | Intake) -> dict[str, Any]:
+    facts = measured._asdict()
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in facts.items()}

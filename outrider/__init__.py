@@ -5,13 +5,19 @@ If the business transaction commits, its event is delivered, in order per key; i
 
 from outrider.app import Outbox, stage, stage_sync
 from outrider.backoff import RetryPolicy
+from outrider.delivery import Delivery
 from outrider.errors import InvalidEvent, Misuse, NotInTransaction, OutriderError, Permanent, Transient
 from outrider.event import Event, Priority
+from outrider.inbox.inbox import Inbox
+from outrider.inbox.settings import ConsumerSettings
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
 
 __all__ = [
+    "ConsumerSettings",
+    "Delivery",
     "Event",
+    "Inbox",
     "InvalidEvent",
     "Misuse",
     "NotInTransaction",

@@ -14,8 +14,11 @@ from outrider.clock import Clock
 from outrider.config import nearest, redacted
 from outrider.errors import BadSetting, Misuse
 from outrider.event import Event
+from outrider.inbox.router import Routes
+from outrider.inbox_store import InboxStore
 from outrider.observer import Observer
 from outrider.outbox.stage import StagingRules, drafts
+from outrider.source import Source
 from outrider.store import Drafts, Hold, Placed, Store
 from outrider.stores.queries import identifier
 
@@ -179,6 +182,18 @@ async def open_broker(url: str) -> Broker:
     return opened
 
 
+async def open_inbox(url: str, *, schema: str = "outrider") -> InboxStore:
+    """Open the inbox beside the outbox in a store: the same URLs as `open_store`."""
+    opened: InboxStore = await _adapter(url, "store", _INBOXES)(url, schema)
+    return opened
+
+
+def open_source(url: str, routes: Routes) -> Source:
+    """Make the source of a consumer's deliveries, from the broker a URL names. It connects when it is started."""
+    opened: Source = _adapter(url, "broker to consume from", _SOURCES)(url, routes)
+    return opened
+
+
 def log_observer() -> Observer:
     """Return an observer that writes facts to the standard `logging`."""
     from outrider.observers.logs import LogObserver
@@ -215,6 +230,30 @@ def _postgres_schema(url: str, schema: str, lanes: int) -> Any:
     return made(place, schema=schema, lanes=lanes, pooled=pooled)
 
 
+async def _sqlite_inbox(url: str, schema: str) -> Any:
+    return _module("outrider.stores.sqlite").SqliteInbox(_path(url))
+
+
+async def _postgres_inbox(url: str, schema: str) -> Any:
+    place, pooled = _pooled(url)
+    return await _module("outrider.stores.postgres", "postgres").PostgresInbox.open(place, schema=schema, pooled=pooled)
+
+
+def _embedded_source(url: str, routes: Routes) -> Any:
+    return _module("outrider.brokers.embedded").EmbeddedSource(_path(url), routes.consumer, routes.topics)
+
+
+def _kafka_source(url: str, routes: Routes) -> Any:
+    return _module("outrider.brokers.kafka", "kafka").KafkaSource.from_url(url, routes.consumer, routes.topics)
+
+
+def _rabbitmq_source(url: str, routes: Routes) -> Any:
+    settings = routes.settings
+    return _module("outrider.brokers.rabbitmq", "rabbitmq").RabbitSource(
+        url, routes.consumer, routes.topics, in_flight_max=settings.in_flight_max, exclusive=settings.gated
+    )
+
+
 def _embedded_broker(url: str) -> Any:
     return _module("outrider.brokers.embedded").EmbeddedBroker(_path(url))
 
@@ -233,6 +272,13 @@ def _rabbitmq_broker(url: str) -> Any:
 
 _STORES = {"sqlite": _sqlite_store, "postgresql": _postgres_store, "postgres": _postgres_store}
 _SCHEMAS = {"sqlite": _sqlite_schema, "postgresql": _postgres_schema, "postgres": _postgres_schema}
+_INBOXES = {"sqlite": _sqlite_inbox, "postgresql": _postgres_inbox, "postgres": _postgres_inbox}
+_SOURCES = {
+    "embedded": _embedded_source,
+    "kafka": _kafka_source,
+    "amqp": _rabbitmq_source,
+    "amqps": _rabbitmq_source,
+}
 _BROKERS = {
     "embedded": _embedded_broker,
     "null": _null_broker,

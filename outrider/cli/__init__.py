@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import outrider
-from outrider.cli import config, db, dead, demo, doctor, events, lifecycle, relay
+from outrider.cli import config, consume, db, dead, demo, doctor, events, inbox, lifecycle, relay
 from outrider.cli.errors import Group
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("relay")(relay.relay)
+app.command("consume")(consume.consume)
 app.command("doctor")(doctor.doctor)
 app.command("lifecycle")(lifecycle.lifecycle)
 app.command("demo")(demo.demo)
@@ -30,6 +31,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(db.app, name="db")
 app.add_typer(events.app, name="events")
 app.add_typer(dead.app, name="dead")
+app.add_typer(inbox.app, name="inbox")
 
 
 def _version(wanted: bool) -> None:

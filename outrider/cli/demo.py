@@ -1,4 +1,4 @@
-"""`outrider demo`: see the promise kept, with relays being killed; needs no server."""
+"""`outrider demo`: see the promise kept, with relays and consumers being killed; needs no server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def demo(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Commit orders, kill relays with SIGKILL while events flow, then count what was lost. No server needed."""
+    """Commit orders, kill relays and consumers while events flow, then count what was lost or done twice."""
     from outrider.demo import run
 
     if not run(orders=orders, keys=keys, directory=directory, as_json=json):

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from outrider.cli.consume import find_inbox
 from outrider.cli.errors import FINDING, UNREACHABLE
 from outrider.cli.examination import examine, worst
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
@@ -31,12 +32,17 @@ def doctor(
     topic: Annotated[
         list[str] | None, typer.Option("--topic", help="Examine this topic too, besides those that are staged.")
     ] = None,
+    consume: Annotated[
+        list[str] | None,
+        typer.Option("--consume", metavar="MODULE:NAME", help="Examine the consumers of this inbox too."),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning as well.")] = False,
     json: Json = False,
 ) -> None:
     """Examine store and broker, change nothing, and say what to do. Exits with 1 on a refusal, 3 if one is away."""
     chosen = load({"config": config, "store": store, "broker": broker, "schema": schema})
-    findings = asyncio.run(examine(chosen, topic or ()))
+    consumers = [routes for target in consume or () for routes in find_inbox(target).chosen([]).values()]
+    findings = asyncio.run(examine(chosen, topic or (), consumers))
     if json:
         emit({"verdict": worst(findings), "findings": [asdict(finding) for finding in findings]})
     else:

@@ -1,14 +1,17 @@
-"""Examining store and broker as a relay would use them. What goes wrong on the way is a finding too."""
+"""Examining store and broker as relays and consumers would use them. What goes wrong on the way is a finding too."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from outrider import app
+from outrider.broker import Broker, Retaining
 from outrider.config import Config, hidden, redacted
 from outrider.errors import OutriderError, Transient
 from outrider.finding import Finding, Level, ok, refuse, warn
+from outrider.inbox.router import Routes
 
 SIDE_SECONDS_MAX = 60.0
 TOPICS_MAX = 1000
@@ -21,15 +24,17 @@ CHECKS = {
     "broker-answers": "the broker can be reached",
     "broker-usable": "the settings of the broker make sense, and do not weaken the promise",
     "relay-publish-timeout": "the relay waits for as long as the broker needs to give its verdict",
+    "receipts-shorter-than-retention": "a consumer's receipts outlive what the broker may deliver again",
 }
 _ORDER = (Level.REFUSE, Level.WARN, Level.OK)
 
 
-async def examine(chosen: Config, topics: Iterable[str] = ()) -> list[Finding]:
-    """Examine both sides, for the topics given, those in the settings, and those staged; the worst comes first."""
+async def examine(chosen: Config, topics: Iterable[str] = (), consumers: Sequence[Routes] = ()) -> list[Finding]:
+    """Examine both sides, for the topics given, configured, consumed and staged; the worst comes first."""
     of_store, staged = await _store(chosen)
-    named = list(dict.fromkeys([*chosen.topics, *topics, *staged]))[:TOPICS_MAX]
-    found = [*of_store, *await _broker(chosen, named)]
+    consumed = [topic for routes in consumers for topic in routes.topics]
+    named = list(dict.fromkeys([*chosen.topics, *topics, *consumed, *staged]))[:TOPICS_MAX]
+    found = [*of_store, *await _broker(chosen, named, consumers)]
     return sorted((_clean(finding) for finding in found), key=lambda finding: _ORDER.index(finding.level))
 
 
@@ -61,19 +66,47 @@ async def _store(chosen: Config) -> tuple[list[Finding], list[str]]:
         return [*found, judge_error("store", error)], []
 
 
-async def _broker(chosen: Config, topics: Sequence[str]) -> list[Finding]:
+async def _broker(chosen: Config, topics: Sequence[str], consumers: Sequence[Routes]) -> list[Finding]:
     try:
         async with asyncio.timeout(SIDE_SECONDS_MAX):
             url = chosen.broker_url()
             broker = await app.open_broker(url)
             try:
-                found = await broker.examine(topics)
+                found = [*await broker.examine(topics), *await _receipts(broker, consumers)]
             finally:
                 await broker.close()
     except (OutriderError, TimeoutError) as error:
         return [judge_error("broker", error)]
     waits = judge_timeout(chosen.relay.publish_timeout_seconds, broker.traits.publish_seconds)
     return [ok("broker-answers", hidden(url)), ok("broker-usable", "a relay can use it"), waits, *found]
+
+
+async def _receipts(broker: Broker, consumers: Sequence[Routes]) -> list[Finding]:
+    """Compare receipts with what the broker keeps. One that keeps nothing after the ack delivers nothing again."""
+    if not isinstance(broker, Retaining):
+        return []
+    kept = await broker.retention_days(sorted({topic for routes in consumers for topic in routes.topics}))
+    of_each = [(routes, {topic: kept[topic] for topic in routes.topics if topic in kept}) for routes in consumers]
+    return [judge_receipts(routes.consumer, routes.settings.receipt_days, days) for routes, days in of_each if days]
+
+
+def judge_receipts(consumer: str, receipt_days: float, kept_days: Mapping[str, float]) -> Finding:
+    """Judge whether an event could come again when its receipt is gone.
+
+    >>> judge_receipts("billing", 14, {"orders": 30}).remedy
+    'set it for the consumer: receipt_days=30; or keep the topic for a shorter time'
+    """
+    topic, longest = max(kept_days.items(), key=lambda pair: pair[1])
+    known = math.isfinite(longest)
+    kept = f"for {longest:g} days" if known else "for ever"
+    text = f"{consumer} keeps receipts for {receipt_days:g} days, and {topic} is kept {kept}"
+    if receipt_days >= longest:
+        return ok("receipts-shorter-than-retention", text)
+    # Rounded up to hundredths, so that following the advice is enough.
+    raised = f"set it for the consumer: receipt_days={math.ceil(longest * 100) / 100:g}; or " if known else ""
+    remedy = f"{raised}keep the topic for a shorter time"
+    text += ": what is read again after that has its effect again"
+    return warn("receipts-shorter-than-retention", text, remedy)
 
 
 def judge_schema(steps: int) -> Finding:

@@ -13,7 +13,7 @@ import typer
 
 from outrider import app, config
 from outrider.cli import supervisor
-from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
+from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
 from outrider.cli.process import collecting_rarely, die_with_parent, on_stop_signals
 from outrider.cli.until_empty import stop_when_empty
@@ -23,7 +23,6 @@ from outrider.outbox.relay import Relay
 
 Seconds = Annotated[float | None, typer.Option(show_default=False)]
 Count = Annotated[int | None, typer.Option(show_default=False)]
-LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
 
 
 class Tally:

@@ -33,7 +33,7 @@ class Places:
 
     @property
     def received(self) -> Path:
-        """Return the consumer's own database."""
+        """Return the consumer's own database: effects and inbox together."""
         return self.directory / "received.db"
 
     @property
@@ -42,8 +42,13 @@ class Places:
         return f"sqlite:///{self.shop}"
 
     @property
+    def inbox_url(self) -> str:
+        """Return the inbox as the consumer is told of it."""
+        return f"sqlite:///{self.received}"
+
+    @property
     def broker_url(self) -> str:
-        """Return the log as the relay is told of it."""
+        """Return the log as relays and consumer are told of it."""
         return f"embedded:///{self.log}"
 
 

@@ -1,4 +1,4 @@
-"""The course of the demo: write, relay, kill, consume; then count and say what was found.
+"""The course of the demo: write, relay, consume, kill; then count and say what was found.
 
 It always ends: at a deadline it says what was unfinished. However it ends, no process of it stays.
 """
@@ -8,23 +8,24 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider import app
-from outrider.demo import workload
-from outrider.demo.chaos import KILLS, Crew
-from outrider.demo.consumer import Consumer
+from outrider.brokers.embedded import EmbeddedBroker
+from outrider.demo import billing, chaos, workload
+from outrider.demo.chaos import CONSUMER_KILLS, RELAY_KILLS, Crew
 from outrider.demo.places import Places, places
-from outrider.demo.verify import Summary, verify
+from outrider.demo.verify import Kills, Summary, verify
 from outrider.demo.workload import Writer
 from outrider.lifecycle import STORED, State
 from outrider.store import Desk
@@ -32,15 +33,18 @@ from outrider.store import Desk
 DEADLINE_SECONDS = 50.0
 LOOK_SECONDS = 0.02
 ORDERS_PER_SECOND_MIN = 50
+PLANNED = Kills(RELAY_KILLS, CONSUMER_KILLS)
 _WORDS = {
     "committed": "orders committed",
     "rolled_back": "transactions rolled back",
-    "delivered": "events delivered",
+    "delivered": "events delivered, with their effect",
     "lost": "lost",
     "phantom": "phantom (delivered, never committed)",
     "reordered": "reordered within a key",
-    "duplicates": "duplicates (same id)",
+    "duplicates": "duplicates in the log (same id)",
+    "double_effects": "double effects",
     "kills": "relays killed",
+    "consumer_kills": "consumers killed",
 }
 
 
@@ -57,36 +61,42 @@ def run(*, orders: int, keys: int, directory: Path | None, as_json: bool) -> boo
         sys.stdout.write(json.dumps(asdict(summary)) + "\n")
     else:
         _show(summary, unfinished)
-    return summary.holds(KILLS) and not unfinished
+    return summary.holds(PLANNED) and not unfinished
 
 
 async def _run(chosen: Places, orders: int, keys: int, *, quiet: bool) -> tuple[Summary, str]:
     _cancel_on_sigterm()
-    await app.open_schema(chosen.store_url).migrate()
-    workload.prepare(chosen.shop)
-    crew, consumer = Crew(chosen), Consumer(chosen)
-    store = await app.open_store(chosen.store_url)
+    await _prepare(chosen)
+    relays, consumers = chaos.relays(chosen), chaos.consumers(chosen)
+    store, log = await app.open_store(chosen.store_url), EmbeddedBroker(chosen.log)
     try:
-        async with _at_work(Writer(chosen, orders, keys, threading.Event()), consumer) as (writing, consuming):
-            watch = Watch(store.desk, crew, consumer, writing, consuming, orders)
+        async with _written(Writer(chosen, orders, keys, threading.Event())) as writing:
+            watch = Watch(store.desk, log, chosen.received, relays, consumers, writing, orders)
             unfinished = await watch.until_the_end(_bar(quiet))
     finally:
-        crew.stop()
+        relays.stop()
+        consumers.stop()
+        await log.close()
         await store.close()
-    return await verify(chosen, crew.kills), unfinished
+    return await verify(chosen, Kills(relays.kills, consumers.kills)), unfinished
+
+
+async def _prepare(chosen: Places) -> None:
+    for url in (chosen.store_url, chosen.inbox_url):
+        await app.open_schema(url).migrate()
+    workload.prepare(chosen.shop)
+    billing.prepare(chosen.received)
 
 
 @asynccontextmanager
-async def _at_work(writer: Writer, consumer: Consumer) -> AsyncIterator[tuple[asyncio.Task[None], asyncio.Task[None]]]:
-    """Write and consume beside the block; afterwards both have ended."""
+async def _written(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
+    """Write beside the block; afterwards the writer has ended."""
     writing = asyncio.create_task(asyncio.to_thread(writer.run))
-    consuming = asyncio.create_task(consumer.run())
     try:
-        yield writing, consuming
+        yield writing
     finally:
         writer.stopping.set()
-        consuming.cancel()
-        await asyncio.gather(writing, consuming, return_exceptions=True)
+        await asyncio.gather(writing, return_exceptions=True)
 
 
 @dataclass(slots=True)
@@ -94,56 +104,70 @@ class Watch:
     """Looks on, kills, and knows when everything has arrived."""
 
     desk: Desk
-    crew: Crew
-    consumer: Consumer
+    log: EmbeddedBroker
+    received: Path
+    relays: Crew
+    consumers: Crew
     writing: asyncio.Task[None]
-    consuming: asyncio.Task[None]
     orders: int
     sent: int = 0
     undelivered: int = 0
+    effects: int = 0
 
     async def until_the_end(self, bar: Progress) -> str:
         """Let it all happen; return what was unfinished at the deadline."""
         seconds = max(DEADLINE_SECONDS, self.orders / ORDERS_PER_SECOND_MIN)
-        self.crew.muster()
+        self.relays.muster()
+        self.consumers.muster()
         try:
             async with asyncio.timeout(seconds):
                 with bar:
-                    await self._until_delivered(bar)
-                self.consumer.finish()
-                await self.consuming
+                    line = bar.add_task("delivering", total=self.orders, relays=0, consumers=0)
+                    await self._until_delivered(bar, line)
+                    await self._until_consumed(bar, line)
         except TimeoutError:
             return f"after {seconds:g} s {self._state()}"
         return ""
 
-    async def _until_delivered(self, bar: Progress) -> None:
-        line = bar.add_task("delivering", total=self.orders, kills=0)
+    async def _until_delivered(self, bar: Progress, line: TaskID) -> None:
         written = False
         while not written or self.undelivered:
-            await asyncio.sleep(LOOK_SECONDS)
             # Asked before looking: what is written by now, the look will see.
             written = self.writing.done()
-            await self._look()
-            self._check()
-            self.crew.kill_if_due(self.sent, not written or self.undelivered > 0, self.orders)
-            bar.update(line, completed=self.sent, kills=self.crew.kills)
+            await self._look(bar, line)
+            self.relays.check()
+            self.relays.kill_if_due(self.sent, not written or self.undelivered > 0, self.orders)
 
-    async def _look(self) -> None:
+    async def _until_consumed(self, bar: Progress, line: TaskID) -> None:
+        """Go on until the consumer has acked the last entry: one behind the last effect may be a duplicate."""
+        # Without relays the log is complete.
+        await asyncio.to_thread(self.relays.stop)
+        topics = billing.inbox.consumers[billing.CONSUMER].topics
+        while await self.log.read(billing.CONSUMER, topics, 1):
+            await self._look(bar, line)
+
+    async def _look(self, bar: Progress, line: TaskID) -> None:
+        await asyncio.sleep(LOOK_SECONDS)
         counts = await self.desk.counts()
         self.sent = counts.get(State.SENT, 0)
         self.undelivered = sum(counts.get(state, 0) for state in STORED)
-
-    def _check(self) -> None:
-        """End the demo if something broke that was not meant to."""
-        for task in (self.writing, self.consuming):
-            if task.done():
-                task.result()
-        self.crew.check()
+        self.effects = await asyncio.to_thread(_effects, self.received)
+        if self.writing.done():
+            self.writing.result()
+        self.consumers.check()
+        self.consumers.kill_if_due(self.effects, self.effects < self.orders, self.orders)
+        bar.update(line, completed=self.effects, relays=self.relays.kills, consumers=self.consumers.kills)
 
     def _state(self) -> str:
         written = "all orders were written" if self.writing.done() else "not all orders were written"
         settled = f"{self.sent} events were settled and {self.undelivered} undelivered"
-        return f"{written}, {settled}, {self.consumer.received} log entries were consumed"
+        return f"{written}, {settled}, {self.effects} had their effect"
+
+
+def _effects(path: Path) -> int:
+    with closing(sqlite3.connect(path, timeout=DEADLINE_SECONDS)) as conn:
+        ((count,),) = conn.execute("SELECT count(*) FROM effects")
+        return int(count)
 
 
 def _cancel_on_sigterm() -> None:
@@ -157,7 +181,7 @@ def _bar(quiet: bool) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("relays killed: {task.fields[kills]}"),
+        TextColumn("killed: {task.fields[relays]} relays, {task.fields[consumers]} consumers"),
         TimeElapsedColumn(),
     )
     return Progress(*columns, console=Console(stderr=quiet), disable=quiet, transient=True)
@@ -175,11 +199,11 @@ def _show(summary: Summary, unfinished: str) -> None:
 
 
 def _verdict(summary: Summary, unfinished: str) -> str:
-    if summary.holds(KILLS) and not unfinished:
-        return "Every committed event arrived, in order per key, and nothing else did."
-    if summary.holds(summary.kills) and not unfinished:
+    if summary.holds(PLANNED) and not unfinished:
+        return "Every committed event arrived and had its effect once, in order per key, and nothing else did."
+    if summary.kept and not unfinished:
         return (
-            f"Nothing was lost or reordered, but only {summary.kills} of {KILLS} relays could be killed before all was "
-            "delivered; use more --orders."
+            f"Nothing was lost, reordered or done twice, but only {summary.kills} of {RELAY_KILLS} relays and "
+            f"{summary.consumer_kills} of {CONSUMER_KILLS} consumers could be killed in time; use more --orders."
         )
     return "Not as promised."

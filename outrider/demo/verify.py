@@ -1,4 +1,4 @@
-"""Counting, afterwards and from the outside: the shop's tables, the log, and what the consumer wrote down."""
+"""Counting, afterwards and from the outside: the shop's tables, the log, and the effects of the consumer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outrider.brokers.embedded import EmbeddedBroker
 from outrider.demo.places import Places
@@ -17,11 +17,18 @@ READ_MAX = 5000
 
 
 class Entry(NamedTuple):
-    """One entry of the log, in the order of the log."""
+    """One entry of the log, or one effect of the consumer; they are listed in the order in which they came."""
 
     event_id: str
     key: str
     sequence: int
+
+
+class Kills(NamedTuple):
+    """How many were killed."""
+
+    relays: int
+    consumers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +42,18 @@ class Summary:
     phantom: int
     reordered: int
     duplicates: int
+    double_effects: int
     kills: int
+    consumer_kills: int
 
-    def holds(self, kills: int) -> bool:
+    @property
+    def kept(self) -> bool:
+        """Tell whether the promise was kept."""
+        return self.lost == self.phantom == self.reordered == self.double_effects == 0
+
+    def holds(self, kills: Kills) -> bool:
         """Tell whether the promise was kept, and put to the test as often as planned."""
-        return self.lost == self.phantom == self.reordered == 0 and self.kills == kills
+        return self.kept and (self.kills, self.consumer_kills) == kills
 
 
 def first_deliveries(entries: Sequence[Entry]) -> list[Entry]:
@@ -65,30 +79,31 @@ def count_reordered(entries: Sequence[Entry]) -> int:
 
 
 def count(
-    committed: Collection[str], attempted: int, entries: Sequence[Entry], received: Collection[str], kills: int
+    committed: Collection[str], attempted: int, entries: Sequence[Entry], effects: Sequence[Entry], kills: Kills
 ) -> Summary:
-    """Compare what was committed with what arrived. Delivered means in the log and taken by the consumer."""
-    logged = {entry.event_id for entry in entries}
+    """Compare what was committed with what came of it. Delivered means in the log, and with its effect."""
     wanted = set(committed)
-    arrived = logged & set(received)
+    logged, effected = ({each.event_id for each in found} for found in (entries, effects))
     return Summary(
         committed=len(wanted),
         rolled_back=attempted - len(wanted),
-        delivered=len(arrived),
-        lost=len(wanted - arrived),
-        phantom=len(logged - wanted),
-        reordered=count_reordered(entries),
+        delivered=len(logged & effected),
+        lost=len(wanted - (logged & effected)),
+        phantom=len((logged | effected) - wanted),
+        reordered=count_reordered(entries) + count_reordered(effects),
         duplicates=len(entries) - len(logged),
-        kills=kills,
+        double_effects=len(effects) - len(effected),
+        kills=kills.relays,
+        consumer_kills=kills.consumers,
     )
 
 
-async def verify(places: Places, kills: int) -> Summary:
+async def verify(places: Places, kills: Kills) -> Summary:
     """Read everything anew and count."""
     committed = [str(event_id) for (event_id,) in _rows(places.shop, "SELECT event_id FROM orders")]
     ((attempted,),) = _rows(places.shop, "SELECT count(*) FROM attempts")
-    received = [str(event_id) for (event_id,) in _rows(places.received, "SELECT event_id FROM received")]
-    return count(committed, int(str(attempted)), await read_log(places.log), received, kills)
+    effects = [Entry(*row) for row in _rows(places.received, "SELECT event_id, key, sequence FROM effects ORDER BY id")]
+    return count(committed, attempted, await read_log(places.log), effects, kills)
 
 
 async def read_log(path: Path) -> list[Entry]:
@@ -96,7 +111,7 @@ async def read_log(path: Path) -> list[Entry]:
     log, entries = EmbeddedBroker(path), list[Entry]()
     try:
         while batch := await log.read(AUDITOR, None, READ_MAX):
-            messages = [delivery.message for delivery in batch]
+            messages = [entry.message for entry in batch]
             entries += [Entry(each.message_id, each.key, int(each.headers["sequence"])) for each in messages]
             await log.commit(AUDITOR, batch[-1].offset)
     finally:
@@ -104,8 +119,6 @@ async def read_log(path: Path) -> list[Entry]:
     return entries
 
 
-def _rows(path: Path, query: str) -> list[tuple[object, ...]]:
-    if not path.exists():
-        return []
+def _rows(path: Path, query: str) -> list[Any]:
     with closing(sqlite3.connect(path)) as conn:
         return conn.execute(query).fetchall()

@@ -1,18 +1,22 @@
-"""The demo keeps the promise while relays are killed, and leaves nothing behind."""
+"""The demo keeps the promise while relays and consumers are killed, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from outrider.demo.verify import Entry, count
+from outrider.demo.verify import Entry, Kills, count
 
-KEYS = ["committed", "rolled_back", "delivered", "lost", "phantom", "reordered", "duplicates", "kills"]
+KEYS = ["committed", "rolled_back", "delivered", "lost", "phantom", "reordered", "duplicates", "double_effects"]
+KILLS = ["kills", "consumer_kills"]
+PLANNED = Kills(relays=3, consumers=2)
 
 
 def command(directory: Path, *options: str) -> list[str]:
@@ -20,7 +24,7 @@ def command(directory: Path, *options: str) -> list[str]:
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Return the processes that were told about the directory: the demo by option, relays by environment."""
+    """Return the processes that were told about the directory: the demo by option, its children by environment."""
     mark = str(directory).encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -32,17 +36,29 @@ def processes_of(directory: Path) -> list[str]:
     return found
 
 
-def test_nothing_is_lost_invented_or_reordered_while_relays_are_killed(tmp_path: Path) -> None:
+def effects(directory: Path) -> int:
+    """Count what the consumer has done so far."""
+    if not (directory / "received.db").exists():
+        return 0
+    with closing(sqlite3.connect(directory / "received.db", timeout=30)) as conn:
+        if not conn.execute("SELECT 1 FROM sqlite_master WHERE name = 'effects'").fetchone():
+            return 0
+        return int(conn.execute("SELECT count(*) FROM effects").fetchone()[0])
+
+
+def test_nothing_is_lost_invented_reordered_or_done_twice_while_relays_and_consumers_are_killed(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     done = subprocess.run(
         command(directory, "--orders", "1500", "--json"), capture_output=True, text=True, timeout=90, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert list(found) == KEYS
-    assert (found["committed"], found["delivered"], found["kills"]) == (1500, 1500, 3)
-    assert (found["lost"], found["phantom"], found["reordered"]) == (0, 0, 0)
+    assert list(found) == [*KEYS, *KILLS]
+    assert (found["committed"], found["delivered"]) == (1500, 1500)
+    assert (found["kills"], found["consumer_kills"]) == PLANNED
+    assert (found["lost"], found["phantom"], found["reordered"], found["double_effects"]) == (0, 0, 0, 0)
     assert found["rolled_back"] > 50
+    assert effects(directory) == 1500
     assert processes_of(directory) == []
 
 
@@ -50,8 +66,10 @@ def test_nothing_is_lost_invented_or_reordered_while_relays_are_killed(tmp_path:
 def test_an_interrupted_demo_leaves_no_processes(tmp_path: Path, number: signal.Signals) -> None:
     directory = tmp_path / "demo"
     with subprocess.Popen(command(directory), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
-        while not (directory / "received.db").exists():
+        while not effects(directory):
             assert demo.poll() is None
+        # The demo, two relays and a consumer.
+        assert len(processes_of(directory)) == 4
         demo.send_signal(number)
         assert demo.wait(timeout=30) == 128 + number
     assert processes_of(directory) == []
@@ -72,12 +90,38 @@ def test_the_count_sees_what_was_lost_invented_reordered_and_repeated() -> None:
         Entry("a1", "a", 1),
         Entry("b9", "b", 9),
     ]
-    summary = count(["a1", "a2", "a3", "c1"], 6, entries, ["a1", "a2", "a3", "b9"], kills=3)
+    effects = [Entry("a1", "a", 1), Entry("a2", "a", 2), Entry("a3", "a", 3), Entry("b9", "b", 9)]
+    summary = count(["a1", "a2", "a3", "c1"], 6, entries, effects, PLANNED)
     assert (summary.committed, summary.rolled_back, summary.delivered) == (4, 2, 4)
     assert (summary.lost, summary.phantom, summary.reordered, summary.duplicates) == (1, 1, 1, 1)
-    assert not summary.holds(3)
+    assert summary.double_effects == 0
+    assert not summary.holds(PLANNED)
 
 
-def test_what_the_consumer_never_got_is_lost() -> None:
-    summary = count(["a1"], 1, [Entry("a1", "a", 1)], [], kills=3)
+def test_what_had_no_effect_is_lost() -> None:
+    summary = count(["a1"], 1, [Entry("a1", "a", 1)], [], PLANNED)
     assert (summary.delivered, summary.lost) == (0, 1)
+
+
+def test_an_effect_of_what_was_never_committed_is_a_phantom() -> None:
+    assert count([], 1, [], [Entry("a1", "a", 1)], PLANNED).phantom == 1
+
+
+def test_an_effect_that_happened_twice_breaks_the_promise() -> None:
+    entry = Entry("a1", "a", 1)
+    summary = count(["a1"], 1, [entry, entry], [entry, entry], PLANNED)
+    assert (summary.lost, summary.duplicates, summary.double_effects) == (0, 1, 1)
+    assert not summary.holds(PLANNED)
+
+
+def test_effects_in_another_order_than_the_log_break_the_promise() -> None:
+    first, second = Entry("a1", "a", 1), Entry("a2", "a", 2)
+    assert count(["a1", "a2"], 2, [first, second], [first, second], PLANNED).holds(PLANNED)
+    summary = count(["a1", "a2"], 2, [first, second], [second, first], PLANNED)
+    assert (summary.reordered, summary.holds(PLANNED)) == (1, False)
+
+
+def test_a_demo_that_killed_too_few_has_shown_nothing() -> None:
+    entry = Entry("a1", "a", 1)
+    summary = count(["a1"], 1, [entry], [entry], Kills(relays=3, consumers=1))
+    assert (summary.kept, summary.holds(PLANNED)) == (True, False)

@@ -11,10 +11,14 @@ from contextlib import closing
 from inspect import iscoroutinefunction, signature
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
+from outrider import Delivery, Inbox
+from outrider.app import open_inbox
+from outrider.inbox.router import Handler, Route
 from outrider.stores.sqlite import SqliteSchema
 from outrider.testing import MemoryBroker
 
@@ -47,7 +51,24 @@ async def test_a_python_snippet_runs(
             calling = asyncio.ensure_future(defined(*(given[name] for name in signature(defined).parameters)))
             _stop_if_it_runs_for_ever(code)
             await calling
+    for inbox in [value for value in names.values() if isinstance(value, Inbox)]:
+        await _deliver(inbox, postgres_url)
     await given["conn"].close()
+
+
+async def _deliver(inbox: Inbox, url: str) -> None:
+    """Give each handler that a snippet registers an event of its type, in a transaction of its own."""
+    store = await open_inbox(url)
+    for routes in inbox.consumers.values():
+        for (topic, event_type), route in routes.handlers.items():
+            headers = {"message_id": uuid4(), "event_type": event_type, "aggregate_id": "A-7", "sequence": 1}
+            delivery = Delivery(topic, b"A-7", b"{}", {name: str(value).encode() for name, value in headers.items()})
+            assert await Inbox(store).process(delivery, _one_by_one(route), consumer=routes.consumer) == "applied"
+    await store.close()
+
+
+def _one_by_one(route: Route) -> Handler:
+    return (lambda event, tx: route.handler([event], tx)) if route.batch else route.handler
 
 
 async def _surroundings(url: str, path: Path) -> dict[str, Any]:
@@ -56,11 +77,15 @@ async def _surroundings(url: str, path: Path) -> dict[str, Any]:
         local.execute("CREATE TABLE orders (id TEXT PRIMARY KEY, shipped INTEGER)")
     conn = await asyncpg.connect(url)
     await conn.execute("CREATE TABLE orders (id text PRIMARY KEY, shipped boolean)")
+    await conn.execute("CREATE TABLE invoices (order_id text PRIMARY KEY)")
     return {"conn": conn, "url": url, "path": str(path), "order_id": "A-7", "broker": MemoryBroker()}
 
 
 def _to_be_called(value: Any, code: str) -> bool:
-    return iscoroutinefunction(value) and value.__module__ == "snippet" and "asyncio.run(" not in code
+    if not iscoroutinefunction(value) or value.__module__ != "snippet" or "asyncio.run(" in code:
+        return False
+    # A handler is called by an inbox.
+    return "tx" not in signature(value).parameters
 
 
 def _stop_if_it_runs_for_ever(code: str) -> None:

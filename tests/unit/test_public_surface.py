@@ -9,7 +9,10 @@ import pytest
 import outrider
 
 NAMES = [
+    "ConsumerSettings",
+    "Delivery",
     "Event",
+    "Inbox",
     "InvalidEvent",
     "Misuse",
     "NotInTransaction",

@@ -1,0 +1,216 @@
+"""What a consumer handles per second, beside a bare loop that writes the same row and would write it twice.
+
+Deliveries come from memory, so that no broker is measured. Ways take turns, and the median of the rounds counts, so
+that all of them see the same machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+import asyncpg
+
+from bench.load import KEYS
+from outrider.delivery import Delivery
+from outrider.inbox.consumer import Consumer
+from outrider.inbox.router import Route, Routes
+from outrider.inbox.settings import ConsumerSettings
+from outrider.inbox_store import InboxStore
+from outrider.source import Revoked
+from outrider.stores.postgres import PostgresInbox, PostgresSchema
+
+TOPIC, TYPE = "orders", "order.placed"
+BATCH = 100
+HANDS = (1, 8)
+SHARDS = 4
+SETUP = "DROP TABLE IF EXISTS invoices; CREATE TABLE invoices (event_id uuid, key text, body text)"
+CLEAR = "TRUNCATE invoices, outrider.consumer_inbox"
+BUSINESS = "INSERT INTO invoices (event_id, key, body) VALUES ($1, $2, $3)"
+NOTHING_SECONDS = 0.01
+WARM = 0.2
+"""The share of messages that goes before, so that connections are open and statements prepared."""
+IN_BATCHES = 12
+"""How many times as many messages are handled in batches, which take less time."""
+
+Row = tuple[UUID, str, str]
+
+
+class Intake(NamedTuple):
+    """How fast one way was, and how fast the bare loop that it stands beside."""
+
+    what: str
+    hands: int
+    messages: int
+    messages_per_second: float
+    times_bare: float
+
+
+@dataclass(slots=True)
+class Memory:
+    """A source that has everything already; it tells when all of it was acked."""
+
+    deliveries: Sequence[Delivery]
+    at: int = 0
+    acked: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, revoked: Revoked) -> None:
+        """There is nothing to connect to."""
+
+    async def receive(self, limit: int, paused: AbstractSet[str]) -> Sequence[Delivery]:
+        """Give the next ones; a source that has nothing waits a moment."""
+        found = self.deliveries[self.at : self.at + limit]
+        self.at += len(found)
+        await asyncio.sleep(0 if found else NOTHING_SECONDS)
+        return found
+
+    def ack(self, delivery: Delivery) -> None:
+        """Count."""
+        self.acked += 1
+        if self.acked == len(self.deliveries):
+            self.done.set()
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _row(event: Any) -> Row:
+    return event.event_id, event.key, event.payload["pad"]
+
+
+async def _one(event: Any, conn: Any) -> None:
+    await conn.execute(BUSINESS, *_row(event))
+
+
+async def _many(events: Any, conn: Any) -> None:
+    await conn.executemany(BUSINESS, [_row(event) for event in events])
+
+
+Way = Callable[[str, Sequence[Delivery], int], Awaitable[float]]
+
+
+def _inbox(route: Route, batch_max: int) -> Way:
+    """A consumer with receipts; return the seconds it took."""
+
+    async def way(url: str, deliveries: Sequence[Delivery], hands: int) -> float:
+        settings = ConsumerSettings(concurrency=hands, batch_max=batch_max, in_flight_max=4 * BATCH * max(HANDS))
+        routes = Routes("bench", settings, {(TOPIC, TYPE): route})
+        store = await PostgresInbox.open(url)
+        warm, rest = _parts(deliveries)
+        await _consume(store, routes, warm)
+        seconds = await _consume(store, routes, rest)
+        await store.close()
+        return seconds
+
+    return way
+
+
+async def _consume(store: InboxStore, routes: Routes, deliveries: Sequence[Delivery]) -> float:
+    source = Memory(deliveries)
+    consumer = Consumer(source, store, routes)
+    begun = time.perf_counter()
+    running = asyncio.create_task(consumer.run())
+    await source.done.wait()
+    seconds = time.perf_counter() - begun
+    consumer.stop()
+    await running
+    return seconds
+
+
+def _bare(per_transaction: int, *, together: bool = False) -> Way:
+    """The loop that people write first; return the seconds it took."""
+
+    async def way(url: str, deliveries: Sequence[Delivery], hands: int) -> float:
+        async def work(pool: Any, lots: Iterator[Sequence[Delivery]]) -> None:
+            for lot in lots:
+                rows = [_read(delivery) for delivery in lot]
+                async with pool.acquire() as conn, conn.transaction():
+                    if together:
+                        await conn.executemany(BUSINESS, rows)
+                        continue
+                    for row in rows:
+                        await conn.execute(BUSINESS, *row)
+
+        async def loop(pool: Any, part: Sequence[Delivery]) -> float:
+            lots = iter([part[at : at + per_transaction] for at in range(0, len(part), per_transaction)])
+            begun = time.perf_counter()
+            await asyncio.gather(*(work(pool, lots) for _ in range(hands)))
+            return time.perf_counter() - begun
+
+        warm, rest = _parts(deliveries)
+        async with asyncpg.create_pool(url, min_size=hands, max_size=hands) as pool:
+            await loop(pool, warm)
+            return await loop(pool, rest)
+
+    return way
+
+
+def _parts(deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
+    """Divide into what warms connections up, and what is measured."""
+    cut = int(len(deliveries) * WARM)
+    return deliveries[:cut], deliveries[cut:]
+
+
+def _read(delivery: Delivery) -> Row:
+    headers = delivery.headers
+    return UUID(headers["message_id"].decode()), headers["key"].decode(), json.loads(delivery.body)["pad"]
+
+
+PAIRS: tuple[tuple[int, tuple[str, Way], tuple[str, Way]], ...] = (
+    (1, ("bare, a transaction each", _bare(1)), ("inbox, one by one", _inbox(Route(_one), 1))),
+    (
+        BATCH,
+        (f"bare, {BATCH} per transaction", _bare(BATCH)),
+        (f"inbox, batches of {BATCH}", _inbox(Route(_one), BATCH)),
+    ),
+    (
+        BATCH,
+        (f"bare, {BATCH} rows at once", _bare(BATCH, together=True)),
+        (f"inbox, batches of {BATCH} to a batch handler", _inbox(Route(_many, batch=True), BATCH)),
+    ),
+)
+
+
+async def run(url: str, messages: int, rounds: int) -> list[Intake]:
+    """Measure every pair: one by one with so many messages, in batches with many times as many."""
+    await PostgresSchema(url).migrate()
+    conn = await asyncpg.connect(url)
+    await conn.execute(SETUP)
+    found: list[Intake] = []
+    for hands in HANDS:
+        for size, bare, ours in PAIRS:
+            count = messages if size == 1 else IN_BATCHES * messages
+            found += await _compare(conn, url, [bare, ours], count=count, hands=hands, rounds=rounds)
+    await conn.close()
+    return found
+
+
+async def _compare(
+    conn: Any, url: str, ways: Sequence[tuple[str, Way]], *, count: int, hands: int, rounds: int
+) -> list[Intake]:
+    rates: dict[str, list[float]] = {name: [] for name, _ in ways}
+    for _ in range(rounds):
+        for name, way in ways:
+            await conn.execute(CLEAR)
+            seconds = await way(url, [_delivery(number) for number in range(count)], hands)
+            assert await conn.fetchval("SELECT count(*) FROM invoices") == count, f"{name} did not write every row"
+            rates[name].append((count - int(count * WARM)) / seconds)
+    medians = {name: statistics.median(each) for name, each in rates.items()}
+    bare = medians[ways[0][0]]
+    return [Intake(name, hands, count, rate, rate / bare) for name, rate in medians.items()]
+
+
+def _delivery(number: int) -> Delivery:
+    key = f"k{number % KEYS}"
+    said = {"message_id": str(uuid4()), "event_type": TYPE, "key": key}
+    headers = {name: text.encode() for name, text in said.items()}
+    body = json.dumps({"order": number, "pad": "x" * 480}).encode()
+    return Delivery(TOPIC, key.encode(), body, headers, f"s{number % SHARDS}", f"{TOPIC}/{number}")

@@ -1,0 +1,235 @@
+"""Whatever a broker delivers, a consumer goes on, and every delivery is accounted for; dead letters keep the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import aio_pika
+import pytest
+from confluent_kafka import Producer
+
+from outrider import app
+from outrider.codec.open import open_delivery
+from outrider.delivery import Delivery
+from outrider.inbox.consumer import Consumer
+from outrider.inbox.router import Route, Routes
+from outrider.inbox.settings import ConsumerSettings
+from outrider.inbox_store import InboxCriteria, InboxStore
+from outrider.observer import ConsumerTroubled, Handled
+from outrider.source import Revoked, Source
+from outrider.stores.postgres import PostgresInbox
+from outrider.stores.sqlite import SqliteInbox, SqliteSchema
+from outrider.testing import Notebook
+from outrider.testing.servers.kafka import create_topic, delete_topics
+from tests.acceptance.malformed import TYPE, deliveries
+
+pytestmark = pytest.mark.timeout(180)
+
+COUNT, COUNT_BY_WIRE = 2000, 400
+PATIENCE_SECONDS = 90.0
+WAIT_SECONDS = 0.01
+GATES: dict[str, dict[str, Any]] = {
+    "no gate, dead letters hold": {"gate": "off", "dead_letter_policy": "hold"},
+    "monotonic, dead letters are skipped": {"gate": "monotonic", "dead_letter_policy": "skip"},
+    "strict, dead letters hold, batches": {"gate": "strict", "dead_letter_policy": "hold", "batch_max": 20},
+    "strict, dead letters are skipped, batches": {"gate": "strict", "dead_letter_policy": "skip", "batch_max": 20},
+}
+
+
+@dataclass(slots=True)
+class Counting:
+    """A source that knows what it has delivered, and when everything was acked."""
+
+    source: Source
+    goal: int
+    delivered: dict[int, Delivery] = field(default_factory=dict)
+    acked: set[int] = field(default_factory=set)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, revoked: Revoked) -> None:
+        await self.source.start(revoked)
+
+    async def receive(self, limit: int, paused: AbstractSet[str]) -> Sequence[Delivery]:
+        found = await self.source.receive(limit, paused)
+        self.delivered |= {id(delivery): delivery for delivery in found}
+        return found
+
+    def ack(self, delivery: Delivery) -> None:
+        self.source.ack(delivery)
+        self.acked.add(id(delivery))
+        if len(self.acked) >= self.goal:
+            self.done.set()
+
+    async def close(self) -> None:
+        await self.source.close()
+
+
+@dataclass(slots=True)
+class FromMemory:
+    """A source of what was made beforehand."""
+
+    waiting: list[Delivery]
+
+    async def start(self, revoked: Revoked) -> None:
+        """There is nothing to connect to."""
+
+    async def receive(self, limit: int, paused: AbstractSet[str]) -> Sequence[Delivery]:
+        found, self.waiting = self.waiting[:limit], self.waiting[limit:]
+        if not found:
+            await asyncio.sleep(WAIT_SECONDS)
+        return found
+
+    def ack(self, delivery: Delivery) -> None:
+        """Nobody asks."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store, a handler that has an effect in it, and how to count effects."""
+
+    store: InboxStore
+    handler: Callable[..., Any]
+    effects: Callable[[], Any]
+
+
+@pytest.fixture
+async def postgres_place(postgres_url: str, conn: Any) -> AsyncIterator[Place]:
+    await conn.execute("CREATE TABLE effects (key text NOT NULL, type text NOT NULL)")
+    store = await PostgresInbox.open(postgres_url)
+
+    async def handler(event: Any, tx: Any) -> None:
+        await tx.execute("INSERT INTO effects VALUES ($1, $2)", event.key, event.event_type)
+
+    async def effects() -> Any:
+        return await conn.fetchval("SELECT count(*) FROM effects")
+
+    yield Place(store, handler, effects)
+    await store.close()
+
+
+@pytest.fixture
+async def sqlite_place(tmp_path: Path) -> AsyncIterator[Place]:
+    path = tmp_path / "shop.db"
+    await SqliteSchema(path).migrate()
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute("CREATE TABLE effects (key TEXT NOT NULL, type TEXT NOT NULL)")
+    store = SqliteInbox(path)
+
+    def handler(event: Any, tx: sqlite3.Connection) -> None:
+        tx.execute("INSERT INTO effects VALUES (?, ?)", (event.key, event.event_type))
+
+    async def effects() -> Any:
+        with closing(sqlite3.connect(path)) as conn:
+            return conn.execute("SELECT count(*) FROM effects").fetchone()[0]
+
+    yield Place(store, handler, effects)
+    await store.close()
+
+
+@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), "sqlite"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each store."""
+    chosen: Place = request.getfixturevalue(f"{request.param}_place")
+    return chosen
+
+
+async def _account(
+    place: Place, topic: str, source_of: Callable[[Routes], Source], count: int, **settings: Any
+) -> Counter[str]:
+    """Consume all of it, and let every delivery be found again: by its effect, by a count, or by its bytes."""
+    consumer = f"of-{topic}"
+    routes = Routes(consumer, ConsumerSettings(**settings), {(topic, TYPE): Route(place.handler)})
+    source, notebook = Counting(source_of(routes), count), Notebook()
+    engine = Consumer(source, place.store, routes, observer=notebook)
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
+        group.create_task(engine.run())
+        await source.done.wait()
+        engine.stop()
+    assert notebook.of(ConsumerTroubled) == []
+    assert len(source.delivered) == count
+    kept = await place.store.desk.counts(consumer)
+    found = Counter(applied=await place.effects(), waiting=kept["waiting"], dead_letters=kept["dead_letters"])
+    for handled in notebook.of(Handled):
+        found.update(duplicates=handled.duplicates, dropped=handled.dropped)
+    assert found.total() == count, found
+    await _dead_letters_keep_the_bytes(place, consumer, source.delivered.values())
+    return found
+
+
+async def _dead_letters_keep_the_bytes(place: Place, consumer: str, delivered: Any) -> None:
+    letters = await place.store.desk.dead_letters(InboxCriteria(consumer=consumer, limit=COUNT))
+    sent = Counter((one.body, *sorted(one.headers.items())) for one in delivered)
+    assert Counter((letter["body"], *sorted(letter["headers"].items())) for letter in letters) <= sent
+    named = {arrival.event_id for arrival in map(open_delivery, delivered) if arrival.delivery.place}
+    assert not named or {letter["event_id"] for letter in letters} <= named
+
+
+@pytest.mark.parametrize("settings", GATES.values(), ids=GATES)
+async def test_malformed_deliveries_stop_nobody_and_are_all_accounted_for(
+    place: Place, settings: dict[str, Any]
+) -> None:
+    sent = list(deliveries("orders", COUNT, seed=11))
+    found = await _account(place, "orders", lambda routes: FromMemory(sent), COUNT, **settings)
+    # All of it happens often enough to mean something.
+    assert found["applied"] > 100
+    assert found["dead_letters"] > 300
+    assert found["duplicates"] > 20
+    assert found["dropped"] > 0
+    assert found["waiting"] > 0 or settings["dead_letter_policy"] == "skip"
+
+
+@pytest.mark.postgres
+@pytest.mark.kafka
+async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_place: Place, kafka: str) -> None:
+    topic = f"orders-{uuid4().hex[:8]}"
+    create_topic(kafka, topic, partitions=3)
+    producer: Any = Producer({"bootstrap.servers": kafka})
+    for one in deliveries(topic, COUNT_BY_WIRE, seed=12):
+        # A null is neither the empty key nor the empty value, and a header may be null as well.
+        headers = [(name, value or None) for name, value in one.headers.items()]
+        producer.produce(topic, one.body or None, one.key, headers=headers)
+    assert producer.flush(PATIENCE_SECONDS) == 0
+    found = await _account(
+        postgres_place, topic, lambda routes: app.open_source(f"kafka://{kafka}", routes), COUNT_BY_WIRE
+    )
+    assert min(found["applied"], found["dead_letters"]) > 20
+    delete_topics(kafka, topic)
+
+
+@pytest.mark.postgres
+@pytest.mark.rabbitmq
+async def test_malformed_messages_in_rabbitmq_are_all_accounted_for(postgres_place: Place, rabbitmq_url: str) -> None:
+    topic = f"orders-{uuid4().hex[:8]}"
+    url = f"{rabbitmq_url}?exchange={topic}&declare=of-{topic}:{topic}"
+    broker = await app.open_broker(url)
+    await broker.start()
+    await broker.close()
+    async with await aio_pika.connect(rabbitmq_url) as connection, await connection.channel() as channel:
+        exchange = await channel.get_exchange(topic)
+        for one in deliveries(topic, COUNT_BY_WIRE, seed=13):
+            await exchange.publish(aio_pika.Message(one.body, headers=_as_fields(one)), topic)
+        found = await _account(postgres_place, topic, lambda routes: app.open_source(url, routes), COUNT_BY_WIRE)
+        assert min(found["applied"], found["dead_letters"]) > 20
+        await channel.queue_delete(f"of-{topic}")
+        await channel.exchange_delete(topic)
+
+
+def _as_fields(one: Delivery) -> Any:
+    """Say the same in the types of AMQP: text where it can be, and things that are no text at all."""
+    said: dict[str, Any] = {}
+    for name, value in one.headers.items():
+        said[name[:100]] = value.decode() if value.isascii() else bytearray(value)
+    odd: list[Any] = [None, True, 3.5, -7, [1, [None]], {"a": {"b": bytearray(b"\xff")}}, bytearray(b"\x00\xff"), 2**62]
+    return said if one.token % 3 else {**said, "odd": odd[one.token % len(odd)]}

@@ -1,0 +1,254 @@
+"""`outrider consume module:inbox` with a module on disk, and what the doctor says about its receipts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+import outrider
+from outrider import Event
+from outrider.testing.servers.kafka import create_topic
+
+ROOT = Path(outrider.__file__).parent.parent
+WAIT_SECONDS = 30
+MODULE = """
+import sqlite3
+from outrider import Event, Inbox, RetryPolicy
+
+inbox = Inbox()
+spare = Inbox()
+number = 7
+
+
+@inbox.handler("order.placed", consumer="billing", topic="orders")
+def bill(event: Event, tx: sqlite3.Connection) -> None:
+    if event.payload["broken"]:
+        raise ValueError("no such price")
+    tx.execute("INSERT INTO effects (consumer, key) VALUES ('billing', ?)", (event.key,))
+
+
+@inbox.handler("order.placed", consumer="stats", topic="orders")
+def count(event: Event, tx: sqlite3.Connection) -> None:
+    tx.execute("INSERT INTO effects (consumer, key) VALUES ('stats', ?)", (event.key,))
+
+
+inbox.consumer("billing", retry=RetryPolicy(max_attempts=2, base_seconds=0.01), receipt_days=3)
+"""
+
+
+class Service:
+    """A service in a directory of its own: its module, its database, the log it reads from."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / "store.db"
+        foreign = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
+        places = {"OUTRIDER_STORE": "sqlite:///store.db", "OUTRIDER_BROKER": "embedded:///log.db"}
+        self.environment = {**foreign, **places, "PYTHONPATH": str(ROOT)}
+        self.write_module("orders")
+
+    def write_module(self, topic: str) -> None:
+        (self.directory / "handlers.py").write_text(MODULE.replace('"orders"', f'"{topic}"'))
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "outrider", *args],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *args: str, code: int = 0) -> tuple[str, str]:
+        with self.start(*args) as process:
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == code, (out, err)
+        return out, err
+
+    def refused(self, *args: str, code: int = 2) -> str:
+        """Return the text of the error."""
+        return str(json.loads(self.run("consume", *args, "--json", code=code)[1].splitlines()[-1])["error"])
+
+    def deliver(self, *keys: str, broken: bool = False) -> None:
+        """Stage events, and let a relay publish them."""
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as conn:
+            conn.execute("BEGIN IMMEDIATE")
+            outrider.stage_sync(
+                conn, *(Event("order.placed", {"broken": broken}, topic="orders", key=key) for key in keys)
+            )
+            conn.execute("COMMIT")
+        self.run("relay", "--until-empty")
+
+    def effects(self, consumer: str = "billing") -> list[str]:
+        with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS)) as conn:
+            rows = conn.execute("SELECT key FROM effects WHERE consumer = ? ORDER BY rowid", (consumer,))
+            return [key for (key,) in rows]
+
+    def findings(self, *args: str, code: int = 0) -> list[dict[str, str]]:
+        """Return what the doctor says of receipts, in the order of consumers."""
+        told = json.loads(self.run("doctor", "--consume", "handlers:inbox", *args, "--json", code=code)[0])
+        found = [found for found in told["findings"] if found["check"] == "receipts-shorter-than-retention"]
+        return sorted(found, key=lambda each: each["text"])
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    made = Service(tmp_path)
+    made.run("db", "migrate")
+    with closing(sqlite3.connect(made.path)) as conn:
+        conn.execute("CREATE TABLE effects (consumer TEXT NOT NULL, key TEXT NOT NULL)")
+    return made
+
+
+def until_idle(service: Service, *options: str) -> dict[str, int]:
+    told: dict[str, int] = json.loads(
+        service.run("consume", "handlers:inbox", "--until-idle", "0.5", "--json", *options)[0]
+    )
+    return told
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("handlers", "write module:name"),
+        (":inbox", "write module:name"),
+        ("handlers:", "write module:name"),
+        ("nowhere:inbox", "there is no module nowhere here"),
+        ("handlers.deeper:inbox", "there is no module handlers.deeper here"),
+        ("handlers:inbx", "did you mean handlers:inbox?"),
+        ("handlers:number", "handlers:number is not an inbox"),
+        ("json:inbox", "define one: inbox = outrider.Inbox()"),
+        ("handlers:spare", "handlers:spare has no handlers"),
+    ],
+)
+def test_what_is_no_inbox_is_refused_with_the_fix(tmp_path: Path, target: str, words: str) -> None:
+    assert words in Service(tmp_path).refused(target)
+
+
+def test_a_module_that_cannot_be_imported_says_what_it_lacks_itself(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    (tmp_path / "broken.py").write_text("import no_such_thing\n")
+    assert "no_such_thing" in service.refused("broken:inbox", code=1)
+
+
+def test_an_unknown_consumer_is_refused_and_the_known_are_named(service: Service) -> None:
+    assert "(there are: billing, stats)" in service.refused("handlers:inbox", "--consumer", "biling")
+
+
+def test_a_database_without_an_inbox_is_refused(tmp_path: Path) -> None:
+    assert "outrider db migrate" in Service(tmp_path).refused("handlers:inbox")
+
+
+def test_a_broker_that_nobody_can_consume_from_is_refused(service: Service) -> None:
+    assert "broker to consume from" in service.refused("handlers:inbox", "--broker", "null://")
+
+
+def test_every_consumer_has_each_effect_once_however_often_it_is_run(service: Service) -> None:
+    service.deliver("a", "b", "a")
+    counts = until_idle(service)
+    assert counts == {"applied": 6, "duplicates": 0, "dropped": 0, "waiting": 0, "buried": 0}
+    assert sorted(service.effects("billing")) == sorted(service.effects("stats")) == ["a", "a", "b"]
+    assert set(until_idle(service).values()) == {0}
+    assert "0 applied, 0 duplicates" in service.run("consume", "handlers:inbox", "--until-idle", "0.3")[0]
+    assert len(service.effects("billing")) == 3
+
+
+def test_a_chosen_consumer_runs_alone(service: Service) -> None:
+    service.deliver("a")
+    assert until_idle(service, "--consumer", "stats")["applied"] == 1
+    assert (service.effects("stats"), service.effects("billing")) == (["a"], [])
+
+
+def test_what_is_delivered_again_has_no_second_effect(service: Service) -> None:
+    service.deliver("a", "b")
+    until_idle(service)
+    with closing(sqlite3.connect(service.directory / "log.db")) as log, log:
+        log.execute('UPDATE consumer SET "offset" = 0')
+    assert until_idle(service) == {"applied": 0, "duplicates": 4, "dropped": 0, "waiting": 0, "buried": 0}
+    assert len(service.effects("billing")) == len(service.effects("stats")) == 2
+
+
+def test_what_a_handler_refuses_is_buried_and_holds_its_key_only(service: Service) -> None:
+    service.deliver("a", broken=True)
+    service.deliver("a", "b")
+    counts = until_idle(service, "--consumer", "billing")
+    assert (counts["applied"], counts["waiting"], counts["buried"]) == (1, 1, 1)
+    assert service.effects("billing") == ["b"]
+    [dead] = json.loads(service.run("inbox", "dead", "--json")[0])
+    assert (dead["key"], dead["attempts"], "no such price" in dead["failure"]["error"]) == ("a", 2, True)
+    service.run("inbox", "discard", str(dead["id"]), "--yes")
+    assert until_idle(service, "--consumer", "billing")["applied"] == 1
+    assert service.effects("billing") == ["b", "a"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_consumer_cleanly(service: Service, number: signal.Signals) -> None:
+    service.deliver("a")
+    with service.start("consume", "handlers:inbox", "--json") as process:
+        give_up = time.monotonic() + WAIT_SECONDS
+        while not service.effects("billing"):
+            assert process.poll() is None
+            assert time.monotonic() < give_up
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 0, err
+    assert json.loads(out)["applied"] in (1, 2)
+    # What it had done, it has acked.
+    assert until_idle(service, "--consumer", "billing")["duplicates"] == 0
+
+
+def test_the_doctor_warns_of_receipts_that_go_before_the_log_does(service: Service) -> None:
+    billing, stats = service.findings()
+    assert (billing["level"], stats["level"]) == ("warn", "ok")
+    assert "billing keeps receipts for 3 days" in billing["text"]
+    assert "orders is kept for 7 days" in billing["text"]
+    assert "receipt_days=7" in billing["remedy"]
+    assert stats["remedy"] == ""
+
+
+def test_the_doctor_says_nothing_of_consumers_it_was_not_told_about(service: Service) -> None:
+    told = json.loads(service.run("doctor", "--json")[0])
+    assert "receipts-shorter-than-retention" not in {found["check"] for found in told["findings"]}
+
+
+def test_the_doctor_refuses_what_is_no_inbox(service: Service) -> None:
+    assert "did you mean handlers:inbox?" in service.run("doctor", "--consume", "handlers:inbx", code=2)[1]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(
+    ("config", "level", "words"),
+    [
+        ({"retention.ms": str(2 * 86_400_000)}, "ok", "orders is kept for 2 days"),
+        ({"retention.ms": str(20 * 86_400_000)}, "warn", "orders is kept for 20 days"),
+        ({"retention.ms": "-1"}, "warn", "orders is kept for ever"),
+        ({"cleanup.policy": "compact"}, "warn", "orders is kept for ever"),
+    ],
+)
+def test_the_doctor_asks_kafka_how_long_a_topic_is_kept(
+    service: Service, kafka: str, config: dict[str, str], level: str, words: str
+) -> None:
+    topic = f"orders-{uuid4().hex[:12]}"
+    create_topic(kafka, topic, config=config)
+    service.write_module(topic)
+    billing, _ = service.findings("--broker", f"kafka://{kafka}")
+    assert (billing["level"], words.replace("orders", topic) in billing["text"]) == (level, True)
+    assert bool(billing["remedy"]) == (level == "warn")
+
+
+@pytest.mark.kafka
+def test_nothing_good_is_said_of_a_topic_that_is_missing(service: Service, kafka: str) -> None:
+    service.write_module(f"missing-{uuid4().hex[:12]}")
+    assert service.findings("--broker", f"kafka://{kafka}", code=1) == []
