@@ -245,7 +245,7 @@ class TestRabbitmq:
         await broker.close()
         [delivery] = await deliveries(rabbitmq_url, f"{exchange}.orders")
         # The queue counts deliveries in a header of its own.
-        assert delivery.headers.keys() - {"x-delivery-count"} == {*sent.headers, "key"}
+        assert delivery.headers.keys() - {"x-delivery-count"} == {*sent.headers, "key", "topic"}
 
 
 @pytest.mark.rabbitmq
