@@ -53,4 +53,4 @@ async def messages(url: str, events: int) -> list[Message]:
     fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, events))
     await store.leave(READER)
     await store.close()
-    return [seal(event, stream_of(event, default_topic)) for event in sorted(fetched.events)]
+    return [seal(event, stream_of(event, default_topic).topic) for event in sorted(fetched.events)]

@@ -290,6 +290,13 @@ class Store(Protocol):
         """
         ...
 
+    async def confirm(self, lease: Lease, events: Sequence[StagedEvent]) -> int:
+        """Settle fetched events that were all confirmed, none of which was waiting; return how many were applied.
+
+        The same as `settle` would do, without looking at each.
+        """
+        ...
+
     async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
         """Write outcomes in lanes still owned; return how many were applied.
 

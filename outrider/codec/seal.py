@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from outrider.event import BAND_NAMES, GAPLESS, Message, StagedEvent, Stream
+from outrider.event import BAND_NAMES, GAPLESS, Message, StagedEvent
 
 NORMAL = BAND_NAMES[1]
 GAPLESS_ONLY = json.dumps(GAPLESS).encode()
@@ -20,7 +20,7 @@ REQUIRED_HEADERS = ("message_id", "trace_id", "traceparent", "causation_id", "co
 _THREE_DIGITS = tuple(f"{number:03}" for number in range(1000))
 
 
-def seal(event: StagedEvent, stream: Stream, band: str = NORMAL) -> Message:
+def seal(event: StagedEvent, topic: str, band: str = NORMAL) -> Message:
     """Encode an event for the wire. The payload travels as the text the database holds.
 
     The band is told where it is not the normal one: numbers are counted by topic, key and band.
@@ -53,7 +53,7 @@ def seal(event: StagedEvent, stream: Stream, band: str = NORMAL) -> Message:
         headers["gapless"] = "true"
     elif event.headers != b"{}":
         _add_own(headers, json.loads(event.headers))
-    return Message(message_id, stream.topic, event.key, event.routing_key, event.payload, headers)
+    return Message(message_id, topic, event.key, event.routing_key, event.payload, headers)
 
 
 def _written(at: datetime) -> str:

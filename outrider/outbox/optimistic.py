@@ -22,9 +22,9 @@ from outrider.codec.seal import seal
 from outrider.errors import Transient
 from outrider.event import BAND_NAMES, Event, StagedEvent, default_topic
 from outrider.observer import Observer, Observers, OptimisticSent, StoreTroubled
-from outrider.outbox.publisher import publish
 from outrider.outbox.stage import StagingRules, drafts
 from outrider.outbox.streams import Course, Run, TopicRule, stream_of
+from outrider.outbox.turnstile import publish
 from outrider.outcome import Confirmed, Unresolved, Verdict
 from outrider.store import Drafts, Hold, Placed, Store
 
@@ -140,7 +140,7 @@ class OptimisticWriter:
         while course.ready and (seconds := deadline - self._clock.boot_seconds()) > 0:
             wave = course.next_wave(len(events), ordered=self._broker.traits.ordered)
             bands = [BAND_NAMES[run.stream.lane // self._store.lanes] for run in wave]
-            messages = [seal(event, r.stream, b) for r, b in zip(wave, bands, strict=True) for event in r.events]
+            messages = [seal(event, r.stream.topic, b) for r, b in zip(wave, bands, strict=True) for event in r.events]
             verdicts = iter(await publish(self._broker, messages, seconds))
             for run in wave:
                 self._note(course, run, [next(verdicts) for _ in run.events], confirmed)

@@ -6,8 +6,7 @@ Nothing here touches the store, so no transaction can be open while the broker i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -15,60 +14,13 @@ from typing import NamedTuple
 from outrider.broker import Broker
 from outrider.clock import Clock
 from outrider.codec.seal import seal
-from outrider.event import BAND_NAMES, Message, StagedEvent, Stream
+from outrider.event import BAND_NAMES, Message, StagedEvent, Stream, default_topic
 from outrider.observer import BreakerClosed, BreakerOpened, Buried, Observer, Retried
 from outrider.outbox.breaker import Breakers
-from outrider.outbox.streams import Course, Run
+from outrider.outbox.streams import Course, Run, TopicRule, fits
+from outrider.outbox.turnstile import Turnstile, publish
 from outrider.outbox.verdicts import Failing, Judge
 from outrider.outcome import CONFIRMED, Bury, Confirmed, Defer, Refused, Rejected, Unresolved, Verdict
-
-
-class Turnstile:
-    """Lets waves through side by side, and a suspect only by itself: a fault must have one possible cause."""
-
-    def __init__(self) -> None:
-        self._entry = asyncio.Lock()
-        self._inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    @asynccontextmanager
-    async def passing(self, *, alone: bool) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it for the block. A suspect keeps the entry while it waits, so none starves."""
-        async with self._entry:
-            if alone:
-                await self._empty.wait()
-                yield
-                return
-            self._inside += 1
-            self._empty.clear()
-        try:
-            yield
-        finally:
-            self._inside -= 1
-            if not self._inside:
-                self._empty.set()
-
-
-async def publish(broker: Broker, messages: list[Message], seconds: float) -> Sequence[Verdict]:
-    """Publish with a time limit. Whatever the adapter does, each message has a verdict in the end."""
-    try:
-        async with asyncio.timeout(seconds):
-            verdicts = await broker.publish(messages)
-        if len(verdicts) != len(messages):
-            return [Unresolved(f"{len(verdicts)} verdicts for {len(messages)} messages")] * len(messages)
-        return verdicts
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        # Nobody cancelled us: a future inside the client was, and that says nothing about any message.
-        return [Unresolved("the broker's client cancelled the publish")] * len(messages)
-    except TimeoutError:
-        return [Unresolved(f"no verdict from the broker within {seconds:g} s")] * len(messages)
-    except Exception as error:
-        # An adapter that raises has told us nothing about any message; the error is reported with the verdict.
-        return [Unresolved(f"{type(error).__name__}: {error}")] * len(messages)
 
 
 class Sealed(NamedTuple):
@@ -78,18 +30,20 @@ class Sealed(NamedTuple):
     messages: list[Message]
 
 
-def _seal_all(wave: list[Run], lanes: int) -> list[Message]:
-    """Encode a wave at once; return nothing if one of its events cannot be encoded, for then each run is looked at."""
+def _seal_all(events: Iterable[StagedEvent], rule: TopicRule, lanes: int) -> list[Message]:
+    """Encode events at once; return nothing if one of them cannot be encoded, for then each run is looked at."""
     try:
         return [
-            seal(event, stream, band)
-            for stream, events in wave
-            for band in (BAND_NAMES[stream.lane // lanes],)
+            seal(event, event.topic or rule(event.event_type, None, event.routing_key), BAND_NAMES[event.lane // lanes])
             for event in events
         ]
     except Exception:
         # Which event it is, and what is said about it, is for `_seal`, which meets it again.
         return []
+
+
+def _events(runs: Iterable[Run]) -> Iterator[StagedEvent]:
+    return (event for run in runs for event in run.events)
 
 
 def _joined(batch: list[Sealed]) -> tuple[list[Run], list[Message]]:
@@ -110,6 +64,7 @@ class Publisher:
     clock: Clock
     observer: Observer
     lanes: int
+    rule: TopicRule = default_topic
     turnstile: Turnstile = field(default_factory=Turnstile)
 
     async def run(self, course: Course, may_publish: Callable[[], bool]) -> None:
@@ -118,12 +73,14 @@ class Publisher:
         While nothing has gone wrong lately, no single event needs looking at.
         """
         limit, ordered = self.judge.settings.in_flight_max, self.broker.traits.ordered
+        if course.fresh:
+            await self._send_fresh(course, may_publish)
         while course.ready and may_publish() and not self.breakers.open(""):
             calm = self.breakers.calm and not course.careful
             if not calm:
                 course.ready = dict(sorted(course.ready.items(), key=self._doubt))
             wave = course.next_wave(limit, ordered=ordered, alone=None if calm else self._alone)
-            if calm and (messages := _seal_all(wave, self.lanes)):
+            if calm and (messages := _seal_all(_events(wave), self.rule, self.lanes)):
                 await self._send(course, wave, messages, may_publish, alone=False)
                 continue
             ready = [sealed for run in wave if (sealed := self._seal(course, run))]
@@ -135,6 +92,27 @@ class Publisher:
                     await self._send(course, *_joined([sealed]), may_publish, alone=True)
                 else:
                     course.leave(sealed.run.stream)
+
+    async def _send_fresh(self, course: Course, may_publish: Callable[[], bool]) -> None:
+        """Send everything at once while all is calm, if the broker keeps order by itself; else sort it into streams.
+
+        Events go out in the order they were fetched in, and that of each stream is part of it.
+        """
+        events, limit = course.fresh, self.judge.settings.in_flight_max
+        calm = self.broker.traits.ordered and self.breakers.calm and len(events) <= limit and fits(events)
+        messages = _seal_all(events, self.rule, self.lanes) if calm else []
+        if not messages:
+            course.sort(self.rule)
+            return
+        verdicts = await self._publish(messages, may_publish, alone=False)
+        if verdicts and self._all_confirmed(verdicts):
+            course.confirm_fresh()
+        elif verdicts:
+            heard = dict(zip(events, zip(messages, verdicts, strict=True), strict=True))
+            course.sort(self.rule)
+            runs = course.take_all()
+            sent, verdicts = zip(*(heard[event] for event in _events(runs)), strict=True)
+            self._hear(course, runs, sent, verdicts, alone=False)
 
     def _alone(self, event: StagedEvent) -> bool:
         return event.suspect or self.breakers.suspected(event.position)
@@ -152,7 +130,7 @@ class Publisher:
         messages: list[Message] = []
         try:
             band = BAND_NAMES[stream.lane // self.lanes]
-            messages += (seal(event, stream, band) for event in events)
+            messages += (seal(event, stream.topic, band) for event in events)
         except Exception as error:
             if not messages:
                 self._charge(course, run, 0, Rejected(f"cannot be encoded: {type(error).__name__}: {error}"))
@@ -183,13 +161,29 @@ class Publisher:
     async def _send(
         self, course: Course, runs: list[Run], messages: list[Message], may_publish: Callable[[], bool], *, alone: bool
     ) -> None:
+        verdicts = await self._publish(messages, may_publish, alone=alone)
+        if verdicts and self._all_confirmed(verdicts):
+            course.confirm(runs)
+        elif verdicts:
+            self._hear(course, runs, messages, verdicts, alone=alone)
+
+    async def _publish(
+        self, messages: list[Message], may_publish: Callable[[], bool], *, alone: bool
+    ) -> Sequence[Verdict]:
+        """Publish when it is their turn; return nothing if by then it is too late to begin."""
         async with self.turnstile.passing(alone=alone):
             if not may_publish():  # Waiting for a turn may have taken what was left of the lease.
-                return
-            verdicts = await publish(self.broker, messages, self.judge.settings.publish_timeout_seconds)
-        if self.breakers.calm and verdicts.count(CONFIRMED) == len(messages):
-            course.confirm(runs)
-            return
+                return ()
+            return await publish(self.broker, messages, self.judge.settings.publish_timeout_seconds)
+
+    def _all_confirmed(self, verdicts: Sequence[Verdict]) -> bool:
+        """Tell whether nothing needs looking at: all went well, and has before."""
+        return self.breakers.calm and verdicts.count(CONFIRMED) == len(verdicts)
+
+    def _hear(
+        self, course: Course, runs: list[Run], messages: Sequence[Message], verdicts: Sequence[Verdict], *, alone: bool
+    ) -> None:
+        """Take the verdicts run by run."""
         faults: Faults = {}
         sent, heard = iter(messages), iter(verdicts)
         for run in runs:

@@ -72,7 +72,7 @@ class Relay:
         self.broker = broker
         self.breakers = Breakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
         judge = Judge(self.settings, self.chance)
-        self.publisher = Publisher(broker, self.breakers, judge, self.clock, self.observer, store.lanes)
+        self.publisher = Publisher(broker, self.breakers, judge, self.clock, self.observer, store.lanes, rule)
         self.lease = Lease(self._fresh_name())
         self._joining = True
         self._trusted_until = float("-inf")
@@ -121,7 +121,7 @@ class Relay:
         await self.publisher.run(course, self._may_publish(lease))
         published = self.clock.boot_seconds()
         settled = await self._settle(lease, course)
-        if course.settlements:
+        if course.sent or course.settlements:
             spent = published - publishing, self.clock.boot_seconds() - begun
             self.observer.notice(Passed(len(fetched.events), course.confirmed, settled, *spent))
         return settled
@@ -297,9 +297,11 @@ class Relay:
         return plan(fetched.events, due.streams, blocked, self.rule)
 
     async def _settle(self, lease: Lease, course: Course) -> int:
-        if not course.settlements and not course.emptied:
+        if not course.sent and not course.settlements and not course.emptied:
             return 0
         try:
+            if course.sent:
+                return await self.store.confirm(lease, course.sent)
             return await self.store.settle(lease, course.settlements, course.emptied) + len(course.emptied)
         except OutriderError:
             await self._forsake(lease)

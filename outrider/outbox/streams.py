@@ -46,8 +46,14 @@ Alone = Callable[[StagedEvent], bool]
 
 @dataclass(slots=True)
 class Course:
-    """One pass: what is ready by stream, and what is settled so far."""
+    """One pass: what is ready by stream, and what is settled so far.
 
+    While nothing stands in the way of any event, they are all `fresh`: in order, and not looked at one by one. They are
+    sorted into streams once that matters; if all of them are confirmed, it never does, and they are `sent`.
+    """
+
+    fresh: Sequence[StagedEvent] = ()
+    sent: Sequence[StagedEvent] = ()
     ready: dict[Stream, list[StagedEvent]] = field(default_factory=dict)
     settlements: list[Settlement] = field(default_factory=list)
     emptied: list[Stream] = field(default_factory=list)
@@ -61,9 +67,7 @@ class Course:
         An event that must go alone is a run of its own. The limit is in events; there is one in bytes besides.
         """
         if ordered and alone is None and self._fits(limit):
-            everything = [Run(stream, events) for stream, events in self.ready.items()]
-            self.ready = {}
-            return everything
+            return self.take_all()
         wave: list[Run] = []
         left: dict[Stream, list[StagedEvent]] = {}
         room, room_bytes = limit, WAVE_BYTES_MAX
@@ -85,7 +89,24 @@ class Course:
         """Tell whether everything that is ready may go at once."""
         if sum(map(len, self.ready.values())) > limit:
             return False
-        return sum(map(len, map(_PAYLOAD, chain.from_iterable(self.ready.values())))) <= WAVE_BYTES_MAX
+        return fits(chain.from_iterable(self.ready.values()))
+
+    def sort(self, rule: TopicRule) -> None:
+        """Sort what is fresh into its streams."""
+        for event in self.fresh:
+            self.ready.setdefault(stream_of(event, rule), []).append(event)
+        self.fresh = ()
+
+    def take_all(self) -> list[Run]:
+        """Take everything that is ready."""
+        everything = [Run(stream, events) for stream, events in self.ready.items()]
+        self.ready = {}
+        return everything
+
+    def confirm_fresh(self) -> None:
+        """The broker has all that was fresh."""
+        self.sent, self.fresh = self.fresh, ()
+        self.confirmed += len(self.sent)
 
     def confirm(self, runs: Iterable[Run]) -> None:
         """The broker has them."""
@@ -111,6 +132,11 @@ class Course:
         self.ready.pop(stream, None)
 
 
+def fits(events: Iterable[StagedEvent]) -> bool:
+    """Tell whether events are few bytes enough to go out at once."""
+    return sum(map(len, map(_PAYLOAD, events))) <= WAVE_BYTES_MAX
+
+
 def _run_length(events: list[StagedEvent], room: int, room_bytes: int, alone: Alone | None) -> int:
     """Return how many of the first events may go together: one at least, however large."""
     if alone and alone(events[0]):
@@ -124,19 +150,17 @@ def _run_length(events: list[StagedEvent], room: int, room_bytes: int, alone: Al
 
 
 def plan(
-    fetched: Sequence[StagedEvent], due: Iterable[DueStream], blocked: Collection[Stream], rule: TopicRule
+    fetched: Sequence[StagedEvent], due: Collection[DueStream], blocked: Collection[Stream], rule: TopicRule
 ) -> Course:
     """Sort what was found into streams that may go, events to park or defer, and streams to leave alone."""
+    if not blocked and not due and all(event.readiness == _READY for event in fetched):
+        return Course(fetched)
     course = Course()
     ready = course.ready
     stopped: set[Stream] = set(blocked)
     left: set[Stream] = set()
     for event in fetched:
         stream = stream_of(event, rule)
-        if event.readiness == _READY and not stopped and not left:
-            # Nearly always so, and this runs for every event.
-            ready.setdefault(stream, []).append(event)
-            continue
         if stream in left:
             continue
         if event.readiness == Readiness.HELD:

@@ -128,6 +128,12 @@ class DistantStore:
     async def due(self, lease: Lease, events_max: int) -> Due:
         return await self._ask("due", self.inner.due, lease, events_max)
 
+    async def confirm(self, lease: Lease, events: Sequence[StagedEvent]) -> int:
+        def ids() -> tuple[object, ...]:
+            return tuple(("Confirmed", self.record.label(event)) for event in events)
+
+        return await self._ask("settle", self.inner.confirm, lease, events, ids=ids)
+
     async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
         def ids() -> tuple[object, ...]:
             return tuple((type(s.outcome).__name__, self.record.label(s.event)) for s in settlements)

@@ -23,7 +23,7 @@ from outrider.brokers.rabbitmq.frames import encode
 from outrider.codec.seal import seal
 from outrider.errors import BadSetting
 from outrider.event import SKIPPED_TYPE, Message
-from tests.unit.build import staged, stream
+from tests.unit.build import staged
 
 SOURCE = "/shop/orders"
 ON_KAFKA, ON_RABBITMQ = CloudEvents(SOURCE, "ce_", "content-type"), CloudEvents(SOURCE, "ce-")
@@ -54,7 +54,7 @@ on_both_wires = pytest.mark.parametrize(
 
 
 def sealed(headers: Mapping[str, Any] | None = None, key: str = "A-7", **changes: Any) -> Message:
-    return seal(staged(1, key, headers=json.dumps(headers or {}).encode(), **changes), stream(key))
+    return seal(staged(1, key, headers=json.dumps(headers or {}).encode(), **changes), "orders")
 
 
 FULL = sealed(

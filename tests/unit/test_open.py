@@ -12,7 +12,7 @@ from outrider.codec.open import open_delivery
 from outrider.codec.seal import seal
 from outrider.delivery import Delivery, InboxStream
 from outrider.event import BAND_NAMES, GAPLESS, SKIPPED_TYPE, Message, Priority
-from tests.unit.build import staged, stream
+from tests.unit.build import staged
 
 GOOD = {"message_id": str(UUID(int=7, version=4)), "event_type": "order.placed", "key": "A"}
 
@@ -42,7 +42,7 @@ def test_what_was_sealed_comes_back(band: str) -> None:
         sequence=17,
         headers=json.dumps({**GAPLESS, "trace_id": "0" * 31 + "1", "shop": "Zürich"}).encode(),
     )
-    opened = open_delivery(delivered(seal(event, stream("A-1"), band)))
+    opened = open_delivery(delivered(seal(event, "orders", band)))
     assert opened.problem == ""
     assert opened.event is not None
     found = opened.event
@@ -67,7 +67,7 @@ def test_what_was_sealed_comes_back(band: str) -> None:
 
 
 def test_an_event_without_extras_comes_back() -> None:
-    opened = open_delivery(delivered(seal(staged(1), stream())))
+    opened = open_delivery(delivered(seal(staged(1), "orders")))
     assert opened.problem == ""
     assert opened.event is not None
     assert (opened.event.aggregate_type, opened.event.sequence, opened.gapless) == (None, None, False)

@@ -11,7 +11,7 @@ import pytest
 from outrider.errors import Transient
 from outrider.event import Message, Stream
 from outrider.observer import Buried
-from outrider.outbox.publisher import publish
+from outrider.outbox.turnstile import publish
 from outrider.outcome import CONFIRMED, Policy, Refused, Unresolved, Verdict
 from outrider.store import Criteria, Lease, Settlement
 from outrider.stores.memory import MemoryStore

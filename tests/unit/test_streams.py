@@ -13,7 +13,9 @@ RETRY = Retry(1.0, {})
 
 
 def course_of(*events: StagedEvent) -> Course:
-    return plan(events, (), (), default_topic)
+    course = plan(events, (), (), default_topic)
+    course.sort(default_topic)
+    return course
 
 
 def positions(course: Course, limit: int = 100, *, ordered: bool = False) -> list[list[int]]:

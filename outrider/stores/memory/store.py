@@ -14,6 +14,7 @@ from outrider.clock import Clock, SystemClock
 from outrider.event import BANDS, Readiness, StagedEvent, Stream
 from outrider.finding import Finding
 from outrider.lifecycle import State
+from outrider.outcome import CONFIRMED
 from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.memory.desk import MemoryDesk
 from outrider.stores.memory.examine import examine
@@ -130,6 +131,10 @@ class MemoryStore:
             streams.append(DueStream(stream, block.cause, events))
             room -= len(events)
         return Due(streams, None)
+
+    async def confirm(self, lease: Lease, events: Sequence[StagedEvent]) -> int:
+        rows = [self.tables.rows[event.position] for event in events if event.position in self.tables.rows]
+        return await self.settle(lease, [Settlement(row.event, row.stream, CONFIRMED) for row in rows])
 
     async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
         owned = self.fence(lease)

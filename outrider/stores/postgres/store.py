@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from outrider.stores.postgres.wakeup import Hints
 from outrider.stores.queries import identifier
 
 STREAM_COLUMNS = 4
+_EVENT_ID = attrgetter("event_id")
 
 
 class PostgresStore:
@@ -87,12 +89,14 @@ class PostgresStore:
         [[seconds]] = await self.database.fetch(self.sql["next_due"], list(lease.epochs))
         return Due(streams, seconds)
 
+    async def confirm(self, lease: Lease, events: Sequence[StagedEvent]) -> int:
+        verb = "confirm_archive" if self.archive else "confirm_delete"
+        async with self.database.statement() as conn:
+            return touched(await conn.execute(self.sql[verb], *fence(lease), list(map(_EVENT_ID, events))))
+
     async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
         if not emptied and all(_fresh_confirm(settlement) for settlement in settlements):
-            ids = [settlement.event.event_id for settlement in settlements]
-            verb = "confirm_archive" if self.archive else "confirm_delete"
-            async with self.database.statement() as conn:
-                return touched(await conn.execute(self.sql[verb], *fence(lease), ids))
+            return await self.confirm(lease, [settlement.event for settlement in settlements])
         return await settle(self, lease, settlements, emptied)
 
     async def renew_hold(self, hold: Hold, event_ids: Sequence[UUID]) -> list[StagedEvent]:

@@ -13,8 +13,9 @@ from uuid import UUID
 
 from outrider.clock import Clock, SystemClock
 from outrider.errors import Misuse
-from outrider.event import Readiness, StagedEvent, Stream, lane_of
+from outrider.event import Readiness, StagedEvent, Stream, default_topic, lane_of
 from outrider.finding import Finding
+from outrider.outcome import CONFIRMED
 from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.sqlite import settling, staging
 from outrider.stores.sqlite.database import Database, translated
@@ -68,6 +69,11 @@ class SqliteStore:
 
     async def due(self, lease: Lease, events_max: int) -> Due:
         return await self.database.read(_due, lease, events_max, self.clock.now())
+
+    async def confirm(self, lease: Lease, events: Sequence[StagedEvent]) -> int:
+        topics = [default_topic(event.event_type, event.topic, event.routing_key) for event in events]
+        streams = [Stream(event.lane, topic, event.key) for event, topic in zip(events, topics, strict=True)]
+        return await self.settle(lease, [Settlement(e, s, CONFIRMED) for e, s in zip(events, streams, strict=True)])
 
     async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
         return await self.database.write(
