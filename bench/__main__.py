@@ -77,7 +77,7 @@ class Bench:
         measuring = brokers.run(arena, self.postgres, events=events, keys=options.keys, rounds=options.rounds)
         scores = asyncio.run(measuring)
         self.report.brokers.append((arena, scores))
-        self.report.verdicts.append(targets.against_rival(arena, scores))
+        self.report.verdicts += targets.against_rival(arena, scores)
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {

@@ -11,13 +11,13 @@ import gc
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Self
 
 import aio_pika
 
-from bench import backlog, clients
+from bench import backlog, clients, cores
 from bench.processes import Watch, relays
 from outrider.broker import Broker
 from outrider.brokers.kafka import KafkaBroker
@@ -48,6 +48,8 @@ class Arena:
     client_share: int = 1
     """The rival publishes one part in so many of the backlog, if the whole would take too long."""
     few_keys: bool = False
+    apart: bool = False
+    """Also measure with a core for the client alone, where the client is the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,17 @@ class Score:
     events: int
     seconds: float
     cpu_seconds: dict[str, float]
+    apart: bool = False
 
     @classmethod
     def of(cls, what: str, events: int, watch: Watch) -> Self:
         """Make a score of what was watched."""
         return cls(what, events, watch.seconds, watch.cpu_seconds)
+
+    def times(self, scores: Sequence[Score]) -> float:
+        """Return the rate over that of the rival, which is the first of those measured under the same conditions."""
+        rival = next(score for score in scores if score.apart == self.apart)
+        return self.events_per_second / rival.events_per_second
 
     @property
     def events_per_second(self) -> float:
@@ -92,6 +100,7 @@ def kafka(server: KafkaServer) -> Arena:
         adapter=lambda: KafkaBroker(server.bootstrap),
         client=lambda messages: clients.librdkafka(server.bootstrap, messages),
         reset=reset,
+        apart=True,
     )
 
 
@@ -167,7 +176,18 @@ class Field:
         ]
         if arena.few_keys:
             scores.append(await self._relayed(f"relay, 1 process, {FEW_KEYS} keys", keys=FEW_KEYS))
-        return scores
+        return scores + (await self._apart() if arena.apart else [])
+
+    async def _apart(self) -> list[Score]:
+        """Measure once more, with one core for the client and the other for the servers."""
+        arena, suffix = self.arena, ", own core"
+        with cores.apart([self.postgres.pid, arena.server.pid]):
+            scores = [
+                await self._from_memory(f"{arena.rival}{suffix}", arena.client(self.messages), len(self.messages)),
+                await self._relayed(RELAY + suffix),
+                await self._relayed(f"relay, 1 process, --no-archive{suffix}", archive=False),
+            ]
+        return [replace(score, apart=True) for score in scores]
 
     async def _from_memory(self, what: str, client: AbstractAsyncContextManager[clients.Publish], events: int) -> Score:
         await self.arena.reset()

@@ -98,7 +98,7 @@ def _cost_table(costs: Sequence[Cost]) -> Table:
 def _score_table(arena: Arena, scores: Sequence[Score]) -> Table:
     table = Table(f"to {arena.name}", "events/s", f"times {arena.rival}", *(f"CPU µs {who}" for who in WHO))
     for score in scores:
-        ratio = score.events_per_second / scores[0].events_per_second
+        ratio = score.times(scores)
         costs = score.cpu_microseconds
         spent = (f"{costs[who]:,.1f}" if who in costs else "" for who in WHO)
         table.add_row(score.what, f"{score.events_per_second:,.0f}", f"{ratio:.2f}", *spent)
@@ -130,7 +130,13 @@ def _plain_drain(drain: Drain) -> dict[str, Any]:
 def _plain_score(score: Score) -> dict[str, Any]:
     costs = {who: round(cost, 1) for who, cost in score.cpu_microseconds.items()}
     rate = round(score.events_per_second)
-    return {"what": score.what, "events": score.events, "events_per_second": rate, "cpu_microseconds": costs}
+    return {
+        "what": score.what,
+        "own_core": score.apart,
+        "events": score.events,
+        "events_per_second": rate,
+        "cpu_microseconds": costs,
+    }
 
 
 def _plain(measured: Latency | Intake) -> dict[str, Any]:

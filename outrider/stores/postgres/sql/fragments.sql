@@ -36,7 +36,7 @@ id, event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic,
 -- name: gone_columns
 o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.headers, o.topic, {stream_key},
     o.routing_key, o.priority, o.schema_version, o.saga_id, o.sequence, o.attempts, o.created_at,
-    {schema}.outbox_clock()
+    (SELECT {schema}.outbox_clock())
 
 -- name: draft_columns
 event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic, key, routing_key, priority,
