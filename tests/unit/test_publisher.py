@@ -43,6 +43,22 @@ async def test_an_event_that_cannot_be_encoded_is_buried_and_stops_nobody_else(h
     assert "cannot be encoded" in dead.failure["error"]
 
 
+async def test_one_refusal_among_events_sent_at_once_stops_its_own_stream_only(harness: Harness) -> None:
+    for number in (1, 2, 3):
+        await harness.stage(order(number, "A"), order(number, "B"))
+
+    def script(message: Message) -> Verdict:
+        return Refused("no") if message.key == "A" and b"2" in message.body else CONFIRMED
+
+    broker = MemoryBroker(ordered=True, script=script)
+    relay = harness.relay(broker)
+    await relay.keep()
+    await relay.work()
+    assert (numbers(broker.log, "A"), numbers(broker.log, "B")) == ([1], [1, 2, 3])
+    counts = await harness.store.desk.counts()
+    assert (counts["sent"], counts["failed"], counts["parked"]) == (4, 1, 1)
+
+
 @pytest.mark.parametrize("policy", [b'{"unknown": 1}', b"[]", b'{"base_seconds": -1}', b'{"factor": "two"}'])
 async def test_a_retry_policy_that_cannot_be_read_gives_way_to_the_relays(harness: Harness, policy: bytes) -> None:
     [event_id] = await harness.stage(order(1))

@@ -67,6 +67,7 @@ class OwnershipContract:
         before = await harness.store.desk.counts()
         # Everything the paused relay could still try, with what it knew.
         assert await harness.store.settle(lease, settlements) == 0
+        assert await harness.store.confirm(lease, [settlement.event for settlement in settlements]) == 0
         assert await harness.store.settle(lease, [], [settlements[0].stream]) == 0
         assert (await harness.store.fetch(lease, dict.fromkeys(lease.epochs, 10))).events == []
         assert (await harness.store.due(lease, 10)).streams == []
