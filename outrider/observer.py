@@ -13,9 +13,13 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something worth knowing. `level` is its weight: info, warning or error."""
+    """Something worth knowing. `level` is its weight: info, warning or error.
+
+    `counted` names fields that hold many things: how many is worth knowing, which ones only to who looks closely.
+    """
 
     level: ClassVar[str] = "info"
+    counted: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class LanesClaimed(Fact):
     relay: str
     lanes: tuple[int, ...]
 
+    counted: ClassVar[tuple[str, ...]] = ("lanes",)
+
 
 @dataclass(frozen=True, slots=True)
 class LanesReleased(Fact):
@@ -47,6 +53,8 @@ class LanesReleased(Fact):
 
     relay: str
     lanes: tuple[int, ...]
+
+    counted: ClassVar[tuple[str, ...]] = ("lanes",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class LeaseLost(Fact):
     lanes: tuple[int, ...]
 
     level: ClassVar[str] = "warning"
+    counted: ClassVar[tuple[str, ...]] = ("lanes",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,10 @@ def command_line_page() -> str:
 {NOTE}
 
 Every command takes `--json`; then the result is one JSON object or list on standard output, and an error is one object
-on standard error. Exit codes: 0 fine, 1 a finding, 2 wrong usage or settings, 3 a server does not answer. Settings come
-from options, else from variables (`--lease-seconds` is `OUTRIDER_LEASE_SECONDS`), else from [a file](configuration.md).
+on standard error: `{{"error": "...", "exit": 2}}`. Both come when a part of what was asked could be done:
+`outrider dead discard A B --yes --json` prints `{{"discarded": 1}}`, and the error that there is no B. Read both, and
+go by the exit code: 0 fine, 1 a finding, 2 wrong usage or settings, 3 a server does not answer. Settings come from
+options, else from variables (`--lease-seconds` is `OUTRIDER_LEASE_SECONDS`), else from [a file](configuration.md).
 
 {sections}
 """

@@ -2,7 +2,7 @@
 
 Exit codes: 0 fine, 1 a finding (something is not as it should be, or not there), 2 wrong usage or settings, 3 a server
 does not answer. Every command takes `--json`; then a result is one JSON object or list on standard output, and an error
-one object on standard error.
+one object on standard error. Both come when a part of what was asked could be done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from outrider.cli.errors import Group
 app = typer.Typer(
     name="outrider",
     cls=Group,
-    help="Transactional outbox: if the transaction commits, its event is delivered, in order per key.",
+    help="Transactional outbox and inbox. If the transaction commits, its event is delivered, in order per key; at the "
+    "other end, its effect happens once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

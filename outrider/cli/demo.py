@@ -13,7 +13,9 @@ from outrider.cli.options import Json
 
 def demo(
     *,
-    orders: Annotated[int, typer.Option("--orders", min=500, max=100_000, help="Orders to commit.")] = 4000,
+    orders: Annotated[
+        int, typer.Option("--orders", min=500, max=100_000, help="Orders to commit, 500 at least.")
+    ] = 4000,
     keys: Annotated[int, typer.Option("--keys", min=1, help="Customers; order is kept for each.")] = 200,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where to keep the databases; else a temporary directory.")

@@ -72,9 +72,10 @@ def _fail(error: BaseException, *, as_json: bool) -> int:
         # Typer brings a click of its own in some versions, so its usage errors are known by what they can do.
         text, code = f"{error.format_message()} (see --help)", USAGE
     else:
-        text, code = f"{type(error).__name__}: {error}", FINDING
+        told = "" if os.environ.get(DEBUG) else f" (not expected; {DEBUG}=1 shows where it happened)"
+        text, code = f"{type(error).__name__}: {error}{told}", FINDING
     if os.environ.get(DEBUG):
-        traceback.print_exception(error)
+        typer.echo(redacted("".join(traceback.format_exception(error))), err=True)
     report(text, code, as_json=as_json)
     return code
 

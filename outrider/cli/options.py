@@ -35,7 +35,7 @@ BrokerUrl = Annotated[
 SchemaName = Annotated[
     str | None, typer.Option("--schema", help="The schema in PostgreSQL; else OUTRIDER_SCHEMA, else outrider.")
 ]
-LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
+LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; info unless set.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")]

@@ -13,28 +13,16 @@ import typer
 
 from outrider import app, config
 from outrider.cli import supervisor
+from outrider.cli.errors import FINDING
+from outrider.cli.numbers import number
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
 from outrider.cli.process import collecting_rarely, die_with_parent, on_stop_signals
+from outrider.cli.tally import Tally
 from outrider.cli.until_empty import stop_when_empty
 from outrider.config import Config
-from outrider.observer import Fact, Observers, Passed
+from outrider.observer import Observers
 from outrider.outbox.relay import Relay
-
-Seconds = Annotated[float | None, typer.Option(show_default=False)]
-Count = Annotated[int | None, typer.Option(show_default=False)]
-
-
-class Tally:
-    """Counts what was confirmed."""
-
-    def __init__(self) -> None:
-        self.confirmed = 0
-
-    def notice(self, fact: Fact) -> None:
-        """Add up passes."""
-        if isinstance(fact, Passed):
-            self.confirmed += fact.confirmed
 
 
 def relay(
@@ -43,24 +31,27 @@ def relay(
     store: StoreUrl = None,
     broker: BrokerUrl = None,
     schema: SchemaName = None,
-    processes: Annotated[int | None, typer.Option("--processes", help="Relays to run side by side.")] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="Relays to run side by side; 1 unless set.")
+    ] = None,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="Stop when nothing is left that is due; good for scripts.")
+        bool,
+        typer.Option("--until-empty", help="Stop when nothing is due. Exits with 1 if an event was buried or waits."),
     ] = False,
     archive: Annotated[
         bool | None,
-        typer.Option("--archive/--no-archive", help="Keep delivered events for a while, or delete them at once."),
+        typer.Option("--archive/--no-archive", help="Keep delivered events for a while (the default), or delete them."),
     ] = None,
-    lease_seconds: Seconds = None,
-    publish_timeout_seconds: Seconds = None,
-    batch_max: Count = None,
-    in_flight_max: Count = None,
-    workers: Count = None,
-    poll_seconds_min: Seconds = None,
-    poll_seconds_max: Seconds = None,
-    breaker_seconds_base: Seconds = None,
-    breaker_seconds_max: Seconds = None,
-    upkeep_seconds: Seconds = None,
+    lease_seconds: Annotated[float | None, number("lease_seconds")] = None,
+    publish_timeout_seconds: Annotated[float | None, number("publish_timeout_seconds")] = None,
+    batch_max: Annotated[int | None, number("batch_max")] = None,
+    in_flight_max: Annotated[int | None, number("in_flight_max")] = None,
+    workers: Annotated[int | None, number("workers")] = None,
+    poll_seconds_min: Annotated[float | None, number("poll_seconds_min")] = None,
+    poll_seconds_max: Annotated[float | None, number("poll_seconds_max")] = None,
+    breaker_seconds_base: Annotated[float | None, number("breaker_seconds_base")] = None,
+    breaker_seconds_max: Annotated[float | None, number("breaker_seconds_max")] = None,
+    upkeep_seconds: Annotated[float | None, number("upkeep_seconds")] = None,
     log_level: LogLevel = None,
     json: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
@@ -71,17 +62,35 @@ def relay(
     chosen = config.load({"config": config_file, **{name: given[name] for name in names}})
     _check(chosen)
     app.configure_logging(json=json, level=chosen.log_level.upper())
+    if parent is not None:
+        # The parent adds up what its children have done, and decides what that is worth.
+        die_with_parent(parent)
+        emit(asyncio.run(run(chosen, until_empty=until_empty)).facts())
+        return
+    tally = asyncio.run(_relayed(chosen, until_empty=until_empty, json=json))
+    emit(tally.facts()) if json else say(str(tally))
+    if until_empty and tally.unfinished:
+        raise typer.Exit(FINDING)
+
+
+async def _relayed(chosen: Config, *, until_empty: bool, json: bool) -> Tally:
+    """Relay in one process or several; return what was done."""
     if chosen.processes > 1:
         options = supervisor.child_options(until_empty=until_empty, json=json)
-        raise typer.Exit(asyncio.run(supervisor.supervise(chosen, options)))
-    if parent is not None:
-        die_with_parent(parent)
-    confirmed = asyncio.run(run(chosen, until_empty=until_empty))
-    emit({"confirmed": confirmed}) if json else say(f"{confirmed} event{'' if confirmed == 1 else 's'} confirmed")
+        tally = await supervisor.supervise(chosen, options)
+    else:
+        tally = await run(chosen, until_empty=until_empty)
+    if until_empty:
+        store = await app.open_store(chosen.store_url(), schema=chosen.schema)
+        try:
+            await tally.ask(store.desk)
+        finally:
+            await store.close()
+    return tally
 
 
-async def run(chosen: Config, *, until_empty: bool) -> int:
-    """Run one relay to its end; return how many events it confirmed."""
+async def run(chosen: Config, *, until_empty: bool) -> Tally:
+    """Run one relay to its end; return what it did."""
     broker = await app.open_broker(chosen.broker_url())
     store = await app.open_store(chosen.store_url(), schema=chosen.schema, archive=chosen.archive)
     tally = Tally()
@@ -93,7 +102,7 @@ async def run(chosen: Config, *, until_empty: bool) -> int:
     finally:
         await broker.close()
         await store.close()
-    return tally.confirmed
+    return tally
 
 
 def _check(chosen: Config) -> None:

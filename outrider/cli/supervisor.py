@@ -1,7 +1,9 @@
 """Several relay processes under one parent.
 
-A child that ends well is done, one that cannot work as it was told stops everything, and one that crashes is started
-again after a pause that grows. Children get their settings through the environment, because a command line is public.
+A child that ends well is done, and one that crashes is started again after a pause that grows. One that reports an
+error before any child has been steady stops everything, as it would stop a single relay: it was told wrong, or a server
+is not there. Once relays have worked, the trouble may pass, and it is started again. Children get their settings by the
+environment, because a command line is public, and tell in their last line what they have done.
 """
 
 from __future__ import annotations
@@ -12,20 +14,26 @@ import random
 import signal
 import sys
 import time
-from asyncio.subprocess import Process
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import typer
+
 from outrider import app, config
 from outrider.backoff import RetryPolicy
-from outrider.cli.errors import USAGE
+from outrider.cli.errors import UNREACHABLE, USAGE
 from outrider.cli.process import on_stop_signals
+from outrider.cli.tally import Tally
 from outrider.config import Config
-from outrider.observer import Fact
+from outrider.observer import Fact, Observer
 
 RESTART = RetryPolicy(base_seconds=0.5, cap_seconds=30)
 STEADY_SECONDS = 60.0
 """A child that ran this long had no trouble starting, so the pause is short again."""
+REPORTED = (USAGE, UNREACHABLE)
+"""Exit codes of a child that has said itself what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,17 @@ class ProcessCrashed(Fact):
     level: ClassVar[str] = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessFailed(Fact):
+    """A relay process reported an error and ended; another takes its place after the pause."""
+
+    pid: int
+    exit_code: int
+    restart_seconds: float
+
+    level: ClassVar[str] = "error"
+
+
 def child_options(*, until_empty: bool, json: bool) -> list[str]:
     """Return the options that a child takes over; everything else is a setting, and comes with the environment."""
     flags = {"--until-empty": until_empty, "--json": json}
@@ -57,28 +76,41 @@ def child_command(options: list[str]) -> list[str]:
     return [sys.executable, "-m", "outrider", "relay", "--processes", "1", "--parent", str(os.getpid()), *options]
 
 
-async def supervise(chosen: Config, options: list[str]) -> int:
-    """Keep the processes running until they are done or a signal comes; return the exit code."""
-    crew = Crew(chosen, options)
+async def supervise(chosen: Config, options: list[str]) -> Tally:
+    """Keep the processes running until they are done or a signal comes; return what they did, or exit as they did."""
+    environment = {**os.environ, **config.variables(chosen)}
+    # Only a relay that stops when it is done may end by itself; another one that does is replaced.
+    crew = Crew(child_command(options), environment, finite="--until-empty" in options)
     # Twice the lease: a child gives up its own clean stop after one.
     with on_stop_signals(crew.stop, give_up_seconds=2 * chosen.relay.lease_seconds):
         codes = await asyncio.gather(*(crew.keep() for _ in range(chosen.processes)))
-    return max(codes)
+    if code := crew.verdict or max(codes):
+        raise typer.Exit(code)
+    return crew.tally
 
 
 class Crew:
-    """The children, and the wish to stop them."""
+    """The children, what they have done, and the wish to stop them."""
 
-    def __init__(self, chosen: Config, options: list[str]) -> None:
-        self._command = child_command(options)
-        # Only a relay that stops when it is done may end by itself; another one that does is replaced.
-        self._finite = "--until-empty" in options
-        self._environment = {**os.environ, **config.variables(chosen)}
-        self._observer = app.log_observer()
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        *,
+        finite: bool,
+        steady_seconds: float = STEADY_SECONDS,
+        observer: Observer | None = None,
+    ) -> None:
+        self.tally = Tally()
+        self.verdict = 0
+        """The exit code of the child that stopped everything."""
+        self._command, self._environment, self._finite = command, environment, finite
+        self._steady_seconds = steady_seconds
+        self._observer = observer or app.log_observer()
         self._chance = random.Random()
         self._steady = False
         self._stopping = asyncio.Event()
-        self._children: set[Process] = set()
+        self._children: dict[Process, float] = {}
 
     def stop(self) -> None:
         """Ask every child for a clean stop, and start no other."""
@@ -93,29 +125,39 @@ class Crew:
         while not self._stopping.is_set():
             begun = time.monotonic()
             pid, code = await self._run()
-            self._steady |= time.monotonic() - begun > STEADY_SECONDS
-            if code == USAGE and not self._steady:
-                # It cannot work as it was told to. Once relays have worked, the trouble is elsewhere and may pass.
-                self.stop()
             if self._stopping.is_set() or (code == 0 and self._finite):
                 return max(code, 0)
-            crashes = 1 if time.monotonic() - begun > STEADY_SECONDS else crashes + 1
+            if code in REPORTED and not self._steady:
+                self.verdict = code
+                self.stop()
+                return code
+            crashes = 1 if self._was_steady(begun) else crashes + 1
             await self._pause(pid, code, RESTART.delay_seconds(crashes, self._chance))
         return 0
 
     async def _run(self) -> tuple[int, int]:
         # A session of its own: Ctrl-C in a terminal then reaches the parent alone, and children are asked once.
-        child = await asyncio.create_subprocess_exec(*self._command, env=self._environment, start_new_session=True)
-        self._children.add(child)
+        child = await asyncio.create_subprocess_exec(
+            *self._command, env=self._environment, stdout=PIPE, start_new_session=True
+        )
+        self._children[child] = time.monotonic()
         self._observer.notice(ProcessStarted(child.pid))
         if self._stopping.is_set():
             self.stop()
+        told, _ = await child.communicate()
+        self._steady |= any(map(self._was_steady, self._children.values()))
+        del self._children[child]
         code = await child.wait()
-        self._children.discard(child)
+        if code == 0:
+            self.tally.add(told)
         return child.pid, code
 
+    def _was_steady(self, begun: float) -> bool:
+        return time.monotonic() - begun >= self._steady_seconds
+
     async def _pause(self, pid: int, code: int, seconds: float) -> None:
-        self._observer.notice(ProcessCrashed(pid, code, round(seconds, 2)))
+        kind = ProcessFailed if code in REPORTED else ProcessCrashed
+        self._observer.notice(kind(pid, code, round(seconds, 2)))
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()

@@ -47,7 +47,8 @@ class LogObserver:
         """Log the fact; skipped before any work if nobody listens at its level."""
         level = logging.getLevelNamesMapping()[fact.level.upper()]
         if self.logger.isEnabledFor(level):
-            self.logger.log(level, words(type(fact)), extra=_extra(fact))
+            closely = self.logger.isEnabledFor(logging.DEBUG)
+            self.logger.log(level, words(type(fact)), extra=_extra(fact, closely=closely))
 
 
 def configure_logging(
@@ -117,10 +118,12 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
 
-def _extra(fact: Fact) -> dict[str, Any]:
+def _extra(fact: Fact, *, closely: bool) -> dict[str, Any]:
     """Return the fields; a name that logging keeps for itself gets an underscore."""
-    named = ((field.name, getattr(fact, field.name)) for field in fields(fact))
-    return {f"{name}_" if name in _STANDARD else name: value for name, value in named}
+    named = {field.name: getattr(fact, field.name) for field in fields(fact)}
+    listed = {f"{name}_list": named[name] for name in fact.counted} if closely else {}
+    named |= {name: len(named[name]) for name in fact.counted}
+    return {f"{name}_" if name in _STANDARD else name: value for name, value in (named | listed).items()}
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

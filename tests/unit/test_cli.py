@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,12 +14,15 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import outrider
-from outrider import Event
+from outrider import Event, config
 from outrider import app as root
 from outrider.cli import app
+from outrider.cli.errors import Group
+from outrider.cli.numbers import number
 from outrider.errors import Misuse
 
 Call = Callable[..., Any]
@@ -94,16 +98,48 @@ def test_migrate_prints_every_step(bare: Shell) -> None:
 def test_a_relay_publishes_what_is_staged_and_stops_when_nothing_is_due(shell: Shell) -> None:
     ids = shell.stage("a", "b", "a")
     assert [row["event_id"] for row in shell.json("events", "ls")] == ids
-    assert shell.json("relay", "--until-empty") == {"confirmed": 3}
+    assert shell.json("relay", "--until-empty") == {"confirmed": 3, "buried": 0, "waiting": 0}
     assert shell.json("events", "ls") == []
     assert {row["event_id"] for row in shell.json("events", "ls", "--state", "sent")} == set(ids)
     assert shell.json("events", "show", ids[0])["state"] == "sent"
 
 
-def test_several_processes_relay_under_one_parent(shell: Shell) -> None:
+def test_several_processes_relay_under_one_parent_and_their_counts_are_one_result(shell: Shell) -> None:
     shell.stage("a", "b", "c", "d")
-    shell("relay", "--until-empty", "--processes", "2", "--log-level", "error")
+    told = shell.json("relay", "--until-empty", "--processes", "2", "--log-level", "error")
+    assert told == {"confirmed": 4, "buried": 0, "waiting": 0}
     assert len(shell.json("events", "ls", "--state", "sent")) == 4
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_what_was_buried_and_what_waits_is_told_and_is_a_finding(shell: Shell, processes: str) -> None:
+    shell.stage("a", "b")
+    with closing(sqlite3.connect(shell.path)) as conn, conn:
+        conn.execute("UPDATE outbox SET payload = json_quote(printf('%.*c', 1100000, 'x')) WHERE key = 'a'")
+    shell.stage("a")
+    relay = ("relay", "--until-empty", "--processes", processes)
+    assert shell.json(*relay, code=1) == {"confirmed": 1, "buried": 1, "waiting": 1}
+    assert shell(*relay, code=1).stdout == "0 events confirmed, 1 waiting; see: outrider events ls\n"
+    assert len(shell.json("dead", "ls")) == len(shell.json("events", "ls")) == 1
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        (("--store", "postgresql://u@127.0.0.1:1/x"), 3),
+        (("--broker", "amqp://127.0.0.1:1"), 3),
+        (("--broker", "kafka://127.0.0.1:1?acks=1"), 2),
+    ],
+)
+def test_a_relay_that_cannot_begin_says_why_and_ends_be_it_one_process_or_two(
+    shell: Shell, capfd: pytest.CaptureFixture[str], place: tuple[str, str], code: int, processes: str
+) -> None:
+    told = shell("relay", "--until-empty", "--processes", processes, *place, code=code)
+    said = told.stderr + capfd.readouterr().err
+    assert "outrider: " in said
+    assert "process crashed" not in said
+    assert told.stdout == ""
 
 
 def test_a_relay_without_an_archive_keeps_nothing(shell: Shell) -> None:
@@ -139,7 +175,7 @@ def test_a_setting_of_the_file_reaches_every_process(shell: Shell, tmp_path: Pat
     (event_id,) = shell.stage("a")
     with closing(sqlite3.connect(shell.path)) as conn, conn:
         conn.execute("UPDATE outbox SET payload = json_quote(printf('%.*c', 1100000, 'x'))")
-    shell("relay", "--until-empty", "--config", str(filed))
+    shell("relay", "--until-empty", "--config", str(filed), code=1)
     [dead] = shell.json("dead", "ls")
     assert (dead["event_id"], dead["policy"]) == (event_id, "skip")
 
@@ -188,7 +224,7 @@ def test_listings_are_tables_for_people(shell: Shell) -> None:
 def test_a_buried_event_holds_its_stream_until_it_is_replayed(shell: Shell) -> None:
     first, second, other = shell.stage("a", "a", "b")
     shell("dead", "bury", first, "--reason-text", "looks wrong", "--policy", "hold")
-    assert shell.json("relay", "--until-empty")["confirmed"] == 1
+    assert shell.json("relay", "--until-empty", code=1) == {"confirmed": 1, "buried": 0, "waiting": 1}
     assert [row["event_id"] for row in shell.json("events", "ls")] == [second]
     shown = shell.json("dead", "show", first)
     assert (shown["reason"], shown["failure"]["error"]) == ("by_hand", "looks wrong")
@@ -339,6 +375,59 @@ def test_a_server_that_does_not_answer_exits_with_3_and_hides_the_password(bare:
     pytest.importorskip("asyncpg")
     result = bare("events", "ls", "--store", "postgresql://u:hunter2@127.0.0.1:1/x", code=3)
     assert "hunter2" not in result.stderr
+
+
+@pytest.fixture
+def broken() -> typer.Typer:
+    """A command line of ours with a fault in it."""
+    made = typer.Typer(cls=Group)
+
+    @made.command()
+    def fail() -> None:
+        raise ZeroDivisionError("over postgresql://u:hunter2@db/x")
+
+    made.command("other")(lambda: None)
+    return made
+
+
+def test_an_error_that_nobody_expected_says_how_to_see_where_it_happened(broken: typer.Typer) -> None:
+    told = CliRunner().invoke(broken, ["fail"])
+    assert told.exit_code == 1
+    assert told.stderr.startswith("outrider: ZeroDivisionError: over")
+    assert "OUTRIDER_DEBUG=1" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_the_place_of_an_error_is_shown_if_asked_for_without_its_secrets(broken: typer.Typer) -> None:
+    told = CliRunner().invoke(broken, ["fail"], env={"OUTRIDER_DEBUG": "1"})
+    assert "Traceback" in told.stderr
+    assert "in fail" in told.stderr
+    assert "hunter2" not in told.stderr
+
+
+def test_what_was_done_and_what_could_not_be_are_both_told(shell: Shell) -> None:
+    (event_id,) = shell.stage("a")
+    shell("dead", "bury", event_id)
+    told = shell("dead", "discard", event_id, NOBODY, "--yes", "--json", code=1)
+    assert json.loads(told.stdout) == {"discarded": 1}
+    error = json.loads(told.stderr)
+    assert error["exit"] == 1
+    assert NOBODY in error["error"]
+
+
+def test_every_number_of_the_relay_is_explained_in_the_words_of_the_documentation(bare: Shell) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    rows = dict(re.findall(r"^\| `relay\.(\w+)` \| ([^|]+ \| [^|]+) \|$", page, re.MULTILINE))
+    for name in config.RELAY_NUMBERS:
+        default, meaning = rows[name].split(" | ")
+        assert number(name).help.lower() == f"{meaning.lower()}; {default} unless set."
+    shown = " ".join(bare("relay", "--help", COLUMNS="200").stdout.split())
+    assert all(number(name).help in shown for name in config.RELAY_NUMBERS)
+
+
+def test_help_says_what_it_is_for_and_the_least_that_can_be_asked_for(bare: Shell) -> None:
+    assert "outbox and inbox" in bare("--help", COLUMNS="200").stdout
+    assert "500 at least" in bare("demo", "--help", COLUMNS="200").stdout
 
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

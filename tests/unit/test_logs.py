@@ -71,7 +71,17 @@ def test_json_lines_are_one_object_per_record(capsys: pytest.CaptureFixture[str]
     assert (first["level"], first["message"], first["error"]) == ("error", "buried", "it broke\ntwice")
     assert first["event_id"] == str(UUID(int=1))
     assert first["timestamp"].endswith("+00:00")
-    assert second["lanes"] == [1, 2]
+    assert second["lanes"] == 2
+
+
+def test_which_of_many_are_meant_is_logged_only_at_debug_level(capsys: pytest.CaptureFixture[str]) -> None:
+    for level in ("info", "debug"):
+        configure_logging(json=True, level=level)
+        LogObserver().notice(LanesClaimed("relay-1", tuple(range(96))))
+    usual, close = map(json.loads, capsys.readouterr().err.splitlines())
+    assert usual["lanes"] == close["lanes"] == 96
+    assert "lanes_list" not in usual
+    assert close["lanes_list"] == list(range(96))
 
 
 def test_compact_lines_show_message_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
