@@ -16,6 +16,7 @@ from outrider.errors import Transient
 from outrider.inbox.handling import Handling, Tried
 from outrider.inbox.lineup import Lineup
 from outrider.inbox.router import Routes
+from outrider.inbox.settings import Gate
 from outrider.inbox.upkeep import Upkeep
 from outrider.inbox_store import InboxStore
 from outrider.observer import ConsumerStarted, ConsumerStopped, Observer, Observers, ShardsRevoked
@@ -56,8 +57,13 @@ class Consumer:
             async with asyncio.TaskGroup() as group:
                 hands = [group.create_task(self._work()) for _ in range(self._settings.concurrency)]
                 group.create_task(self._upkeep.run(self._stopping))
-                await self._receive()
-                await self._finish(hands)
+                try:
+                    await self._receive()
+                    await self._finish(hands)
+                finally:
+                    # A worker may miss that it is cancelled, when its connection is lost at that moment.
+                    self._stopping.set()
+                    await self._line_up([])
         finally:
             # Only now does nobody start another drain.
             await self._handling.stop()
@@ -118,6 +124,9 @@ class Consumer:
         async with self._changed:
             self._lineup.done(tried.done)
             self._lineup.put_back(tried.left)
+            if self._settings.gate is Gate.STRICT:
+                # The gate keeps the order, whatever comes first.
+                self._lineup.sort(tried.rest_seconds)
             self._lineup.free(lines - tried.rest_seconds.keys())
             self._changed.notify_all()
         for line, seconds in tried.rest_seconds.items():

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from outrider.delivery import Arrival
 from outrider.inbox.router import Routes
-from outrider.inbox.turns import HandlerFailed
+from outrider.inbox.turns import HandlerFailed, text_of
 from outrider.inbox_store import Buried
 from outrider.observer import HandlerRetried, Observer
 from outrider.outcome import Reason
@@ -75,7 +75,7 @@ class Failures:
 
 
 def _failure(failed: HandlerFailed) -> dict[str, Any]:
-    return {"error": _short(str(failed.error)), "kind": type(failed.error).__qualname__}
+    return {"error": _short(text_of(failed.error)), "kind": type(failed.error).__qualname__}
 
 
 def _short(text: str) -> str:

@@ -1,6 +1,7 @@
 """The gate, purely: what to do with an arrival, given where its stream stands.
 
-- What a dead letter holds, or what drains, goes first: everything else waits behind it, whatever the gate.
+- What a dead letter holds, or what drains, goes first: everything else waits behind it, whatever the gate. That is
+  true for those that drain, too, once one of them is buried and holds the stream.
 - `monotonic` drops what is at or below the last one seen. An event without a number has nothing to compare.
 - `strict` takes the next number, lets later ones wait, and drops earlier ones. A marker of a skipped event counts as
   that event. A replayed one was skipped before and is late by design: it passes once, by its receipt.
@@ -45,8 +46,8 @@ def decide(arrival: Arrival, at: Standing, settings: ConsumerSettings) -> tuple[
     (Waits(), Standing(seen=5, cause=<Cause.EARLY: 'early'>, waiting=1))
     """
     returning = arrival.waiting_id is not None
-    if at.cause in (Cause.HELD, Cause.DRAINING) and not returning:
-        return _wait(at, at.cause, settings, returning=False)
+    if at.cause is Cause.HELD or (at.cause is Cause.DRAINING and not returning):
+        return _wait(at, at.cause, settings, returning=returning)
     if settings.gate is Gate.STRICT:
         return _strict(arrival, at, settings)
     if arrival.skipped:
@@ -54,6 +55,13 @@ def decide(arrival: Arrival, at: Standing, settings: ConsumerSettings) -> tuple[
     if settings.gate is Gate.MONOTONIC and arrival.sequence is not None:
         return _monotonic(arrival.sequence, at)
     return Turn(at), at
+
+
+def numbered(arrival: Arrival, settings: ConsumerSettings) -> Arrival:
+    """Take a number away that a strict gate cannot count, or whoever discards the event would move the gate to it."""
+    if settings.gate is Gate.STRICT and not (arrival.gapless or arrival.skipped):
+        return arrival._replace(sequence=None)
+    return arrival
 
 
 def _monotonic(sequence: int, at: Standing) -> tuple[Decision, Standing]:
@@ -71,6 +79,9 @@ def _strict(arrival: Arrival, at: Standing, settings: ConsumerSettings) -> tuple
     at = at._replace(seen=seen)
     if arrival.replayed and (seen is None or sequence <= seen):
         return Turn(at), at
+    if seen is None:
+        # The stream begins here, also if this one is buried: what comes after it must not begin it anew.
+        at = at._replace(seen=sequence - 1)
     if seen is None or sequence == seen + 1:
         # Those that came early were waiting for this one.
         return Turn(at._replace(seen=sequence, cause=Cause.DRAINING if at.waiting else at.cause)), at

@@ -55,6 +55,7 @@ class Handling:
         self._failures = Failures(routes, observer, chance)
         self._drains: dict[InboxStream, asyncio.Task[None]] = {}
         self._troubles = 0
+        self._ending = False
 
     async def handle(self, arrivals: Sequence[Arrival]) -> Tried:
         """Try all in one transaction; if a handler fails in it, one by one, so that each key has its own fate."""
@@ -83,6 +84,8 @@ class Handling:
 
     async def stop(self) -> None:
         """End what drains; whatever is not committed leaves no trace, and goes on elsewhere or later."""
+        # A drain may miss that it is cancelled, when its connection is lost at that moment.
+        self._ending = True
         tasks = list(self._drains.values())
         for task in tasks:
             task.cancel()
@@ -115,12 +118,14 @@ class Handling:
         self._committed(done, time.monotonic() - begun)
         stalled = [entry.arrival for entry in done.of(Stalled)]
         tried = _resting(stalled, STALL_SECONDS)
-        tried.done = [arrival for arrival in arrivals if arrival not in stalled] if stalled else list(arrivals)
+        # By what was delivered: an arrival may have lost its number on the way.
+        kept = [arrival.delivery for arrival in stalled]
+        tried.done = [arrival for arrival in arrivals if arrival.delivery not in kept] if kept else list(arrivals)
         return tried
 
     async def _drain(self, stream: InboxStream) -> None:
         limit = self._routes.settings.batch_max
-        while True:
+        while not self._ending:
             begun = time.monotonic()
             take = turns.waiting_of(self._store, self._routes, stream, limit)
             try:

@@ -68,10 +68,11 @@ class Inbox(Router):
             raise Misuse("this inbox has no store; make it with Inbox(store), or run: outrider consume module:inbox")
         arrival = open_delivery(delivery)
         settings = self.consumers[consumer].settings if consumer in self.consumers else ConsumerSettings()
-        routes = Routes(consumer, settings, {(delivery.topic, arrival.event_type): Route(handler)})
+        routes = Routes(consumer, settings, otherwise=Route(handler))
         try:
             done = await turns.commit(self.store, routes, turns.arrivals_of(self.store, routes, [arrival]))
-            for stream in done.draining:
+            # A second delivery may be all that is left of one whose followers failed: they are waiting still.
+            for stream in [*done.draining, *(each.stream for each in done.duplicates)]:
                 await self._drain(routes, stream)
         except HandlerFailed as failed:
             raise failed.error from None
@@ -80,11 +81,7 @@ class Inbox(Router):
     async def _drain(self, routes: Routes, stream: InboxStream) -> None:
         """Let waiting events go with the same handler, which takes whatever waited for this one."""
         assert self.store is not None
-        handlers = dict.fromkeys([*routes.handlers], next(iter(routes.handlers.values())))
-        everything = Routes(routes.consumer, routes.settings, handlers)
-        while (
-            await turns.commit(self.store, everything, turns.waiting_of(self.store, everything, stream, 1))
-        ).draining:
+        while (await turns.commit(self.store, routes, turns.waiting_of(self.store, routes, stream, 1))).draining:
             pass
 
 

@@ -77,6 +77,12 @@ class Lineup:
             else:
                 self._lines[arrival.stream].appendleft(arrival)
 
+    def sort(self, lines: Iterable[InboxStream]) -> None:
+        """Put lines in the order of their numbers: the one that the others came too early for may have come last."""
+        for line in lines:
+            if queue := self._lines.get(line):
+                self._lines[line] = deque(sorted(queue, key=lambda arrival: arrival.sequence or 0))
+
     def free(self, lines: Iterable[InboxStream]) -> None:
         """Let lines go on; those with nothing left disappear."""
         for line in lines:

@@ -29,11 +29,12 @@ class Route:
 
 @dataclass(slots=True)
 class Routes:
-    """The handlers of one consumer."""
+    """The handlers of one consumer. `otherwise` takes what has no handler of its own."""
 
     consumer: str
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
     handlers: dict[tuple[str, str], Route] = field(default_factory=dict)
+    otherwise: Route | None = None
 
     @property
     def topics(self) -> list[str]:
@@ -42,7 +43,7 @@ class Routes:
 
     def find(self, topic: str, event_type: str) -> Route | None:
         """Return the handler of a type, if there is one."""
-        return self.handlers.get((topic, event_type))
+        return self.handlers.get((topic, event_type), self.otherwise)
 
     def add(self, topic: str, event_type: str, route: Route) -> None:
         """Register a handler; one per type, or the order of their effects would be nobody's."""

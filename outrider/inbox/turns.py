@@ -17,7 +17,7 @@ from uuid import UUID
 from outrider.codec.open import open_delivery
 from outrider.delivery import Arrival, InboxStream
 from outrider.errors import OutriderError, Permanent
-from outrider.inbox.gate import Decision, Refuse, decide
+from outrider.inbox.gate import Decision, Refuse, decide, numbered
 from outrider.inbox.router import Route, Routes
 from outrider.inbox_store import (
     Applied,
@@ -42,13 +42,25 @@ class HandlerFailed(OutriderError):
     """A handler raised; the transaction is undone."""
 
     def __init__(self, arrival: Arrival, error: BaseException, reason: Reason) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
+        super().__init__(f"{type(error).__name__}: {text_of(error)}")
         self.arrival, self.error, self.reason = arrival, error, reason
 
     @property
     def hopeless(self) -> bool:
         """Tell whether trying again will never help."""
         return isinstance(self.error, Permanent)
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an error says. One that cannot say it is no reason to stop the other keys.
+
+    >>> text_of(ValueError("no such order"))
+    'no such order'
+    """
+    try:
+        return str(error)
+    except Exception as trouble:
+        return f"(its text cannot be made: {type(trouble).__name__})"
 
 
 class Taken(NamedTuple):
@@ -121,7 +133,7 @@ def _decide(taken: Taken, routes: Routes, bury: Mapping[UUID, Buried], turns: Tu
     todo: Todo = []
     met: set[UUID] = set()
     turns.standings = dict(taken.standings)
-    for arrival in taken.arrivals:
+    for arrival in (numbered(arrival, routes.settings) for arrival in taken.arrivals):
         at = turns.standings.get(arrival.stream, Standing())
         if arrival.event_id not in taken.fresh or arrival.event_id in met:
             if arrival.waiting_id is None:
@@ -195,9 +207,17 @@ async def _call(store: InboxStore, route: Route, lot: list[Arrival], tx: Any, li
     try:
         async with limit:
             await store.call(route.handler, events if route.batch else events[0], tx)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and _being_cancelled():
+            raise
         reason = Reason.PROCESSING_TIMEOUT if limit.expired() else Reason.MAX_RETRIES_EXCEEDED
         raise HandlerFailed(lot[0], error, reason) from error
+
+
+def _being_cancelled() -> bool:
+    """Tell whether it is we who are to end. If not, the handler has awaited something that was, and simply failed."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def arrivals_of(store: InboxStore, routes: Routes, arrivals: Sequence[Arrival]) -> Take:

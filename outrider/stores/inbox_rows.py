@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.delivery import Arrival, Delivery, InboxStream
+from outrider.errors import Permanent
 from outrider.inbox_store import Applied, Buried, Cause, Conclusion, Entry, Stalled, Standing, Waits
 
 TOPIC_BYTES_MAX = 400
@@ -150,6 +151,18 @@ class Sheet:
 def only_applied(entries: Sequence[Entry]) -> bool:
     """Tell whether nothing happened but what nearly always does: delivered, and applied."""
     return all(type(entry.conclusion) is Applied and entry.arrival.waiting_id is None for entry in entries)
+
+
+def check_receipts(found: int, count: int) -> None:
+    """Refuse to go on without the receipts that the transaction began with: the effects would be repeated.
+
+    >>> check_receipts(1, 1)
+    """
+    if found != count:
+        raise Permanent(
+            "the receipt is gone: the handler rolled the transaction back and began another; leave commit and rollback "
+            "to the inbox"
+        )
 
 
 def failure_text(failure: Mapping[str, Any]) -> str:

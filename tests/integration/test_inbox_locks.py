@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -193,6 +194,25 @@ async def test_an_arrival_that_waited_for_the_last_of_a_drain_finds_the_stream_f
         waiting = asyncio.create_task(_admit(inbox, *late))
         await _waits(watcher)
     assert await waiting == Admitted(frozenset(a.event_id for a in late), {})
+
+
+async def test_a_replay_that_waited_for_the_last_of_a_drain_is_not_lost_from_sight(
+    inbox: PostgresInbox, watcher: Any
+) -> None:
+    await _draining(inbox, 1)
+    skipped = arrival(2)
+    async with inbox.transaction() as tx:
+        await inbox.admit(tx, "billing", [skipped], gated=False)
+        await inbox.conclude(tx, "billing", [Entry(skipped, replace(BURIED, policy=Policy.SKIP))], {})
+    [letter] = await inbox.desk.dead_letters(InboxCriteria())
+    async with inbox.transaction() as tx:
+        # The row is there and locked when the replay begins, and gone when it gets its turn.
+        await tx.execute("SELECT FROM outrider.inbox_stream FOR UPDATE")
+        replay = asyncio.create_task(inbox.desk.replay([letter["id"]], "ann"))
+        await _waits(watcher)
+        await _finish_draining(inbox, tx)
+    assert await replay == 1
+    assert await _row(watcher) == (None, "draining", 1)
 
 
 async def test_an_arrival_that_comes_first_joins_the_drain_and_is_not_stranded(inbox: PostgresInbox) -> None:

@@ -372,3 +372,14 @@ async def _statements(inbox: PostgresInbox, arrivals: Any, gated: bool, seen: in
         tx.remove_query_logger(ran.append)
     # The driver asks for types of its own accord, once per connection.
     return sum("outrider." in record.query for record in ran)
+
+
+async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_effect(bench: PostgresBench) -> None:
+    async def again(event: outrider.Event, conn: Any) -> None:
+        await conn.execute("ROLLBACK")
+        await conn.execute("BEGIN")
+        await bench.effect(conn, "twice")
+
+    with pytest.raises(Permanent, match="leave commit and rollback to the inbox"):
+        await Inbox(bench.store).process(delivery(1), again, consumer="billing")
+    assert await bench.effects() == []

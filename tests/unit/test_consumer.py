@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -265,6 +266,33 @@ async def test_a_source_that_cannot_work_ends_the_consumer() -> None:
     assert rig.source.closes == 1
 
 
+class Deaf(MemoryInbox):
+    """Loses its connection at the very moment when it is told to end, as a driver may: that is all one hears of it."""
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        try:
+            async with super().transaction() as tx:
+                yield tx
+        except asyncio.CancelledError:
+            raise Unreachable("the connection is lost") from None
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["a worker", "a drain"])
+async def test_a_consumer_ends_even_if_one_of_its_hands_misses_that_it_is_cancelled(drains: bool) -> None:
+    rig = Rig(Deaf(MemoryStore()), gate="strict", start="one", concurrency=1)
+    rig.hold("A:2" if drains else "A:1")
+    rig.source.put("A:2", "A:1")
+    task = asyncio.create_task(rig.consumer.run())
+    await rig.until(lambda: rig.begun == (["A:1", "A:2"] if drains else ["A:1"]))
+    rig.source.put(Misuse("not allowed"))
+    async with asyncio.timeout(10):
+        with pytest.raises(ExceptionGroup, match="unhandled errors"):
+            await task
+    assert rig.source.closes == 1
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_a_store_that_is_away_charges_nothing() -> None:
     class Absent(MemoryInbox):
         times = 3
@@ -290,3 +318,34 @@ async def test_a_second_delivery_of_the_same_event_is_acked_and_has_no_effect() 
         await rig.until(lambda: len(rig.source.acked) == 3)
     assert rig.effects == ["A:1", "A:2"]
     assert sum(fact.duplicates for fact in rig.notebook.of(Handled)) == 1
+
+
+async def test_an_event_that_others_wait_for_is_not_stuck_behind_those_that_found_no_room() -> None:
+    async with running(gate="strict", waiting_max=2) as rig:
+        rig.source.put(*(f"A:{number}" for number in (1, 3, 4, 5, 6, 2)))
+        await rig.until(lambda: len(rig.source.acked) == 6)
+    assert rig.effects == names("A", 6)
+
+
+async def test_a_handler_that_awaits_something_cancelled_costs_no_worker() -> None:
+    async with running(concurrency=1) as rig:
+        rig.failing["A:1"].append(asyncio.CancelledError())
+        rig.source.put("A:1", "B:1")
+        await rig.until(lambda: len(rig.source.acked) == 2)
+    assert sorted(rig.effects) == ["A:1", "B:1"]
+
+
+class Speechless(Exception):
+    """An error that has no text."""
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+async def test_an_error_that_cannot_be_told_is_charged_like_any_other() -> None:
+    async with running() as rig:
+        rig.failing["A:1"] += [Speechless()] * 3
+        rig.source.put("A:1", "B:1")
+        await rig.until(lambda: len(rig.source.acked) == 2)
+    assert [fact.error for fact in rig.notebook.of(ConsumerBuried)] == ["(its text cannot be made: TypeError)"]
+    assert rig.effects == ["B:1"]

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from outrider.delivery import Arrival, Delivery, InboxStream
-from outrider.inbox.gate import NOT_OURS, Refuse, Turn, decide
+from outrider.inbox.gate import NOT_OURS, Refuse, Turn, decide, numbered
 from outrider.inbox.settings import ConsumerSettings, Gate
 from outrider.inbox_store import Cause, Dropped, Stalled, Standing, Waits
 
@@ -92,8 +92,9 @@ def decided(settings: dict[str, Any], arrival: Arrival, standing: Standing) -> t
 
 @pytest.mark.parametrize(("settings", "arrival", "before", "after"), TURNS)
 def test_it_is_its_turn(settings: dict[str, Any], arrival: Arrival, before: Standing, after: Standing) -> None:
-    # If it is buried instead, the stream stays where it is; one that begins with number one has seen none by then.
-    otherwise = before._replace(seen=0) if settings is FROM_ONE and before.seen is None else before
+    # If it is buried instead, the stream stays where it is; one that begins with this event has begun.
+    begins = settings in (STRICT, FROM_ONE) and before.seen is None and after.seen is not None
+    otherwise = before._replace(seen=(arrival.sequence or 0) - 1) if begins else before
     assert decided({**settings}, arrival, before) == (Turn(after), otherwise)
 
 
@@ -125,5 +126,18 @@ def test_a_strict_gate_refuses_what_we_did_not_number(arrival: Arrival) -> None:
 @pytest.mark.parametrize("gate", list(Gate))
 def test_what_returns_from_waiting_is_not_stopped_by_the_drain_it_is_part_of(gate: Gate) -> None:
     returning = arrival(8, waiting_id=1, **OURS)
-    for cause in (HELD, DRAINING):
-        assert isinstance(decided({"gate": gate}, returning, at(7, cause, 1))[0], Turn)
+    assert isinstance(decided({"gate": gate}, returning, at(7, DRAINING, 1))[0], Turn)
+
+
+@pytest.mark.parametrize("gate", list(Gate))
+def test_what_returns_from_waiting_goes_on_waiting_behind_one_that_was_buried_with_it(gate: Gate) -> None:
+    returning = arrival(8, waiting_id=1, **OURS)
+    assert decided({"gate": gate, "waiting_max": 1}, returning, at(7, HELD, 2)) == (Waits(), at(7, HELD, 2))
+
+
+def test_only_a_strict_gate_takes_a_number_away_and_only_one_that_is_not_ours() -> None:
+    strict, monotonic = ConsumerSettings(gate=Gate.STRICT), ConsumerSettings(gate=Gate.MONOTONIC)
+    assert numbered(arrival(8), strict).sequence is None
+    assert numbered(arrival(8, skipped=True), strict).sequence == 8
+    assert numbered(arrival(8, **OURS), strict).sequence == 8
+    assert numbered(arrival(8), monotonic).sequence == 8

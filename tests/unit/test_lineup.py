@@ -133,3 +133,9 @@ def test_a_shard_of_which_nothing_is_left_can_go() -> None:
     lineup.put_back(lineup.take(1))
     lineup.free([line("A")])
     assert named(lineup.take(1)) == ["A:1"]
+
+
+def test_a_line_can_be_put_in_the_order_of_its_numbers_and_no_other_is_touched() -> None:
+    lineup = lined_up("A:3", "A:2", "B:2", "B:1", "A:1")
+    lineup.sort([line("A"), line("C")])
+    assert named(lineup.take(9)) == ["A:1", "A:2", "A:3", "B:2", "B:1"]

@@ -66,6 +66,15 @@ async def test_a_plain_function_works_in_the_transaction_beside_the_event_loop(b
     assert threading.current_thread() not in threads
 
 
+async def test_a_plain_function_that_lets_a_stop_iteration_out_has_failed(bench: SqliteBench) -> None:
+    def careless(event: outrider.Event, conn: sqlite3.Connection) -> None:
+        next(iter(()))
+
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await Inbox(bench.store).process(delivery(1), careless, consumer="billing")
+
+
 async def test_a_function_that_returns_a_coroutine_is_awaited(bench: SqliteBench) -> None:
     def begin(event: outrider.Event, conn: sqlite3.Connection) -> Any:
         return bench.handler(event, conn)
@@ -280,3 +289,14 @@ async def test_closing_ends_the_inboxs_thread(path: Path) -> None:
     await inbox.close()
     await inbox.close()
     assert not any(thread.name.startswith("outrider-inbox") for thread in threading.enumerate())
+
+
+async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_effect(bench: SqliteBench) -> None:
+    async def again(event: outrider.Event, conn: sqlite3.Connection) -> None:
+        conn.execute("ROLLBACK")
+        conn.execute("BEGIN")
+        await bench.effect(conn, "twice")
+
+    with pytest.raises(Permanent, match="leave commit and rollback to the inbox"):
+        await Inbox(bench.store).process(delivery(1), again, consumer="billing")
+    assert await bench.effects() == []

@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.delivery import Arrival, InboxStream
 from outrider.inbox_store import Applied, Conclusion, Entry, Standing
-from outrider.stores.inbox_rows import Sheet, WaitingRow, failure_text, only_applied, place_of
+from outrider.stores.inbox_rows import Sheet, WaitingRow, check_receipts, failure_text, only_applied, place_of
 
 Known = tuple[InboxStream, Standing]
 """A stream, and where it stands."""
@@ -44,20 +44,22 @@ async def _finish_one(
     assert isinstance(conclusion, Applied)
     receipt = arrival.event_id, conclusion.seconds
     for stream, at in known:
-        await run("finish_and_stand_one", consumer, *place_of(stream), at.seen, at.cause, 0, *receipt)
-        return
-    await run("finish_one", consumer, *receipt)
+        found = await run("finish_and_stand_one", consumer, *place_of(stream), at.seen, at.cause, 0, *receipt)
+        break
+    else:
+        found = await run("finish_one", consumer, *receipt)
+    check_receipts(len(found), 1)
 
 
 async def _finish_and_stand(run: Run, consumer: str, sheet: Sheet, known: Sequence[Known]) -> None:
     seconds = list(sheet.seconds), list(sheet.seconds.values())
     columns = _columns([(*place_of(stream), at.seen, at.cause, sheet.added[stream]) for stream, at in known])
     if known and sheet.seconds:
-        await run("finish_and_stand", consumer, *columns, *seconds)
+        check_receipts(len(await run("finish_and_stand", consumer, *columns, *seconds)), len(sheet.seconds))
     elif known:
         await run("stand", consumer, *columns)
     elif sheet.seconds:
-        await run("finish", consumer, *seconds)
+        check_receipts(len(await run("finish", consumer, *seconds)), len(sheet.seconds))
 
 
 async def _write_rows(run: Run, consumer: str, sheet: Sheet) -> None:

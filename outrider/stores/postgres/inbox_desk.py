@@ -46,7 +46,6 @@ class PostgresInboxDesk:
     async def replay(self, ids: Sequence[int], actor: str) -> int:
         async with self._transaction() as conn:
             await self._run(conn, "make_streams", list(ids))
-            await self._run(conn, "lock_streams", list(ids))
             back = await self._run(conn, "replay", list(ids))
             await self._go_on(conn, back, added=1)
             await self._record(conn, actor, "inbox_replay", back)

@@ -15,7 +15,7 @@ import asyncpg
 
 from outrider.stores.postgres.database import STATEMENT_SECONDS, Database, translated
 
-_LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+_LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 @asynccontextmanager

@@ -85,7 +85,7 @@ class SqliteInbox:
         if inspect.iscoroutinefunction(handler):
             await handler(argument, tx)
         else:
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, handler, argument, tx)
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, _plainly, handler, argument, tx)
             if inspect.isawaitable(result):
                 await result
         if not tx.in_transaction:
@@ -172,6 +172,15 @@ def _run(conn: sqlite3.Connection, job: Callable[[sqlite3.Cursor], T]) -> T:
             return job(cursor)
         finally:
             cursor.close()
+
+
+def _plainly(handler: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
+    """Run a handler that is a plain function, on the connection's thread."""
+    try:
+        return handler(argument, tx)
+    except StopIteration as error:
+        # No future can carry one, and whoever waits for it would wait for ever.
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _begin(conn: sqlite3.Connection, begin: str) -> None:

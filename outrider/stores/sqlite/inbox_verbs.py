@@ -10,7 +10,15 @@ from uuid import UUID
 
 from outrider.delivery import Arrival, InboxStream
 from outrider.inbox_store import Admitted, Cause, Entry, Overdue, Resumed, Standing, Waiting
-from outrider.stores.inbox_rows import Sheet, WaitingRow, delivery_of, failure_text, place_of, standing_of
+from outrider.stores.inbox_rows import (
+    Sheet,
+    WaitingRow,
+    check_receipts,
+    delivery_of,
+    failure_text,
+    place_of,
+    standing_of,
+)
 from outrider.stores.sqlite.rows import load
 
 SQL = load("inbox.sql")
@@ -62,7 +70,8 @@ def conclude(
     """Write what becomes of arrivals, and where their streams stand."""
     sheet = Sheet.of(entries)
     for event_id, seconds in sheet.seconds.items():
-        cursor.execute(SQL["finish"], {"consumer": consumer, "event_id": str(event_id), "seconds": seconds})
+        receipt = {"consumer": consumer, "event_id": str(event_id), "seconds": seconds}
+        check_receipts(cursor.execute(SQL["finish"], receipt).rowcount, 1)
     for event_id in sheet.withdrawn:
         cursor.execute(SQL["withdraw"], {"consumer": consumer, "event_id": str(event_id)})
     for arrival in sheet.parked:

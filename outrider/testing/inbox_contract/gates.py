@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+import pytest
+
 from outrider.delivery import InboxStream
+from outrider.inbox.inbox import Inbox
 from outrider.observer import GapOverdue, WaitingFull
 from outrider.testing.inbox_contract.bench import TOPIC, InboxBench, delivery, marker
 
@@ -121,3 +124,26 @@ class GateRules:
         await crashed.handling.stop()
         await bench.consumer(gate="strict", start="one").drain()
         assert await bench.effects() == ["A-1:1", "A-1:2", "A-1:3"]
+
+    async def test_by_hand_what_waited_goes_to_the_handler_whatever_its_type(self, bench: InboxBench) -> None:
+        inbox = _by_hand(bench)
+        assert await inbox.process(delivery(2, event_type="order.paid"), bench.handler, consumer="billing") == "waiting"
+        assert await inbox.process(delivery(1), bench.handler, consumer="billing") == "applied"
+        assert await inbox.process(delivery(4), bench.handler, consumer="billing") == "waiting"
+        assert await inbox.process(marker(3), bench.handler, consumer="billing") == "dropped"
+        assert await bench.effects() == ["A-1:1", "A-1:2", "A-1:4"]
+
+    async def test_by_hand_a_second_delivery_tries_what_failed_behind_the_first_again(self, bench: InboxBench) -> None:
+        inbox, first = _by_hand(bench), delivery(1)
+        bench.fail("A-1:2", RuntimeError("once"))
+        assert await inbox.process(delivery(2), bench.handler, consumer="billing") == "waiting"
+        with pytest.raises(RuntimeError, match="once"):
+            await inbox.process(first, bench.handler, consumer="billing")
+        assert await inbox.process(first, bench.handler, consumer="billing") == "duplicate"
+        assert await bench.effects() == ["A-1:1", "A-1:2"]
+
+
+def _by_hand(bench: InboxBench) -> Inbox:
+    inbox = Inbox(bench.store)
+    inbox.consumer("billing", gate="strict", start="one")
+    return inbox

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from outrider.delivery import Delivery
@@ -71,6 +73,63 @@ class TroubleRules:
         assert await bench.store.desk.discard([await _only_id(bench)], "ann") == 1
         await billing.drain()
         assert await bench.effects() == ["A-1:2", "A-1:3"]
+
+    async def test_a_late_joiner_goes_on_behind_its_first_event_when_that_is_discarded(self, bench: InboxBench) -> None:
+        billing = bench.consumer(gate="strict")
+        bench.fail("A-1:5", Permanent("broken"))
+        await billing.deliver_all([delivery(5), delivery(7)])
+        assert await bench.store.desk.discard([await _only_id(bench)], "ann") == 1
+        await billing.deliver_all([delivery(8), delivery(6)])
+        assert await bench.effects() == ["A-1:6", "A-1:7", "A-1:8"]
+
+    @pytest.mark.parametrize("held", [False, True], ids=["at once", "after it waited"])
+    async def test_discarding_a_number_that_is_not_ours_does_not_move_the_gate(
+        self, bench: InboxBench, held: bool
+    ) -> None:
+        billing = bench.consumer(gate="strict")
+        await billing.deliver_all([delivery(1)])
+        if held:
+            bench.fail("A-1:2", Permanent("broken"))
+            await billing.deliver_all([delivery(2), delivery(100, gapless="false")])
+            await bench.store.desk.discard([await _only_id(bench)], "ann")
+            await billing.drain()
+        else:
+            await billing.deliver_all([delivery(100, gapless="false")])
+        assert await bench.store.desk.discard([await _only_id(bench)], "ann") == 1
+        follower = 3 if held else 2
+        await billing.deliver_all([delivery(follower)])
+        assert await bench.effects() == ["A-1:1", f"A-1:{follower}"]
+
+    async def test_a_number_that_is_not_ours_stays_with_the_broker_when_too_many_wait(self, bench: InboxBench) -> None:
+        billing = bench.consumer(gate="strict", waiting_max=1)
+        bench.fail("A-1:1", Permanent("broken"))
+        await billing.deliver_all([delivery(1), delivery(2)])
+        assert await billing.deliver(delivery(100, gapless="false")) == 0
+
+    @GATES
+    async def test_nothing_that_drains_overtakes_one_that_is_buried_with_it(self, bench: InboxBench, gate: str) -> None:
+        billing = bench.consumer(gate=gate, batch_max=10)
+        bench.fail("A-1:1", Permanent("broken"))
+        await billing.deliver_all([delivery(1), delivery(2)._replace(body=b"{"), delivery(3), delivery(4)])
+        await bench.store.desk.replay([await _only_id(bench)], "ann")
+        await billing.drain()
+        assert await bench.effects() == ["A-1:1"]
+        [stream] = await bench.store.desk.streams("billing", 10)
+        assert (stream["cause"], stream["waiting"]) == ("held", 2)
+        await bench.store.desk.discard([await _only_id(bench)], "ann")
+        await billing.drain()
+        assert await bench.effects() == ["A-1:1", "A-1:3", "A-1:4"]
+
+    @GATES
+    async def test_a_handler_that_awaits_something_cancelled_has_failed(self, bench: InboxBench, gate: str) -> None:
+        billing = bench.consumer(gate=gate)
+        bench.fail("A-1:1", *[asyncio.CancelledError()] * 3)
+        bench.fail("A-1:2", asyncio.CancelledError())
+        await billing.deliver_all([delivery(1), delivery(2)])
+        assert [fact.reason for fact in bench.notebook.of(ConsumerBuried)] == ["max_retries_exceeded"]
+        await bench.store.desk.replay([await _only_id(bench)], "ann")
+        await billing.drain()
+        assert await bench.effects() == ["A-1:1", "A-1:2"]
 
     @GATES
     async def test_a_replay_that_fails_again_is_buried_again_and_nothing_overtakes_it(

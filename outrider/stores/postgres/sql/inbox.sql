@@ -85,12 +85,14 @@ WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
 -- name: finish_one
 -- Index: consumer_inbox_pkey.
 UPDATE {schema}.consumer_inbox SET processing_seconds = $3 WHERE consumer = $1 AND event_id = $2
+RETURNING event_id
 
 -- name: finish
 -- Index: consumer_inbox_pkey.
 UPDATE {schema}.consumer_inbox AS r SET processing_seconds = g.seconds
 FROM unnest($2::uuid[], $3::float8[]) AS g (event_id, seconds)
 WHERE r.consumer = $1 AND r.event_id = g.event_id
+RETURNING r.event_id
 
 -- name: finish_and_stand_one
 -- What a gate writes for every event, in one statement. Less than half the cost of the general one, which is planned anew
@@ -101,6 +103,7 @@ WITH stood AS (
     {merged}
 )
 UPDATE {schema}.consumer_inbox SET processing_seconds = $9 WHERE consumer = $1 AND event_id = $8
+RETURNING event_id
 
 -- name: finish_and_stand
 -- The same for several events. Indexes: inbox_stream_pkey, consumer_inbox_pkey.
@@ -108,6 +111,7 @@ WITH stood AS ({stand})
 UPDATE {schema}.consumer_inbox AS r SET processing_seconds = g.seconds
 FROM unnest($8::uuid[], $9::float8[]) AS g (event_id, seconds)
 WHERE r.consumer = $1 AND r.event_id = g.event_id
+RETURNING r.event_id
 
 -- name: withdraw
 -- Receipts of events that were not handled after all. Index: consumer_inbox_pkey.

@@ -31,11 +31,17 @@ WHERE cause IS NOT NULL AND ($1::text IS NULL OR consumer = $1)
 ORDER BY cause <> 'held', since LIMIT $2
 
 -- name: make_streams
--- Dead letters are brought back through their streams' rows. One that was skipped may have none.
-INSERT INTO {schema}.inbox_stream (consumer, topic, key, band, waiting, since)
-SELECT DISTINCT d.consumer, d.topic, d.key, d.band, 0, {schema}.outbox_clock() FROM {schema}.inbox_dead_letter AS d
-WHERE d.id = ANY ($1::bigint[])
-ON CONFLICT (consumer, topic, key, band) DO NOTHING
+-- Dead letters are brought back through their streams' rows. One that was skipped may have none. A row that is there is
+-- locked by the same statement: a consumer that is done with the stream could remove it between two. In the order in
+-- which consumers lock them.
+INSERT INTO {schema}.inbox_stream AS s (consumer, topic, key, band, waiting, since)
+SELECT g.consumer, g.topic, g.key, g.band, 0, {schema}.outbox_clock()
+FROM (
+    SELECT DISTINCT d.consumer, d.topic, d.key, d.band FROM {schema}.inbox_dead_letter AS d
+    WHERE d.id = ANY ($1::bigint[])
+) AS g
+ORDER BY g.consumer COLLATE "C", g.topic COLLATE "C", g.key COLLATE "C", g.band
+ON CONFLICT (consumer, topic, key, band) DO UPDATE SET waiting = s.waiting
 
 -- name: lock_streams
 -- In the order in which consumers lock them.
