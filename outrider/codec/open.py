@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
@@ -39,18 +38,14 @@ def open_delivery(delivery: Delivery) -> Arrival:
     key = _try(problems, None, _key, delivery, headers)
     band = _try(problems, 1, _band, headers)
     sequence = _try(problems, None, _number, headers, "sequence")
-    event = None
-    if not problems:
-        assert event_id is not None
-        event = _try(problems, None, _event, delivery, headers, event_id)
-    if event is not None:
-        event = replace(event, key=key or str(event_id), priority=_PRIORITIES[band], sequence=sequence)
     identity = event_id or _identity(delivery)
+    stream = InboxStream(delivery.topic, key or str(identity), band)
+    event = None if problems else _try(problems, None, _event, delivery, headers, identity, stream, sequence)
     return Arrival(
         event_id=identity,
         event=event,
         problem=problems[0] if problems else "",
-        stream=InboxStream(delivery.topic, key or str(identity), band),
+        stream=stream,
         sequence=sequence,
         delivery=delivery,
         keyed=key is not None,
@@ -109,7 +104,9 @@ def _band(headers: Mapping[str, str]) -> int:
     )
 
 
-def _event(delivery: Delivery, headers: Mapping[str, str], event_id: UUID) -> Event:
+def _event(
+    delivery: Delivery, headers: Mapping[str, str], event_id: UUID, stream: InboxStream, sequence: int | None
+) -> Event:
     return Event(
         _text("event_type", headers.get("event_type") or _malformed("header event_type", "missing")),
         _payload(delivery.body),
@@ -118,15 +115,18 @@ def _event(delivery: Delivery, headers: Mapping[str, str], event_id: UUID) -> Ev
         event_id=event_id,
         headers=headers,
         topic=_text("topic", delivery.topic),
+        key=stream.key,
+        priority=_PRIORITIES[stream.band],
         schema_version=_number(headers, "schema_version") or 1,
         saga_id=headers.get("saga_id"),
+        sequence=sequence,
         created_at=_time(headers.get("created_at")),
     )
 
 
 def _payload(body: bytes) -> Any:
     try:
-        return json.loads(body, parse_constant=lambda name: _malformed("body", f"{name} is not JSON"))
+        return _JSON.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except Malformed:
         raise
     except (ValueError, RecursionError) as error:
@@ -156,7 +156,7 @@ def _text(name: str, text: str) -> str:
     if "\0" in text:
         _malformed(name, "holds a NUL character")
     try:
-        size = len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
         _malformed(name, "not valid Unicode")
     if size > TEXT_BYTES_MAX[name]:
@@ -166,3 +166,11 @@ def _text(name: str, text: str) -> str:
 
 def _malformed(what: str, problem: str) -> NoReturn:
     raise Malformed(f"{what}: {problem}")
+
+
+def _not_json(constant: str) -> NoReturn:
+    _malformed("body", f"{constant} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_not_json)
+"""Reads what `json.loads` would with the same option, which makes a decoder each time."""
