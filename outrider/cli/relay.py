@@ -63,30 +63,31 @@ def relay(
     _check(chosen)
     app.configure_logging(json=json, level=chosen.log_level.upper())
     if parent is not None:
-        # The parent adds up what its children have done, and decides what that is worth.
         die_with_parent(parent)
-        emit(asyncio.run(run(chosen, until_empty=until_empty)).facts())
-        return
     tally = asyncio.run(_relayed(chosen, until_empty=until_empty, json=json))
-    emit(tally.facts()) if json else say(str(tally))
-    if until_empty and tally.unfinished:
+    # A child only counts: its parent adds up what all have done, and decides what that is worth.
+    child = parent is not None
+    if until_empty and not child:
+        asyncio.run(_ask(chosen, tally))
+    emit(tally.facts()) if json or child else say(str(tally))
+    if until_empty and not child and tally.unfinished:
         raise typer.Exit(FINDING)
 
 
 async def _relayed(chosen: Config, *, until_empty: bool, json: bool) -> Tally:
     """Relay in one process or several; return what was done."""
     if chosen.processes > 1:
-        options = supervisor.child_options(until_empty=until_empty, json=json)
-        tally = await supervisor.supervise(chosen, options)
-    else:
-        tally = await run(chosen, until_empty=until_empty)
-    if until_empty:
-        store = await app.open_store(chosen.store_url(), schema=chosen.schema)
-        try:
-            await tally.ask(store.desk)
-        finally:
-            await store.close()
-    return tally
+        return await supervisor.supervise(chosen, supervisor.child_options(until_empty=until_empty, json=json))
+    return await run(chosen, until_empty=until_empty)
+
+
+async def _ask(chosen: Config, tally: Tally) -> None:
+    """Let the tally count what stays behind."""
+    store = await app.open_store(chosen.store_url(), schema=chosen.schema)
+    try:
+        await tally.ask(store.desk)
+    finally:
+        await store.close()
 
 
 async def run(chosen: Config, *, until_empty: bool) -> Tally:
