@@ -176,9 +176,9 @@ class Policies:
 class Url:
     """A URL; or a mapping with the URL and, as keys, what its query can say.
 
-    >>> said = {"url": "amqp://mq/shop", "exchange": "shop", "declare": ["billing:order.*", "audit"]}
+    >>> said = {"url": "amqp://mq/shop", "exchange": "shop", "declare": ["billing:events.order.*", "audit"]}
     >>> Url().read(Given(said, said, "", "broker"))
-    'amqp://mq/shop?exchange=shop&declare=billing:order.*,audit'
+    'amqp://mq/shop?exchange=shop&declare=billing:events.order.*,audit'
     """
 
     structured = False

@@ -162,6 +162,8 @@ async def test_a_missing_topic_is_rejected_until_it_is_made(bootstrap: str, brok
     sent = [message(1, topic=missing), message(2, topic=topic), message(3, topic=missing)]
     first, good, second = await broker.publish(sent)
     assert isinstance(first, Rejected)
+    assert f"make the topic (outrider doctor --topic {missing} tells how)" in first.error
+    assert first.error.endswith(f"then: outrider dead replay --topic {missing}")
     assert good == CONFIRMED
     assert not isinstance(second, Confirmed)
     with pytest.raises(Transient, match=missing):

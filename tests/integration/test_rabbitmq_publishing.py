@@ -160,6 +160,7 @@ async def test_a_topology_that_contradicts_what_is_there_is_a_misuse(server: Rab
         ("amqp://u:pw@h:port/", "port"),
         ("amqp://h/?exchange=topic&declare=q", "no fixed exchange"),
         ("http://h/", "not RabbitMQ"),
+        *((f"amqp://h/?declare={answer}", "list queues, such as") for answer in ("true", "No", "1", "audit,yes")),
     ],
 )
 def test_a_url_that_cannot_work_is_refused(url: str, problem: str) -> None:

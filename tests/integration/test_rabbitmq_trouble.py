@@ -128,6 +128,7 @@ async def test_an_unroutable_message_is_buried_and_other_routing_keys_go_on(serv
     [buried] = office.watch.of(Buried)
     assert str(buried.event_id) == lost
     assert buried.error.startswith("unroutable: NO_ROUTE")
+    assert buried.error.endswith("bind a queue for it, then: outrider dead replay --topic nowhere")
     assert office.watch.of(BreakerOpened) == []
     await broker.close()
 
@@ -150,6 +151,18 @@ async def test_a_missing_exchange_is_an_outage_of_that_exchange_only(server: Rab
             await office.until_sent(53)
         assert office.charged == []
         assert office.down == {f"{name}.late/A"}
+    await broker.close()
+
+
+async def test_what_is_said_of_a_missing_exchange_names_the_remedy(server: RabbitServer, name: str) -> None:
+    broker = RabbitBroker(server.url, exchange=name)
+    async with Office(broker).open() as office:
+        await office.stage(event(0))
+        await office.until_noticed(BreakerOpened, 2)
+    assert office.charged == []
+    for opened in office.watch.of(BreakerOpened):
+        assert f"no exchange '{name}'" in opened.error
+        assert "let the relay do so: add ?declare=" in opened.error
     await broker.close()
 
 

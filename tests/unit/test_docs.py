@@ -18,6 +18,9 @@ import pytest
 
 from outrider import Delivery, Inbox
 from outrider.app import open_inbox
+from outrider.brokers.rabbitmq.routing import takes
+from outrider.brokers.rabbitmq.settings import RabbitSettings
+from outrider.event import default_topic
 from outrider.inbox.router import Handler, Route
 from outrider.stores.sqlite import SqliteSchema
 from outrider.testing import MemoryBroker
@@ -103,6 +106,21 @@ async def test_a_sql_snippet_runs(place: str, code: str, postgres_url: str) -> N
     await conn.execute(code)
     await trial.rollback()
     await conn.close()
+
+
+def test_every_url_that_a_shell_would_take_apart_is_quoted() -> None:
+    lines = [line for _, text in _snippets("console") for line in text.splitlines()]
+    bare = [line for line in lines if re.search(r"://[^\s']*[?&*]", re.sub(r"'[^']*'", "", line))]
+    assert bare == []
+    assert any("'amqp://" in line for line in lines)
+
+
+def test_every_queue_that_the_documentation_declares_takes_events_without_a_topic_of_their_own() -> None:
+    declared = re.findall(r"declare=([a-z][^`'\s]*)", "\n".join(page.read_text() for page in PAGES))
+    assert declared
+    for text in declared:
+        for name, pattern in RabbitSettings.from_url(f"amqp://localhost?declare={text}").queues:
+            assert takes("topic", pattern, default_topic("order.placed", None, None)), (name, pattern)
 
 
 def test_every_command_in_the_documentation_exists() -> None:

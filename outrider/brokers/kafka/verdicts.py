@@ -53,10 +53,20 @@ def judge(failure: Failure, topic: str, *, alone: bool, proven: bool) -> Verdict
     """
     error = f"{failure.text} ({failure.name})"
     if failure.name in MISSING | BARRED:
-        return Unresolved(error, topic) if proven else Rejected(f"topic {topic}: {error}")
+        remedy = f"; {make_topic(topic)}" if failure.name in MISSING else ""
+        return Unresolved(error, topic) if proven else Rejected(f"topic {topic}: {error}{remedy}")
     if failure.name in BATCH:
         return Rejected(error) if alone or failure.local else Unresolved(error, topic)
     return Unresolved(error, topic if failure.name in TOPIC else "")
+
+
+def make_topic(topic: str) -> str:
+    """Return what a person does about a topic that is not there.
+
+    >>> make_topic("orders")
+    'make the topic (outrider doctor --topic orders tells how), then: outrider dead replay --topic orders'
+    """
+    return f"make the topic (outrider doctor --topic {topic} tells how), then: outrider dead replay --topic {topic}"
 
 
 def in_order(messages: Sequence[Message], verdicts: list[Verdict]) -> list[Verdict]:

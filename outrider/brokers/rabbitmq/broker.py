@@ -22,9 +22,9 @@ from pamqp import commands
 from outrider.broker import Traits
 from outrider.brokers.cloudevents import CloudEvents
 from outrider.brokers.rabbitmq.examine import examine
-from outrider.brokers.rabbitmq.protocol import Wire, connect
-from outrider.brokers.rabbitmq.publisher import Publisher, Wave
-from outrider.brokers.rabbitmq.settings import RabbitSettings
+from outrider.brokers.rabbitmq.protocol import ChannelClosed, Wire, connect
+from outrider.brokers.rabbitmq.publisher import NOT_FOUND, Publisher, Wave
+from outrider.brokers.rabbitmq.settings import RabbitSettings, check_queues
 from outrider.brokers.rabbitmq.topology import declare
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
@@ -43,6 +43,7 @@ class RabbitBroker:
 
     def __init__(self, url: str = "amqp://localhost", **options: Any) -> None:
         self.settings = RabbitSettings.from_url(url, **options)
+        check_queues(self.settings.queues)
         source = self.settings.cloudevents
         self._dress = None if source is None else CloudEvents(source, "ce-").dress
         bytes_max, seconds = self.settings.message_bytes_max, self.settings.confirm_seconds
@@ -87,11 +88,19 @@ class RabbitBroker:
         wire.check()
         number = await wire.open_channel()
         if exchange := unquote(destination.partition("/")[0]):
-            await wire.call(number, commands.Exchange.Declare(exchange=exchange, passive=True))
+            await self._look_for(wire, number, exchange)
         wire.close_channel(number)
         if destination in self._doubted:
             self._doubted.discard(destination)
             raise Transient(f"{destination} has lately refused a message; a queue behind it may be full or broken")
+
+    async def _look_for(self, wire: Wire, number: int, exchange: str) -> None:
+        try:
+            await wire.call(number, commands.Exchange.Declare(exchange=exchange, passive=True))
+        except ChannelClosed as error:
+            if error.code != NOT_FOUND:
+                raise
+            raise Transient(f"{error}; {self.settings.make_exchange}") from error
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
         """Look at exchanges, queues and bindings."""
@@ -166,7 +175,7 @@ class RabbitBroker:
             found = self._publishers.pop(exchange, None)
             if found is None or not found.open:
                 self._make_room()
-                found = Publisher(wire, exchange, self.destination)
+                found = Publisher(wire, exchange, self.destination, self.settings.make_exchange)
                 await found.start()
             # Put back last: the order of the table is the order of use.
             self._publishers[exchange] = found

@@ -47,10 +47,11 @@ class Wave:
 
 
 class Publisher:
-    """The channel of one exchange, in confirm mode."""
+    """The channel of one exchange, in confirm mode. `make_exchange` is the remedy for one that is not there."""
 
-    def __init__(self, wire: Wire, exchange: str, destination: Destination) -> None:
+    def __init__(self, wire: Wire, exchange: str, destination: Destination, make_exchange: str) -> None:
         self._wire, self._exchange, self._destination = wire, exchange, destination
+        self._make_exchange = make_exchange
         self._number = 0
         self._next_tag = self._lowest = 1
         self._pending: dict[int, tuple[Wave, int]] = {}
@@ -121,7 +122,9 @@ class Publisher:
         """Reject an unroutable message. The server confirms it all the same, so the verdict is noted before that."""
         for wave, index in self._pending.values():
             if wave.messages[index].message_id == message_id and wave.verdicts[index] is None:
-                wave.verdicts[index] = Rejected(f"unroutable: {text}")
+                topic = wave.messages[index].topic
+                remedy = f"bind a queue for it, then: outrider dead replay --topic {topic}"
+                wave.verdicts[index] = Rejected(f"unroutable: {text}; {remedy}")
                 return
 
     def closed(self, error: ChannelClosed) -> None:
@@ -129,6 +132,7 @@ class Publisher:
         self.open = False
         alone = len(self._pending) == 1 and error.code not in OF_THE_EXCHANGE
         text = f"the server closed the channel: {error.code} {error}"
+        text += f"; {self._make_exchange}" if error.code == NOT_FOUND else ""
         self._settle_all(lambda message: Rejected(text) if alone else Unresolved(text, self._destination(message)))
 
     def fail(self, error: str) -> None:

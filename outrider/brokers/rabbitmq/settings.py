@@ -1,6 +1,6 @@
 """What can be set about RabbitMQ, and how a URL says it.
 
-    amqp://user:password@host:5672/vhost?exchange=shop&declare=billing:order.*,audit
+    amqp://user:password@host:5672/vhost?exchange=shop&declare=billing:events.order.*,audit
     amqps://user:password@host/vhost?cafile=ca.pem
 
 The exchange is `outrider` unless named; `exchange=topic` means one per topic, named like it. The routing key is the
@@ -13,6 +13,7 @@ at start, each bound by the pattern after its colon (in a URL, write `%23` for `
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -26,6 +27,7 @@ PER_TOPIC = "topic"
 """As the name of the exchange: every topic has its own."""
 
 EVERYTHING = "#"
+ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
 OPTIONS = ("exchange", "declare", "cafile", "cloudevents", "management")
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -38,8 +40,8 @@ class RabbitSettings:
 
     `confirm_seconds` should be less than the relay's publish timeout, so that what was confirmed in time is known.
 
-    >>> RabbitSettings.from_url("amqp://me:secret@mq/shop?declare=audit,billing:order.*").queues
-    (('audit', '#'), ('billing', 'order.*'))
+    >>> RabbitSettings.from_url("amqp://me:secret@mq/shop?declare=audit,billing:events.order.*").queues
+    (('audit', '#'), ('billing', 'events.order.*'))
     """
 
     host: str = "localhost"
@@ -105,6 +107,14 @@ class RabbitSettings:
         """Name the server for people."""
         return f"{self.host}:{self.port}"
 
+    @property
+    def make_exchange(self) -> str:
+        """Say what a person does about an exchange that is not there."""
+        by_hand = "declare the exchange (durable, type topic)"
+        if self.exchange == PER_TOPIC:
+            return by_hand
+        return f"{by_hand}, or let the relay do so: add ?declare= and the names of queues to its URL"
+
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return how to check the server's certificate, None without TLS."""
         return self.certificates() if self.tls else None
@@ -145,6 +155,19 @@ def _port(parts: SplitResult) -> int:
         return parts.port or DEFAULT_PORTS[parts.scheme]
     except ValueError:
         raise BadSetting("the RabbitMQ URL has a port that is no number from 1 to 65535") from None
+
+
+def check_queues(queues: Iterable[tuple[str, str]]) -> None:
+    """Refuse queues that were meant as an answer to whether any should be declared.
+
+    >>> check_queues([("billing", "events.order.*")])
+    """
+    for name, _ in queues:
+        if name.lower() in ANSWERS:
+            raise BadSetting(
+                f"declare={name} in the RabbitMQ URL would make a queue named {name!r}; list queues, such as "
+                "declare=billing:events.order.*,audit, write declare= for the exchange alone, or leave it out"
+            )
 
 
 def _queues(text: str) -> tuple[tuple[str, str], ...]:
