@@ -53,9 +53,11 @@ clean: ## Remove everything that make created
 	@scripts/make_venv.sh $(PYTHON)
 
 .venv/.stamp-core: pyproject.toml | .venv/bin/python
+	@echo "Installing Outrider into .venv ..." >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 .venv/.stamp: pyproject.toml | .venv/bin/python
+	@echo "Installing Outrider, its drivers and its tools into .venv ..." >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
 	@touch $@ .venv/.stamp-core

@@ -51,6 +51,7 @@ install() {
     if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
         return 1
     fi
+    echo "Installing $* ..." >&2
     forbid_services
     apt-get update -qq &&
         apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-confold "$@" >/dev/null

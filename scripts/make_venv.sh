@@ -9,6 +9,7 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         echo "Python's venv module is missing. Install it (Debian: apt-get install python3-venv), then run make again." >&2
         exit 1
     fi
+    echo "Installing python3-venv ..." >&2
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends python3-venv >/dev/null

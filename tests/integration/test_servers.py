@@ -34,6 +34,7 @@ from outrider.testing.servers import (
     postgres_url,
     rabbitmq_url,
 )
+from outrider.testing.servers.__main__ import NO_FSYNC
 from outrider.testing.servers.kafka import create_topic
 from outrider.testing.servers.mongo import find_program as find_mongo
 from outrider.testing.servers.pgbouncer import find_program as find_pgbouncer
@@ -266,8 +267,11 @@ async def test_servers_run_from_the_command_line_until_told_to_stop() -> None:
     for programs in (find_pgbouncer, find_mongo, find_postgres):
         programs()  # Here, and not in the other process, their absence skips the test.
     command = [sys.executable, "-m", "outrider.testing.servers", "pgbouncer", "mongo", "--json"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
     assert process.stdout is not None
+    assert process.stderr is not None
     urls = json.loads(await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS))
     assert list(urls) == ["postgres", "pgbouncer", "mongo"]
     await _postgres_write(urls["postgres"])
@@ -275,3 +279,5 @@ async def test_servers_run_from_the_command_line_until_told_to_stop() -> None:
     await _mongo_write(urls["mongo"])
     process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
+    progress = (await process.stderr.read()).decode().splitlines()
+    assert progress == ["Starting PostgreSQL ...", NO_FSYNC, "Starting PgBouncer ...", "Starting MongoDB ..."]

@@ -24,7 +24,9 @@ def made(scratch: Path, text: str) -> Path:
     return folder
 
 
-def test_an_entry_is_made_once_and_nothing_else_stays(cache: Path) -> None:
+def test_an_entry_is_made_once_which_is_told_and_nothing_else_stays(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fetched = []
 
     def fill(scratch: Path) -> Path:
@@ -34,6 +36,7 @@ def test_an_entry_is_made_once_and_nothing_else_stays(cache: Path) -> None:
     places = {cached("Kafka", "kafka-1", fill) for _ in range(2)}
     assert places == {cache / "kafka-1"}
     assert len(fetched) == 1
+    assert capsys.readouterr().err == f"Fetching Kafka, once, into {cache} ...\n"
     assert [path.name for path in cache.iterdir()] == ["kafka-1"]
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import TypeVar
 
 from outrider.testing.servers import kafka, mongo
 from outrider.testing.servers.kafka import KafkaServer
@@ -18,12 +19,15 @@ from outrider.testing.servers.postgres import PostgresServer
 from outrider.testing.servers.rabbitmq import RabbitServer
 from outrider.testing.servers.server import Server, ServerError, ServerMissing
 
+S = TypeVar("S", bound=Server)
+
 KINDS: dict[str, Callable[[], Server]] = {
     "kafka": KafkaServer,
     "rabbitmq": RabbitServer,
     "mongo": MongoServer,
 }
 NAMES = ("postgres", "pgbouncer", *KINDS)
+NO_FSYNC = "PostgreSQL runs with fsync off, so `outrider doctor` refuses it; with --fsync it does not."
 
 
 def main() -> None:
@@ -52,7 +56,7 @@ def fetch() -> None:
         try:
             find()
         except ServerMissing as error:
-            print(error, file=sys.stderr)
+            tell(str(error))
 
 
 def serve(wanted: Sequence[str], fsync: bool, as_json: bool) -> None:
@@ -70,14 +74,27 @@ def start(wanted: Sequence[str], stack: ExitStack, fsync: bool) -> dict[str, str
     """Start each kind once; a pooler brings the server behind it."""
     urls = {}
     if "postgres" in wanted or "pgbouncer" in wanted:
-        postgres = stack.enter_context(PostgresServer(fsync=fsync))
+        postgres = _started(PostgresServer(fsync=fsync), stack)
         urls["postgres"] = postgres.url
+        if not fsync:
+            tell(NO_FSYNC)
         if "pgbouncer" in wanted:
-            urls["pgbouncer"] = stack.enter_context(PgBouncer(postgres)).url
+            urls["pgbouncer"] = _started(PgBouncer(postgres), stack).url
     for kind, server in KINDS.items():
         if kind in wanted:
-            urls[kind] = stack.enter_context(server()).url
+            urls[kind] = _started(server(), stack).url
     return urls
+
+
+def _started(server: S, stack: ExitStack) -> S:
+    tell(f"Starting {server.name} ...")
+    stack.enter_context(server)
+    return server
+
+
+def tell(text: str) -> None:
+    """Say how far it is, to people: standard output is for the URLs."""
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -52,6 +53,8 @@ def _try_once(server: str, place: Path, fill: Callable[[Path], Path]) -> ServerM
     """Fill a place; what was refused is remembered, or every test would wait for the same refusal."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        # It may take minutes, and nobody should think that it hangs.
+        print(f"Fetching {server}, once, into {place.parent} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix=f"{place.name}-", dir=place.parent) as scratch:
             _move(fill(Path(scratch)), place)
     except ServerMissing as refusal:
