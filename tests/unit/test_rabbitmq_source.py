@@ -344,6 +344,11 @@ class TestNames:
         with pytest.raises(BadSetting, match="has a name that RabbitMQ does not take"):
             RabbitSource("amqp://localhost?declare=", "billing", ["t" * 300])
 
+    @pytest.mark.parametrize("value", ["", "true", "billing:orders,audit"])
+    def test_what_follows_declare_does_not_matter_to_a_consumer(self, value: str) -> None:
+        source = RabbitSource(f"amqp://localhost?declare={value}", "billing", ["orders"])
+        assert (source.queue, source.settings.declare) == ("billing", True)
+
     def test_nothing_in_flight_is_refused(self) -> None:
         with pytest.raises(BadSetting, match="in_flight_max = 0"):
             RabbitSource("amqp://localhost", "billing", ["orders"], in_flight_max=0)
