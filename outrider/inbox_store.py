@@ -21,7 +21,16 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from outrider.delivery import Arrival, Delivery, InboxStream
+from outrider.errors import Misuse, Transient
 from outrider.outcome import Policy, Reason
+
+
+class UnfitHandler(Misuse):
+    """A handler did what none may, such as ending the transaction. To call it again could only do more harm."""
+
+
+class TransactionLost(Transient):
+    """The transaction was lost under a handler, which is not to blame: its connection is gone."""
 
 
 class Cause(StrEnum):
@@ -183,8 +192,16 @@ class InboxStore(Protocol):
         """Open a transaction; commit when the block ends, roll back when it raises."""
         ...
 
+    def objection(self, handler: Callable[..., Any]) -> str | None:
+        """Say why such a handler cannot work with this store, and what to do; None if it can."""
+        ...
+
     async def call(self, handler: Callable[..., Any], argument: Any, tx: Any) -> None:
-        """Run a handler with its argument and the transaction, in the way that suits the driver."""
+        """Run a handler with its argument and the transaction, in the way that suits the driver.
+
+        What it raises passes through. Raises UnfitHandler if the transaction has ended, however the handler itself has;
+        and TransactionLost if it failed because its connection is gone.
+        """
         ...
 
     async def answers(self) -> bool:

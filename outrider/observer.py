@@ -233,6 +233,16 @@ class ConsumerBuried(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerBroken(Fact):
+    """A handler did what none may, and the consumer stops: its code must change first."""
+
+    consumer: str
+    error: str
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
 class GapOverdue(Fact):
     """Events have waited for a missing predecessor longer than the gap timeout. They stay; a person should look."""
 

@@ -24,7 +24,7 @@ from outrider.source import Source
 
 
 class Consumer:
-    """Runs the handlers of one consumer over one source."""
+    """Runs the handlers of one consumer over one source. Refuses handlers that cannot work with the store."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class Consumer:
         observer: Observer | None = None,
         chance: random.Random | None = None,
     ) -> None:
+        routes.check(store)
         self._source, self._settings = source, routes.settings
         self._routes = routes
         self._observer = observer or Observers()
@@ -57,12 +58,14 @@ class Consumer:
             async with asyncio.TaskGroup() as group:
                 hands = [group.create_task(self._work()) for _ in range(self._settings.concurrency)]
                 group.create_task(self._upkeep.run(self._stopping))
+                watching = group.create_task(self._handling.broken())
                 try:
                     await self._receive()
                     await self._finish(hands)
                 finally:
                     # A worker may miss that it is cancelled, when its connection is lost at that moment.
                     self._stopping.set()
+                    watching.cancel()
                     await self._line_up([])
         finally:
             # Only now does nobody start another drain.

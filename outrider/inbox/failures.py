@@ -13,7 +13,8 @@ from uuid import UUID
 
 from outrider.delivery import Arrival
 from outrider.inbox.router import Routes
-from outrider.inbox.turns import HandlerFailed, text_of
+from outrider.inbox.turns import HandlerFailed
+from outrider.inbox.where import where
 from outrider.inbox_store import Buried
 from outrider.observer import HandlerRetried, Observer
 from outrider.outcome import Reason
@@ -75,7 +76,7 @@ class Failures:
 
 
 def _failure(failed: HandlerFailed) -> dict[str, Any]:
-    return {"error": _short(text_of(failed.error)), "kind": type(failed.error).__qualname__}
+    return {"error": _short(str(failed)), "kind": type(failed.error).__qualname__, "where": where(failed.error)}
 
 
 def _short(text: str) -> str:

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from outrider.backoff import RetryPolicy
 from outrider.delivery import Arrival, InboxStream
@@ -18,8 +19,9 @@ from outrider.inbox import turns
 from outrider.inbox.failures import Failures
 from outrider.inbox.router import Routes
 from outrider.inbox.turns import HandlerFailed, Turns
-from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, Waits
+from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, UnfitHandler, Waits
 from outrider.observer import (
+    ConsumerBroken,
     ConsumerBuried,
     ConsumerRecovered,
     ConsumerTroubled,
@@ -56,6 +58,8 @@ class Handling:
         self._drains: dict[InboxStream, asyncio.Task[None]] = {}
         self._troubles = 0
         self._ending = False
+        self._broken = asyncio.Event()
+        self._error: BaseException | None = None
 
     async def handle(self, arrivals: Sequence[Arrival]) -> Tried:
         """Try all in one transaction; if a handler fails in it, one by one, so that each key has its own fate."""
@@ -75,7 +79,19 @@ class Handling:
         if stream not in self._drains:
             task = asyncio.create_task(self._drain(stream))
             self._drains[stream] = task
-            task.add_done_callback(lambda _: self._drains.pop(stream, None))
+            task.add_done_callback(partial(self._drain_ended, stream))
+
+    def _drain_ended(self, stream: InboxStream, task: asyncio.Task[None]) -> None:
+        self._drains.pop(stream, None)
+        if not task.cancelled() and (error := task.exception()):
+            self._error = error
+            self._broken.set()
+
+    async def broken(self) -> None:
+        """Wait for something in the background that the consumer must not outlive, and raise it."""
+        await self._broken.wait()
+        assert self._error is not None
+        raise self._error
 
     async def drained(self) -> None:
         """Wait until nothing drains."""
@@ -106,13 +122,14 @@ class Handling:
 
     async def _attempt(self, arrivals: Sequence[Arrival]) -> Tried:
         begun = time.monotonic()
-        take = turns.arrivals_of(self._store, self._routes, arrivals)
         try:
-            done = await turns.commit(self._store, self._routes, take, self._failures.to_bury)
+            done = await self._commit(turns.arrivals_of(self._store, self._routes, arrivals))
         except HandlerFailed as failed:
             if len(arrivals) > 1:
                 return Tried(left=list(arrivals))
             return _resting(arrivals, await self._charge(failed))
+        except UnfitHandler:
+            raise
         except OutriderError as error:
             return _resting(arrivals, self.trouble(str(error)))
         self._committed(done, time.monotonic() - begun)
@@ -127,19 +144,28 @@ class Handling:
         limit = self._routes.settings.batch_max
         while not self._ending:
             begun = time.monotonic()
-            take = turns.waiting_of(self._store, self._routes, stream, limit)
             try:
-                done = await turns.commit(self._store, self._routes, take, self._failures.to_bury)
+                done = await self._commit(turns.waiting_of(self._store, self._routes, stream, limit))
             except HandlerFailed as failed:
                 alone, limit = limit == 1, 1
                 await asyncio.sleep(await self._charge(failed) if alone else 0)
                 continue
+            except UnfitHandler:
+                raise
             except OutriderError as error:
                 await asyncio.sleep(self.trouble(str(error)))
                 continue
             self._committed(done, time.monotonic() - begun)
             if stream not in done.draining:
                 return
+
+    async def _commit(self, take: turns.Take) -> Turns:
+        try:
+            return await turns.commit(self._store, self._routes, take, self._failures.to_bury)
+        except UnfitHandler as error:
+            # To go on would do more harm: the receipt may say that something is done which is not.
+            self._observer.notice(ConsumerBroken(self._routes.consumer, str(error)))
+            raise
 
     async def _charge(self, failed: HandlerFailed) -> float:
         """Charge an attempt, unless the store has gone away under the handler."""

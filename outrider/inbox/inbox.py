@@ -69,6 +69,7 @@ class Inbox(Router):
         arrival = open_delivery(delivery)
         settings = self.consumers[consumer].settings if consumer in self.consumers else ConsumerSettings()
         routes = Routes(consumer, settings, otherwise=Route(handler))
+        routes.check(self.store)
         try:
             done = await turns.commit(self.store, routes, turns.arrivals_of(self.store, routes, [arrival]))
             # A second delivery may be all that is left of one whose followers failed: they are waiting still.

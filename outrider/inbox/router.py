@@ -9,6 +9,7 @@ from typing import Any
 from outrider.errors import Misuse
 from outrider.event import default_topic
 from outrider.inbox.settings import ConsumerSettings
+from outrider.inbox_store import InboxStore
 
 Handler = Callable[[Any, Any], Any]
 """Takes an event (or a list of them, if it handles batches) and the transaction."""
@@ -23,8 +24,14 @@ class Route:
 
     @property
     def name(self) -> str:
-        """Name the handler for people."""
-        return getattr(self.handler, "__qualname__", repr(self.handler))
+        """Name the handler for people.
+
+        >>> Route(print).name
+        'builtins.print'
+        """
+        plain = getattr(self.handler, "func", self.handler)
+        name = getattr(plain, "__qualname__", type(plain).__qualname__)
+        return f"{plain.__module__}.{name}"
 
 
 @dataclass(slots=True)
@@ -44,6 +51,12 @@ class Routes:
     def find(self, topic: str, event_type: str) -> Route | None:
         """Return the handler of a type, if there is one."""
         return self.handlers.get((topic, event_type), self.otherwise)
+
+    def check(self, store: InboxStore) -> None:
+        """Refuse handlers that cannot work with a store, before any event comes to harm."""
+        for route in [*self.handlers.values(), *([self.otherwise] if self.otherwise else [])]:
+            if objection := store.objection(route.handler):
+                raise Misuse(f"the handler {route.name} {objection}")
 
     def add(self, topic: str, event_type: str, route: Route) -> None:
         """Register a handler; one per type, or the order of their effects would be nobody's."""

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from outrider.codec.open import open_delivery
 from outrider.delivery import Arrival, InboxStream
-from outrider.errors import OutriderError, Permanent
+from outrider.errors import Misuse, OutriderError, Permanent
 from outrider.inbox.gate import Decision, Refuse, decide, numbered
 from outrider.inbox.router import Route, Routes
 from outrider.inbox_store import (
@@ -29,6 +29,8 @@ from outrider.inbox_store import (
     InboxStore,
     Stalled,
     Standing,
+    TransactionLost,
+    UnfitHandler,
     Waiting,
     Waits,
 )
@@ -58,7 +60,7 @@ def text_of(error: BaseException) -> str:
     'no such order'
     """
     try:
-        return str(error)
+        return "; ".join([str(error), *getattr(error, "__notes__", [])])
     except Exception as trouble:
         return f"(its text cannot be made: {type(trouble).__name__})"
 
@@ -100,12 +102,47 @@ async def commit(store: InboxStore, routes: Routes, take: Take, bury: Mapping[UU
     turns = Turns()
     try:
         await _transact(store, routes, take, bury or {}, turns)
-    except Permanent as error:
+    except (Permanent, Misuse) as error:
         if not (applied := turns.of(Applied)):
             raise
-        # What handlers left behind was refused at the end: a deferred constraint, or an error that one has swallowed.
-        raise HandlerFailed(applied[0].arrival, error.__cause__ or error, Reason.MAX_RETRIES_EXCEEDED) from error
+        raise await _blamed(store, routes, take, applied[0].arrival, error) from error
     return turns
+
+
+async def _blamed(
+    store: InboxStore, routes: Routes, take: Take, arrival: Arrival, error: Permanent | Misuse
+) -> OutriderError:
+    """Say whose fault it is that a transaction was refused after its handlers had returned.
+
+    What is permanent is theirs: a deferred constraint, or an error that one has swallowed. What the store calls misuse,
+    such as missing rights, is theirs if all of it passes without them: one has changed its role, for instance.
+    """
+    if isinstance(error, UnfitHandler):
+        route = routes.find(arrival.delivery.topic, arrival.event_type)
+        return _unfit(route, arrival, error) if route else error
+    if isinstance(error, Misuse) and not await _passes_without_handlers(store, routes, take):
+        return error
+    return HandlerFailed(arrival, error.__cause__ or error, Reason.MAX_RETRIES_EXCEEDED)
+
+
+class _Rehearsed(Exception):
+    """Undoes a rehearsal."""
+
+
+async def _passes_without_handlers(store: InboxStore, routes: Routes, take: Take) -> bool:
+    turns = Turns()
+    try:
+        async with store.transaction() as tx:
+            if (taken := await take(tx)) is None:
+                return False
+            todo = _decide(taken, routes, {}, turns)
+            entries = [Entry(each, Applied() if isinstance(outcome, Route) else outcome) for each, outcome in todo]
+            await store.conclude(tx, routes.consumer, entries, turns.standings)
+            raise _Rehearsed
+    except _Rehearsed:
+        return True
+    except OutriderError:
+        return False
 
 
 async def _transact(store: InboxStore, routes: Routes, take: Take, bury: Mapping[UUID, Buried], turns: Turns) -> None:
@@ -207,11 +244,22 @@ async def _call(store: InboxStore, route: Route, lot: list[Arrival], tx: Any, li
     try:
         async with limit:
             await store.call(route.handler, events if route.batch else events[0], tx)
+    except TransactionLost:
+        raise
+    except UnfitHandler as error:
+        raise _unfit(route, lot[0], error) from error
     except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and _being_cancelled():
             raise
-        reason = Reason.PROCESSING_TIMEOUT if limit.expired() else Reason.MAX_RETRIES_EXCEEDED
-        raise HandlerFailed(lot[0], error, reason) from error
+        if limit.expired():
+            late = TimeoutError(f"took longer than handler_timeout_seconds = {limit_seconds}")
+            late.__cause__ = error
+            raise HandlerFailed(lot[0], late, Reason.PROCESSING_TIMEOUT) from error
+        raise HandlerFailed(lot[0], error, Reason.MAX_RETRIES_EXCEEDED) from error
+
+
+def _unfit(route: Route, arrival: Arrival, error: UnfitHandler) -> UnfitHandler:
+    return UnfitHandler(f"the handler {route.name} {error}; the event was {arrival.event_type} {arrival.event_id}")
 
 
 def _being_cancelled() -> bool:

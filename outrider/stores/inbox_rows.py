@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.delivery import Arrival, Delivery, InboxStream
-from outrider.errors import Permanent
-from outrider.inbox_store import Applied, Buried, Cause, Conclusion, Entry, Stalled, Standing, Waits
+from outrider.inbox_store import Applied, Buried, Cause, Conclusion, Entry, Stalled, Standing, UnfitHandler, Waits
 
 TOPIC_BYTES_MAX = 400
 
@@ -153,15 +152,21 @@ def only_applied(entries: Sequence[Entry]) -> bool:
     return all(type(entry.conclusion) is Applied and entry.arrival.waiting_id is None for entry in entries)
 
 
+ENDED = (
+    "ended the transaction that it was lent, so that the receipt may be committed without the whole effect; leave "
+    "commit and rollback to the inbox"
+)
+
+
 def check_receipts(found: int, count: int) -> None:
     """Refuse to go on without the receipts that the transaction began with: the effects would be repeated.
 
     >>> check_receipts(1, 1)
     """
     if found != count:
-        raise Permanent(
-            "the receipt is gone: the handler rolled the transaction back and began another; leave commit and rollback "
-            "to the inbox"
+        raise UnfitHandler(
+            "rolled the transaction back and began another, so that the receipt is gone; leave commit and rollback to "
+            "the inbox"
         )
 
 

@@ -23,6 +23,9 @@ class MemoryBench(InboxBench):
     async def effects(self) -> list[str]:
         return self._effects
 
+    async def end(self, tx: MemoryTransaction, *, commit: bool) -> None:
+        tx.commit() if commit else tx.rollback()
+
     async def staged(self) -> int:
         return len(self._beside.tables.rows)
 

@@ -29,6 +29,9 @@ class PostgresBench(InboxBench):
     async def effects(self) -> list[str]:
         return [row["what"] for row in await self._pool.fetch("SELECT what FROM effects ORDER BY id")]
 
+    async def end(self, tx: Any, *, commit: bool) -> None:
+        await tx.execute("COMMIT" if commit else "ROLLBACK")
+
     async def staged(self) -> int:
         count: int = await self._pool.fetchval("SELECT count(*) FROM outrider.outbox")
         return count

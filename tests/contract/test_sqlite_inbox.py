@@ -30,6 +30,9 @@ class SqliteBench(InboxBench):
     async def effects(self) -> list[str]:
         return [what for (what,) in self._read("SELECT what FROM effects ORDER BY id")]
 
+    async def end(self, tx: sqlite3.Connection, *, commit: bool) -> None:
+        tx.commit() if commit else tx.rollback()
+
     async def staged(self) -> int:
         [(count,)] = self._read("SELECT count(*) FROM outbox")
         return int(count)

@@ -85,7 +85,7 @@ async def test_an_event_whose_attempts_are_spent_is_buried_and_acked() -> None:
         rig.failing["A:1"] += [ValueError("no")] * 3
         rig.source.put("A:1", "B:1")
         await rig.until(lambda: len(rig.source.acked) == 2)
-    assert [fact.error for fact in rig.notebook.of(ConsumerBuried)] == ["no"]
+    assert [fact.error for fact in rig.notebook.of(ConsumerBuried)] == ["ValueError: no"]
     assert rig.effects == ["B:1"]
 
 
@@ -347,5 +347,7 @@ async def test_an_error_that_cannot_be_told_is_charged_like_any_other() -> None:
         rig.failing["A:1"] += [Speechless()] * 3
         rig.source.put("A:1", "B:1")
         await rig.until(lambda: len(rig.source.acked) == 2)
-    assert [fact.error for fact in rig.notebook.of(ConsumerBuried)] == ["(its text cannot be made: TypeError)"]
+    assert [fact.error for fact in rig.notebook.of(ConsumerBuried)] == [
+        "Speechless: (its text cannot be made: TypeError)"
+    ]
     assert rig.effects == ["B:1"]

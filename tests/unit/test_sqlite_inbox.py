@@ -17,7 +17,8 @@ from outrider.delivery import Delivery, InboxStream
 from outrider.errors import Misuse, Permanent, Transient
 from outrider.inbox.inbox import Inbox, Result
 from outrider.inbox.router import Route
-from outrider.inbox_store import InboxCriteria, Standing
+from outrider.inbox_store import InboxCriteria, Standing, UnfitHandler
+from outrider.observer import ConsumerTroubled, HandlerRetried
 from outrider.stores import migrations
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema, database
 from outrider.testing import ManualClock
@@ -297,6 +298,22 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
         conn.execute("BEGIN")
         await bench.effect(conn, "twice")
 
-    with pytest.raises(Permanent, match="leave commit and rollback to the inbox"):
+    with pytest.raises(UnfitHandler, match=r"again rolled the transaction back.*leave commit and rollback"):
         await Inbox(bench.store).process(delivery(1), again, consumer="billing")
     assert await bench.effects() == []
+
+
+async def test_a_transaction_that_the_database_gave_up_by_itself_charges_nothing(bench: SqliteBench) -> None:
+    async def fill(event: outrider.Event, conn: sqlite3.Connection) -> None:
+        [pages] = conn.execute("PRAGMA page_count").fetchone()
+        conn.execute(f"PRAGMA max_page_count = {pages}")
+        try:
+            conn.execute("INSERT INTO effects (what) VALUES (?)", ("x" * 10_000_000,))
+        finally:
+            conn.execute("PRAGMA max_page_count = 1000000")
+
+    billing = bench.consumer()
+    billing.routes.handlers["orders", "order.placed"] = Route(fill)
+    assert await billing.deliver(delivery(1)) == 0
+    assert bench.notebook.of(HandlerRetried) == []
+    assert "the database file cannot be used" in bench.notebook.of(ConsumerTroubled)[0].error

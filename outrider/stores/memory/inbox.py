@@ -25,10 +25,12 @@ from outrider.inbox_store import (
     Resumed,
     Stalled,
     Standing,
+    UnfitHandler,
     Waiting,
     Waits,
 )
 from outrider.outcome import Policy
+from outrider.stores.inbox_rows import ENDED
 from outrider.stores.memory.inbox_desk import MemoryInboxDesk
 from outrider.stores.memory.inbox_tables import DeadArrival, InboxTables, Receipt, StreamRow
 from outrider.stores.memory.store import MemoryStore
@@ -54,10 +56,17 @@ class MemoryInbox:
     def transaction(self) -> AbstractAsyncContextManager[MemoryTransaction]:
         return self._store.transaction()
 
+    def objection(self, handler: Callable[..., Any]) -> str | None:
+        return None
+
     async def call(self, handler: Callable[..., Any], argument: Any, tx: Any) -> None:
-        result = handler(argument, tx)
-        if inspect.isawaitable(result):
-            await result
+        try:
+            result = handler(argument, tx)
+            if inspect.isawaitable(result):
+                await result
+        finally:
+            if not tx.open:
+                raise UnfitHandler(ENDED)
 
     async def answers(self) -> bool:
         return True

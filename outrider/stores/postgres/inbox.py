@@ -7,7 +7,6 @@ A statement that reads where a stream stands begins after the receipts are there
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -20,8 +19,8 @@ from outrider.delivery import Arrival, InboxStream
 from outrider.errors import Misuse, OutriderError, Transient
 from outrider.inbox_store import Admitted, Cause, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing, Waiting
 from outrider.stores.inbox_rows import delivery_of, place_of, standing_of
-from outrider.stores.postgres import queries
-from outrider.stores.postgres.database import STATEMENT_SECONDS, Database, translated
+from outrider.stores.postgres import inbox_calling, queries
+from outrider.stores.postgres.database import STATEMENT_SECONDS, Database
 from outrider.stores.postgres.inbox_concluding import conclude
 from outrider.stores.postgres.inbox_desk import PostgresInboxDesk
 from outrider.stores.postgres.inbox_transaction import handling
@@ -75,12 +74,11 @@ class PostgresInbox:
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         return handling(self._database)
 
+    def objection(self, handler: Callable[..., Any]) -> str | None:
+        return inbox_calling.objection(handler)
+
     async def call(self, handler: Callable[..., Any], argument: Any, tx: Any) -> None:
-        result = handler(argument, tx)
-        if inspect.isawaitable(result):
-            await result
-        if not tx.is_in_transaction():
-            raise Misuse("the handler ended the transaction; leave commit and rollback to the inbox")
+        await inbox_calling.call(handler, argument, tx)
 
     async def answers(self) -> bool:
         try:
@@ -143,7 +141,7 @@ class PostgresInbox:
     async def run(self, tx: Any, verb: str, *args: Any) -> list[Any]:
         """Run one of our statements in a handler's transaction."""
         where = self._database.where
-        with translated(where):
+        with inbox_calling.told(where, tx):
             try:
                 rows: list[Any] = await tx.fetch(self.sql[verb], *args, timeout=STATEMENT_SECONDS)
             except TimeoutError as error:

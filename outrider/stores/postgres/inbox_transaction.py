@@ -14,8 +14,11 @@ from typing import Any
 import asyncpg
 
 from outrider.stores.postgres.database import STATEMENT_SECONDS, Database, translated
+from outrider.stores.postgres.inbox_calling import told
 
 _LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+
+CLOSE_SECONDS = 5.0
 
 
 @asynccontextmanager
@@ -33,7 +36,7 @@ async def handling(database: Database) -> AsyncIterator[Any]:
         except BaseException:
             await _undo(work, conn)
             raise
-        with translated(database.where):
+        with told(database.where, conn):
             await _in_time(work.commit(), conn)
     finally:
         # What was decided is decided. A connection that cannot be given back has been thrown away by the pool.
@@ -59,8 +62,9 @@ async def _undo(work: Any, conn: Any) -> None:
         async with asyncio.timeout(STATEMENT_SECONDS):
             await work.rollback()
     except _LOST:
-        with suppress(asyncpg.InterfaceError):
-            conn.terminate()
+        # Closing also calls off a query that a handler has left running; it would keep the receipt locked.
+        with suppress(*_LOST):
+            await conn.close(timeout=CLOSE_SECONDS)
     except BaseException:
         conn.terminate()
         raise

@@ -124,12 +124,13 @@ def translated() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        if (ours := _translate(error)) is None:
+        if (ours := translation(error)) is None:
             raise
         raise ours from error
 
 
-def _translate(error: sqlite3.Error) -> OutriderError | None:
+def translation(error: sqlite3.Error) -> OutriderError | None:
+    """Return an error of SQLite in our words; None if it is about what somebody has written."""
     if "no such table" in str(error) or "no such column" in str(error):
         return Misuse(f"the database has no outbox of this version ({error}); run `outrider db migrate`")
     if _named(error, "SQLITE_BUSY", "SQLITE_LOCKED"):

@@ -19,10 +19,21 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from outrider.clock import Clock, SystemClock
 from outrider.delivery import Arrival, InboxStream
-from outrider.errors import Misuse, OutriderError, Permanent
-from outrider.inbox_store import Admitted, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing
+from outrider.errors import Misuse, OutriderError, Permanent, Transient
+from outrider.inbox_store import (
+    Admitted,
+    Entry,
+    InboxDesk,
+    InboxPruned,
+    Overdue,
+    Resumed,
+    Standing,
+    TransactionLost,
+    UnfitHandler,
+)
+from outrider.stores.inbox_rows import ENDED
 from outrider.stores.sqlite import inbox_verbs
-from outrider.stores.sqlite.database import open_existing, translated
+from outrider.stores.sqlite.database import open_existing, translated, translation
 from outrider.stores.sqlite.inbox_desk import SqliteInboxDesk
 from outrider.stores.sqlite.inbox_verbs import SQL
 
@@ -81,15 +92,26 @@ class SqliteInbox:
         async with self.transaction() as conn:
             return await self._in(conn, job, *args, **kwargs)
 
+    def objection(self, handler: Callable[..., Any]) -> str | None:
+        return None
+
     async def call(self, handler: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> None:
+        try:
+            await self._call(handler, argument, tx)
+        except BaseException as error:
+            if not tx.in_transaction:
+                raise _verdict(error) from error
+            raise
+        if not tx.in_transaction:
+            raise UnfitHandler(ENDED)
+
+    async def _call(self, handler: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> None:
         if inspect.iscoroutinefunction(handler):
             await handler(argument, tx)
-        else:
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, _plainly, handler, argument, tx)
-            if inspect.isawaitable(result):
-                await result
-        if not tx.in_transaction:
-            raise Misuse("the handler ended the transaction; leave commit and rollback to the inbox")
+            return
+        result = await asyncio.get_running_loop().run_in_executor(self._thread, _plainly, handler, argument, tx)
+        if inspect.isawaitable(result):
+            await result
 
     async def answers(self) -> bool:
         try:
@@ -181,6 +203,12 @@ def _plainly(handler: Callable[..., Any], argument: Any, tx: sqlite3.Connection)
     except StopIteration as error:
         # No future can carry one, and whoever waits for it would wait for ever.
         raise RuntimeError("the handler raised StopIteration") from error
+
+
+def _verdict(error: BaseException) -> OutriderError:
+    """Tell what ended a transaction under a handler that failed: SQLite does so by itself if the disk is full, say."""
+    trouble = translation(error) if isinstance(error, sqlite3.Error) else None
+    return TransactionLost(str(trouble)) if isinstance(trouble, Transient) else UnfitHandler(ENDED)
 
 
 def _begin(conn: sqlite3.Connection, begin: str) -> None:

@@ -67,6 +67,10 @@ class InboxBench(ABC):
         """Return the effects that were committed, in order."""
 
     @abstractmethod
+    async def end(self, tx: Any, *, commit: bool) -> None:
+        """End the transaction, as no handler should."""
+
+    @abstractmethod
     async def staged(self) -> int:
         """Return how many events are staged in the outbox beside the inbox."""
 

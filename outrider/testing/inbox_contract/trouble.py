@@ -34,7 +34,7 @@ class TroubleRules:
         [fact] = bench.notebook.of(ConsumerBuried)
         assert (fact.reason, fact.policy) == ("max_retries_exceeded", "hold")
         [letter] = await bench.store.desk.dead_letters(InboxCriteria(consumer="billing"))
-        assert (letter["attempts"], letter["failure"]["error"]) == (3, "broken")
+        assert (letter["attempts"], letter["failure"]["error"]) == (3, "RuntimeError: broken")
         [stream] = await bench.store.desk.streams("billing", 10)
         assert (stream["key"], stream["cause"], stream["waiting"]) == ("A-1", "held", 2)
 

@@ -1,0 +1,45 @@
+"""Where in somebody's own code an error came from: not in a library, and not in the engine that called it."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent.parent
+_OTHERS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(str(_PACKAGE / name) for name in ("inbox", "stores", "codec", "cli", "outbox", "drivers")),
+)
+
+
+def where(error: BaseException) -> str | None:
+    """Name the last line of a service's own code that an error passed through.
+
+    >>> try:
+    ...     {}["nope"]
+    ... except KeyError as error:
+    ...     print(where(error))
+    <doctest outrider.inbox.where.where[0]>:2 in <module>
+    """
+    for each in _chain(error):
+        for frame in reversed(traceback.extract_tb(each.__traceback__)):
+            if not frame.filename.startswith(_OTHERS):
+                return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Go from an error to what it came from; a handler that was cut off shows only there where it was."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _short(path: str) -> str:
+    here = os.getcwd() + os.sep
+    return path.removeprefix(here)
