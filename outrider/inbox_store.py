@@ -217,22 +217,27 @@ class InboxStore(Protocol):
 
     async def conclude(
         self, tx: Any, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]
-    ) -> None:
+    ) -> Mapping[UUID, int]:
         """Write what becomes of fresh arrivals, and where their streams stand now (changed ones only).
+
+        Returns the ids of the dead letters that were made, by event; they are there once the transaction commits.
 
         An entry that comes from the waiting events leaves them, unless it goes on waiting. `since` starts anew when a
         stream's cause changes. A stream without a gate whose events are all gone has no row any more.
         """
         ...
 
-    async def draining(self, consumer: str, limit: int) -> list[InboxStream]:
-        """List streams whose waiting events may go."""
+    async def draining(self, consumer: str, limit: int, *, cause: Cause = Cause.DRAINING) -> list[InboxStream]:
+        """List streams whose events wait for this cause, longest first."""
         ...
 
     async def resume(
-        self, tx: Any, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int
+        self, tx: Any, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int, early: bool = False
     ) -> Resumed | None:
-        """Lock a stream that drains, and insert receipts for its first waiting events. None if another has it."""
+        """Lock a stream that drains, and insert receipts for its first waiting events. None if another has it.
+
+        With `early`, one whose events came early drains too, by their numbers: no gate asks for a predecessor any more.
+        """
         ...
 
     async def overdue(self, consumer: str, seconds: float, limit: int) -> list[Overdue]:

@@ -183,9 +183,10 @@ class ConsumerStarted(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStopped(Fact):
-    """A consumer has stopped; what it had under way is committed and acked, or will be delivered again."""
+    """A consumer has stopped; what it had under way is committed and acked, or will be delivered again (unhandled)."""
 
     consumer: str
+    unhandled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ class Handled(Fact):
     duplicates: int
     dropped: int
     waiting: int
+    no_handler: int
     seconds: float
 
     level: ClassVar[str] = "debug"
@@ -219,7 +221,7 @@ class HandlerRetried(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerBuried(Fact):
-    """An event went to a consumer's dead letters. This is the alert hook."""
+    """An event went to a consumer's dead letters. This is the alert hook. `where` is in the handler's own code."""
 
     consumer: str
     event_id: UUID
@@ -227,9 +229,34 @@ class ConsumerBuried(Fact):
     event_type: str
     reason: str
     policy: str
+    kind: str | None
     error: str
+    where: str | None
+    dead_letter: int | None
 
     level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerCutOff(Fact):
+    """A handler took longer than a clean stop waits; what it did is undone, and the event will be delivered again."""
+
+    consumer: str
+    event_id: UUID
+    topic: str
+    key: str
+    stop_seconds: float
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class NoHandler(Fact):
+    """Events of this type come on a consumed topic, and nothing handles them: they are acked. Told once per type."""
+
+    consumer: str
+    topic: str
+    event_type: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,25 @@ from outrider.errors import Misuse
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
-from outrider.observer import ConsumerBuried, ConsumerStarted, Fact, Handled, Observers
+from outrider.observer import ConsumerBuried, ConsumerStarted, ConsumerStopped, Fact, Handled, Observers
 
 Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where the inbox is, such as shop.handlers:inbox.")]
+NAMES = {
+    "applied": "applied",
+    "duplicates": "duplicates",
+    "dropped": "dropped",
+    "no_handler": "without a handler",
+    "waiting": "waiting",
+    "buried": "buried",
+    "unhandled": "not handled yet",
+}
 
 
 class Tally:
     """Counts what became of messages."""
 
     def __init__(self) -> None:
-        self.counts = {"applied": 0, "duplicates": 0, "dropped": 0, "waiting": 0, "buried": 0}
+        self.counts = dict.fromkeys(NAMES, 0)
         self.begun = 0
         self.heard = asyncio.Event()
 
@@ -42,11 +51,13 @@ class Tally:
             self.begun += 1
             self.heard.set()
         elif isinstance(fact, Handled):
-            for name in ("applied", "duplicates", "dropped", "waiting"):
+            for name in ("applied", "duplicates", "dropped", "waiting", "no_handler"):
                 self.counts[name] += getattr(fact, name)
             self.heard.set()
         elif isinstance(fact, ConsumerBuried):
             self.counts["buried"] += 1
+        elif isinstance(fact, ConsumerStopped):
+            self.counts["unhandled"] += fact.unhandled
 
 
 def consume(
@@ -77,7 +88,7 @@ def consume(
     if not routes:
         raise Misuse(f"{target} has no handlers; register some with @inbox.handler(...)")
     counts = asyncio.run(run(chosen, routes, until_idle))
-    emit(counts) if json else say(", ".join(f"{count} {name}" for name, count in counts.items()))
+    emit(counts) if json else say(", ".join(f"{count} {NAMES[name]}" for name, count in counts.items()))
 
 
 async def run(chosen: Config, routes: Sequence[Routes], until_idle: float | None) -> dict[str, int]:
@@ -104,22 +115,24 @@ async def _run(consumers: Sequence[Consumer], tally: Tally, until_idle: float | 
     with on_stop_signals(stop, give_up_seconds=2 * stop_seconds):
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(consumer.run()) for consumer in consumers]
-            watching = group.create_task(_idle(tally, len(consumers), until_idle)) if until_idle else None
+            watching = group.create_task(_idle(tally, consumers, until_idle)) if until_idle else None
             if watching:
                 await asyncio.wait([watching, *running], return_when=asyncio.FIRST_COMPLETED)
                 watching.cancel()
                 stop()
 
 
-async def _idle(tally: Tally, consumers: int, seconds: float) -> None:
-    """Return when all have begun, and then nothing has been handled for so long: connecting may take a while."""
+async def _idle(tally: Tally, consumers: Sequence[Consumer], seconds: float) -> None:
+    """Return when all have begun, and then nothing was there to handle for so long: connecting may take a while."""
     while True:
         tally.heard.clear()
         try:
-            async with asyncio.timeout(seconds if tally.begun >= consumers else None):
+            async with asyncio.timeout(seconds if tally.begun >= len(consumers) else None):
                 await tally.heard.wait()
         except TimeoutError:
-            return
+            # What is being handled, or will be tried again, is not heard of meanwhile.
+            if not any(consumer.busy for consumer in consumers):
+                return
 
 
 def find_inbox(target: str) -> Inbox:

@@ -19,7 +19,7 @@ from outrider.inbox.router import Routes
 from outrider.inbox.settings import Gate
 from outrider.inbox.upkeep import Upkeep
 from outrider.inbox_store import InboxStore
-from outrider.observer import ConsumerStarted, ConsumerStopped, Observer, Observers, ShardsRevoked
+from outrider.observer import ConsumerStarted, ConsumerStopped, HandlerCutOff, Observer, Observers, ShardsRevoked
 from outrider.source import Source
 
 
@@ -45,10 +45,17 @@ class Consumer:
         self._changed = asyncio.Condition()
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stalled: set[InboxStream] = set()
+        self._under_way: dict[asyncio.Task[None], list[Arrival]] = {}
 
     def stop(self) -> None:
         """Ask for a clean stop: what is being handled is finished and acked, the rest stays with the broker."""
         self._stopping.set()
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether something is being handled, is due again, or drains; not what finds no room to wait in."""
+        return bool(self._lineup.lines - self._stalled) or self._handling.draining
 
     async def run(self) -> None:
         """Consume until asked to stop."""
@@ -71,7 +78,7 @@ class Consumer:
             # Only now does nobody start another drain.
             await self._handling.stop()
             await self._source.close()
-        self._observer.notice(ConsumerStopped(self._routes.consumer))
+        self._observer.notice(ConsumerStopped(self._routes.consumer, unhandled=len(self._lineup)))
 
     async def _receive(self) -> None:
         """Fetch deliveries; while there is no room, only keep the connection alive."""
@@ -109,12 +116,15 @@ class Consumer:
 
     async def _work(self) -> None:
         """Handle what is ready, until asked to stop."""
+        hand = asyncio.current_task()
+        assert hand is not None
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._lineup.ready or self._stopping.is_set())
                 if self._stopping.is_set():
                     return
                 arrivals = self._lineup.take(self._settings.batch_max)
+            self._under_way[hand] = arrivals
             tried = await self._handling.handle(arrivals)
             for arrival in tried.done:
                 # Last: a crash before this delivers again, and the receipt absorbs it. The other order loses events.
@@ -126,7 +136,8 @@ class Consumer:
         lines = {arrival.stream for arrival in arrivals}
         async with self._changed:
             self._lineup.done(tried.done)
-            self._lineup.put_back(tried.left)
+            self._handling.forget(self._lineup.put_back(tried.left))
+            self._stalled = (self._stalled - lines) | tried.stalled
             if self._settings.gate is Gate.STRICT:
                 # The gate keeps the order, whatever comes first.
                 self._lineup.sort(tried.rest_seconds)
@@ -144,13 +155,13 @@ class Consumer:
         """Let go of shards: forget what has not begun, and wait for what has."""
         self._observer.notice(ShardsRevoked(self._routes.consumer, tuple(sorted(shards))))
         async with self._changed:
-            self._lineup.drop(shards)
+            self._handling.forget(self._lineup.drop(shards))
             await self._changed.wait_for(lambda: not any(self._lineup.count(shard) for shard in shards))
 
     async def _forget(self) -> None:
         """Forget what has not begun: the connection is lost, and everything that is not acked comes again."""
         async with self._changed:
-            self._lineup.drop(self._lineup.shards)
+            self._handling.forget(self._lineup.drop(self._lineup.shards))
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -166,3 +177,6 @@ class Consumer:
         _, late = await asyncio.wait(hands, timeout=self._settings.stop_seconds)
         for task in late:
             task.cancel()
+            for arrival in self._under_way.get(task, []):
+                seconds, place = self._settings.stop_seconds, (arrival.delivery.topic, arrival.stream.key)
+                self._observer.notice(HandlerCutOff(self._routes.consumer, arrival.event_id, *place, seconds))

@@ -5,6 +5,7 @@
 - `monotonic` drops what is at or below the last one seen. An event without a number has nothing to compare.
 - `strict` takes the next number, lets later ones wait, and drops earlier ones. A marker of a skipped event counts as
   that event. A replayed one was skipped before and is late by design: it passes once, by its receipt.
+- What came early to a strict gate goes first, too, when the gate is another one now.
 - `strict` is refused where it cannot be kept: for events that we did not number, whose gaps mean nothing.
 """
 
@@ -46,7 +47,8 @@ def decide(arrival: Arrival, at: Standing, settings: ConsumerSettings) -> tuple[
     (Waits(), Standing(seen=5, cause=<Cause.EARLY: 'early'>, waiting=1))
     """
     returning = arrival.waiting_id is not None
-    if at.cause is Cause.HELD or (at.cause is Cause.DRAINING and not returning):
+    if at.cause is Cause.HELD or (at.cause in settings.drains and not returning):
+        assert at.cause is not None
         return _wait(at, at.cause, settings, returning=returning)
     if settings.gate is Gate.STRICT:
         return _strict(arrival, at, settings)

@@ -26,12 +26,14 @@ from outrider.observer import (
     ConsumerRecovered,
     ConsumerTroubled,
     Handled,
+    NoHandler,
     Observer,
     WaitingFull,
 )
 
 TROUBLE = RetryPolicy(base_seconds=0.2, cap_seconds=10)
 STALL_SECONDS = 1.0
+STRANGE_MAX = 100
 
 
 @dataclass(slots=True)
@@ -41,12 +43,14 @@ class Tried:
     done: list[Arrival] = field(default_factory=list)
     left: list[Arrival] = field(default_factory=list)
     rest_seconds: dict[InboxStream, float] = field(default_factory=dict)
+    stalled: set[InboxStream] = field(default_factory=set)
 
     def add(self, other: Tried) -> None:
         """Take in what became of others."""
         self.done += other.done
         self.left += other.left
         self.rest_seconds |= other.rest_seconds
+        self.stalled |= other.stalled
 
 
 class Handling:
@@ -58,6 +62,7 @@ class Handling:
         self._drains: dict[InboxStream, asyncio.Task[None]] = {}
         self._troubles = 0
         self._ending = False
+        self._strange: set[tuple[str, str]] = set()
         self._broken = asyncio.Event()
         self._error: BaseException | None = None
 
@@ -66,7 +71,7 @@ class Handling:
         tried = await self._attempt(arrivals)
         if len(arrivals) == 1 or not tried.left:
             return tried
-        result = Tried(done=tried.done, rest_seconds=tried.rest_seconds)
+        result = Tried(done=tried.done, rest_seconds=tried.rest_seconds, stalled=tried.stalled)
         for arrival in tried.left:
             if arrival.stream in result.rest_seconds:
                 result.left.append(arrival)
@@ -92,6 +97,17 @@ class Handling:
         await self._broken.wait()
         assert self._error is not None
         raise self._error
+
+    @property
+    def draining(self) -> bool:
+        """Tell whether something drains."""
+        return bool(self._drains)
+
+    def forget(self, arrivals: Sequence[Arrival]) -> None:
+        """Forget how often arrivals have failed that are given up: whoever gets them next begins anew, also if that is
+        this process.
+        """
+        self._failures.forget(arrivals)
 
     async def drained(self) -> None:
         """Wait until nothing drains."""
@@ -135,19 +151,20 @@ class Handling:
         self._committed(done, time.monotonic() - begun)
         stalled = [entry.arrival for entry in done.of(Stalled)]
         tried = _resting(stalled, STALL_SECONDS)
+        tried.stalled = {arrival.stream for arrival in stalled}
         # By what was delivered: an arrival may have lost its number on the way.
         kept = [arrival.delivery for arrival in stalled]
         tried.done = [arrival for arrival in arrivals if arrival.delivery not in kept] if kept else list(arrivals)
         return tried
 
     async def _drain(self, stream: InboxStream) -> None:
-        limit = self._routes.settings.batch_max
+        limit, failing = self._routes.settings.batch_max, None
         while not self._ending:
             begun = time.monotonic()
             try:
                 done = await self._commit(turns.waiting_of(self._store, self._routes, stream, limit))
             except HandlerFailed as failed:
-                alone, limit = limit == 1, 1
+                alone, limit, failing = limit == 1, 1, failed.arrival
                 await asyncio.sleep(await self._charge(failed) if alone else 0)
                 continue
             except UnfitHandler:
@@ -157,6 +174,8 @@ class Handling:
                 continue
             self._committed(done, time.monotonic() - begun)
             if stream not in done.draining:
+                # Another process may have it now; when it comes back, its attempts are counted anew.
+                self._failures.forget([failing] if failing else [])
                 return
 
     async def _commit(self, take: turns.Take) -> Turns:
@@ -184,7 +203,11 @@ class Handling:
     def _tell(self, done: Turns, seconds: float) -> None:
         consumer = self._routes.consumer
         applied, dropped, waiting = (len(done.of(kind)) for kind in (Applied, Dropped, Waits))
-        self._observer.notice(Handled(consumer, applied, len(done.duplicates), dropped, waiting, seconds))
+        strange = [arrival for arrival, conclusion in done.entries if conclusion is turns.NO_HANDLER]
+        dropped -= len(strange)
+        counts = applied, len(done.duplicates), dropped, waiting, len(strange)
+        self._observer.notice(Handled(consumer, *counts, seconds=seconds))
+        self._tell_of_types(strange)
         for arrival, conclusion in done.of(Buried):
             assert isinstance(conclusion, Buried)
             self._observer.notice(
@@ -195,12 +218,23 @@ class Handling:
                     arrival.event_type,
                     conclusion.reason,
                     conclusion.policy,
+                    conclusion.failure.get("kind"),
                     conclusion.failure["error"],
+                    conclusion.failure.get("where"),
+                    done.dead_letters.get(arrival.event_id),
                 )
             )
         for arrival, _ in done.of(Stalled):
             topic, key, _ = arrival.stream
             self._observer.notice(WaitingFull(consumer, topic, key, done.standings[arrival.stream].waiting))
+
+    def _tell_of_types(self, arrivals: Sequence[Arrival]) -> None:
+        """Tell of each type that has no handler once; anyone may write to a topic, so not of all there could be."""
+        for arrival in arrivals:
+            kind = (arrival.delivery.topic, arrival.event_type)
+            if kind not in self._strange and len(self._strange) < STRANGE_MAX:
+                self._strange.add(kind)
+                self._observer.notice(NoHandler(self._routes.consumer, *kind))
 
 
 def _resting(arrivals: Sequence[Arrival], seconds: float) -> Tried:

@@ -64,26 +64,61 @@ class Inbox(Router):
 
             result = await inbox.process(delivery, bill, consumer="billing")
         """
-        if self.store is None:
-            raise Misuse("this inbox has no store; make it with Inbox(store), or run: outrider consume module:inbox")
+        store, routes = self._by_hand(handler, consumer)
         arrival = open_delivery(delivery)
-        settings = self.consumers[consumer].settings if consumer in self.consumers else ConsumerSettings()
-        routes = Routes(consumer, settings, otherwise=Route(handler))
-        routes.check(self.store)
         try:
-            done = await turns.commit(self.store, routes, turns.arrivals_of(self.store, routes, [arrival]))
+            done = await turns.commit(store, routes, turns.arrivals_of(store, routes, [arrival]))
             # A second delivery may be all that is left of one whose followers failed: they are waiting still.
             for stream in [*done.draining, *(each.stream for each in done.duplicates)]:
-                await self._drain(routes, stream)
+                await _drain(store, routes, stream)
         except HandlerFailed as failed:
             raise failed.error from None
         return _result(done)
 
-    async def _drain(self, routes: Routes, stream: InboxStream) -> None:
-        """Let waiting events go with the same handler, which takes whatever waited for this one."""
-        assert self.store is not None
-        while (await turns.commit(self.store, routes, turns.waiting_of(self.store, routes, stream, 1))).draining:
-            pass
+    async def drain(self, consumer: str, handler: Handler) -> int:
+        """Let waiting events go that may: after `outrider inbox replay`, `discard` or `release`. Return how many did.
+
+        Call it now and then beside `process`, with a handler that takes every type. What it raises is raised here, and
+        the event waits on::
+
+            handled = await inbox.drain("billing", bill)
+        """
+        store, routes = self._by_hand(handler, consumer)
+        handled, met = 0, set[InboxStream]()
+        try:
+            while streams := await _may_go(store, routes, met):
+                met |= streams
+                for stream in streams:
+                    handled += await _drain(store, routes, stream)
+        except HandlerFailed as failed:
+            raise failed.error from None
+        return handled
+
+    def _by_hand(self, handler: Handler, consumer: str) -> tuple[InboxStore, Routes]:
+        if self.store is None:
+            raise Misuse("this inbox has no store; make it with Inbox(store), or run: outrider consume module:inbox")
+        settings = self.consumers[consumer].settings if consumer in self.consumers else ConsumerSettings()
+        routes = Routes(consumer, settings, otherwise=Route(handler))
+        routes.check(self.store)
+        return self.store, routes
+
+
+async def _drain(store: InboxStore, routes: Routes, stream: InboxStream) -> int:
+    """Let waiting events of a stream go with the same handler; return how many it has handled."""
+    handled, draining = 0, True
+    while draining:
+        done = await turns.commit(store, routes, turns.waiting_of(store, routes, stream, 1))
+        handled += len(done.of(Applied))
+        draining = bool(done.draining)
+    return handled
+
+
+async def _may_go(store: InboxStore, routes: Routes, met: set[InboxStream]) -> set[InboxStream]:
+    """Find streams that drain. Those met before are another's by now, or fill again as fast as they drain."""
+    found: set[InboxStream] = set()
+    for cause in routes.settings.drains:
+        found |= set(await store.draining(routes.consumer, DRAIN_MAX + len(met), cause=cause))
+    return found - met
 
 
 def _result(done: Turns) -> Result:

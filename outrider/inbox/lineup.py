@@ -36,6 +36,11 @@ class Lineup:
         """Return the shards of which something is not done."""
         return frozenset(self._shards)
 
+    @property
+    def lines(self) -> AbstractSet[InboxStream]:
+        """Return the streams of which something is not done."""
+        return self._lines.keys()
+
     def count(self, shard: str) -> int:
         """Return how many arrivals of a shard are not done."""
         return self._shards[shard]
@@ -69,13 +74,17 @@ class Lineup:
         for arrival in arrivals:
             self._leave(arrival)
 
-    def put_back(self, arrivals: Sequence[Arrival]) -> None:
-        """Put arrivals that were given out back to the heads of their lines, in their order."""
+    def put_back(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """Put arrivals that were given out back to the heads of their lines, in their order.
+
+        Those whose shard has gone meanwhile are forgotten, and returned.
+        """
+        gone = [arrival for arrival in arrivals if arrival.delivery.shard in self._gone]
         for arrival in reversed(arrivals):
-            if arrival.delivery.shard in self._gone:
-                self._leave(arrival)
-            else:
+            if arrival.delivery.shard not in self._gone:
                 self._lines[arrival.stream].appendleft(arrival)
+        self.done(gone)
+        return gone
 
     def sort(self, lines: Iterable[InboxStream]) -> None:
         """Put lines in the order of their numbers: the one that the others came too early for may have come last."""
@@ -92,15 +101,18 @@ class Lineup:
             else:
                 self._lines.pop(line, None)
 
-    def drop(self, shards: AbstractSet[str]) -> None:
-        """Forget what has not been given out of these shards: somebody else will get it."""
+    def drop(self, shards: AbstractSet[str]) -> list[Arrival]:
+        """Forget what has not been given out of these shards, and return it: somebody else will get it."""
         self._gone |= {shard for shard in shards if self._shards[shard]}
+        dropped: list[Arrival] = []
         for line, queue in list(self._lines.items()):
             self._lines[line] = deque(arrival for arrival in queue if arrival.delivery.shard not in shards)
-            self.done(arrival for arrival in queue if arrival.delivery.shard in shards)
+            dropped += [arrival for arrival in queue if arrival.delivery.shard in shards]
             if not self._lines[line] and line not in self._busy:
                 del self._lines[line]
                 self._free.pop(line, None)
+        self.done(dropped)
+        return dropped
 
     def _leave(self, arrival: Arrival) -> None:
         shard = arrival.delivery.shard

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from outrider.backoff import RetryPolicy
 from outrider.errors import BadSetting
+from outrider.inbox_store import Cause
 from outrider.outcome import Policy
 
 
@@ -70,6 +71,11 @@ class ConsumerSettings:
                 f"batch_max ({self.batch_max}) is more than in_flight_max ({self.in_flight_max}), so that no batch "
                 "would ever be full; lower the one or raise the other"
             )
+
+    @property
+    def drains(self) -> tuple[Cause, ...]:
+        """Return the causes whose streams may go. Only a strict gate lets early ones wait, also if another one did."""
+        return (Cause.DRAINING,) if self.gate is Gate.STRICT else (Cause.DRAINING, Cause.EARLY)
 
     @property
     def gated(self) -> bool:

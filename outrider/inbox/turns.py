@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from outrider.delivery import Arrival, InboxStream
 from outrider.errors import Misuse, OutriderError, Permanent
 from outrider.inbox.gate import Decision, Refuse, decide, numbered
 from outrider.inbox.router import Route, Routes
+from outrider.inbox.settings import Gate
 from outrider.inbox_store import (
     Applied,
     Buried,
@@ -83,6 +84,8 @@ class Turns:
     entries: list[Entry] = field(default_factory=list)
     duplicates: list[Arrival] = field(default_factory=list)
     standings: dict[InboxStream, Standing] = field(default_factory=dict)
+    dead_letters: Mapping[UUID, int] = field(default_factory=dict)
+    drains: Collection[Cause] = (Cause.DRAINING,)
 
     def of(self, kind: type[Conclusion]) -> list[Entry]:
         """Return the entries with such a conclusion."""
@@ -91,7 +94,7 @@ class Turns:
     @property
     def draining(self) -> list[InboxStream]:
         """Return the streams whose waiting events may go now."""
-        return [stream for stream, standing in self.standings.items() if standing.cause is Cause.DRAINING]
+        return [stream for stream, standing in self.standings.items() if standing.cause in self.drains]
 
 
 async def commit(store: InboxStore, routes: Routes, take: Take, bury: Mapping[UUID, Buried] | None = None) -> Turns:
@@ -99,7 +102,7 @@ async def commit(store: InboxStore, routes: Routes, take: Take, bury: Mapping[UU
 
     Those in `bury` go to the dead letters when their turn comes, instead of to their handlers.
     """
-    turns = Turns()
+    turns = Turns(drains=routes.settings.drains)
     try:
         await _transact(store, routes, take, bury or {}, turns)
     except (Permanent, Misuse) as error:
@@ -159,7 +162,7 @@ async def _transact(store: InboxStore, routes: Routes, take: Take, bury: Mapping
             for arrival, outcome in todo
         ]
         changed = {stream: at for stream, at in turns.standings.items() if at != taken.standings.get(stream)}
-        await store.conclude(tx, routes.consumer, turns.entries, changed)
+        turns.dead_letters = await store.conclude(tx, routes.consumer, turns.entries, changed)
 
 
 Todo = list[tuple[Arrival, Route | Conclusion]]
@@ -282,8 +285,8 @@ def waiting_of(store: InboxStore, routes: Routes, stream: InboxStream, limit: in
     """Take the first waiting events of a stream that drains."""
 
     async def take(tx: Any) -> Taken | None:
-        by_sequence = routes.settings.gate == "strict"
-        resumed = await store.resume(tx, routes.consumer, stream, by_sequence=by_sequence, limit=limit)
+        strict = routes.settings.gate is Gate.STRICT
+        resumed = await store.resume(tx, routes.consumer, stream, by_sequence=strict, limit=limit, early=not strict)
         if resumed is None:
             return None
         arrivals = [_reopen(waiting, stream) for waiting in resumed.waiting]

@@ -11,6 +11,7 @@ from outrider.delivery import InboxStream
 from outrider.errors import OutriderError
 from outrider.inbox.handling import Handling
 from outrider.inbox.router import Routes
+from outrider.inbox.settings import Gate
 from outrider.inbox_store import InboxStore
 from outrider.observer import GapOverdue, InboxUpkeepDone, Observer
 
@@ -44,9 +45,11 @@ class Upkeep:
 
     async def tend(self) -> None:
         """Do what is due, once."""
-        for stream in await self.store.draining(self.routes.consumer, STREAMS_MAX):
-            self.handling.drain(stream)
-        await self._tell_of_gaps()
+        for cause in self.routes.settings.drains:
+            for stream in await self.store.draining(self.routes.consumer, STREAMS_MAX, cause=cause):
+                self.handling.drain(stream)
+        if self.routes.settings.gate is Gate.STRICT:
+            await self._tell_of_gaps()
         if time.monotonic() >= self.prune_at:
             await self._prune()
             self.prune_at = time.monotonic() + PRUNE_SECONDS

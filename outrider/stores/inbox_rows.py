@@ -158,6 +158,15 @@ ENDED = (
 )
 
 
+def may_go(cause: Cause | None, *, early: bool) -> bool:
+    """Tell whether the waiting events of a stream may go, by why they wait.
+
+    >>> may_go(Cause.EARLY, early=False)
+    False
+    """
+    return cause is Cause.DRAINING or (early and cause is Cause.EARLY)
+
+
 def check_receipts(found: int, count: int) -> None:
     """Refuse to go on without the receipts that the transaction began with: the effects would be repeated.
 

@@ -103,7 +103,7 @@ async def test_concluding_reads_what_it_writes_and_nothing_else(inbox: PostgresI
 
 
 async def test_draining_is_found_and_resumed_through_its_indexes(inbox: PostgresInbox, conn: Any) -> None:
-    assert await _indexes(conn, 20, inbox.sql["draining"], "billing", 20) == {"inbox_stream_cause"}
+    assert await _indexes(conn, 20, inbox.sql["draining"], "billing", "draining", 20) == {"inbox_stream_cause"}
     assert await _indexes(conn, 20, inbox.sql["overdue"], "billing", 60.0, 20) == {"inbox_stream_cause"}
     stream = "billing", "orders", "k500", 1
     assert await _indexes(conn, 1, inbox.sql["lock_unless_taken"], *stream) == {"inbox_stream_pkey"}

@@ -12,15 +12,20 @@ import pytest
 from outrider.backoff import RetryPolicy
 from outrider.delivery import Arrival
 from outrider.errors import Misuse, Transient, Unreachable
-from outrider.inbox_store import Admitted
+from outrider.inbox.router import Route
+from outrider.inbox_store import Admitted, UnfitHandler
 from outrider.observer import (
+    ConsumerBroken,
     ConsumerBuried,
     ConsumerRecovered,
     ConsumerStopped,
     ConsumerTroubled,
     Handled,
+    HandlerCutOff,
     HandlerRetried,
+    NoHandler,
     ShardsRevoked,
+    WaitingFull,
 )
 from outrider.stores.memory import MemoryInbox, MemoryStore
 from tests.unit.scripted import Rig, delivery, running
@@ -351,3 +356,123 @@ async def test_an_error_that_cannot_be_told_is_charged_like_any_other() -> None:
         "Speechless: (its text cannot be made: TypeError)"
     ]
     assert rig.effects == ["B:1"]
+
+
+async def test_attempts_are_counted_anew_when_a_shard_comes_back() -> None:
+    async with running(retry=RetryPolicy(base_seconds=0.2, jitter=0)) as rig:
+        rig.failing["A:1"] += [ValueError("here"), ValueError("and when it is back")]
+        again = delivery("A:1")
+        rig.source.put(again)
+        await rig.until(lambda: rig.notebook.of(HandlerRetried))
+        assert rig.source.revoked is not None
+        await rig.source.revoked(frozenset(["s1"]))
+        rig.source.put(again._replace(shard="s2"))
+        await rig.until(lambda: rig.source.acked)
+    assert [fact.attempt for fact in rig.notebook.of(HandlerRetried)] == [1, 1]
+
+
+async def test_an_event_whose_last_attempt_was_lost_with_its_shard_is_tried_before_it_is_buried() -> None:
+    async with running(retry=RetryPolicy(max_attempts=1)) as rig:
+        rig.hold("A:1")
+        rig.failing["A:1"].append(ValueError("no"))
+        again = delivery("A:1")
+        rig.source.put(again)
+        await rig.until(lambda: rig.begun)
+        assert rig.source.revoked is not None
+        revoked = asyncio.ensure_future(rig.source.revoked(frozenset(["s1"])))
+        await rig.until(lambda: rig.notebook.of(ShardsRevoked))
+        rig.let_go("A:1")
+        await revoked
+        rig.source.put(again._replace(shard="s2"))
+        await rig.until(lambda: rig.source.acked)
+    assert rig.effects == ["A:1"]
+    assert rig.notebook.of(ConsumerBuried) == []
+
+
+async def test_a_consumer_is_busy_while_something_is_handled_or_due_again() -> None:
+    async with running(retry=NEVER) as rig:
+        busy = [rig.consumer.busy]
+        rig.hold("A:1")
+        rig.failing["A:1"].append(ValueError("later"))
+        rig.source.put("A:1")
+        await rig.until(lambda: rig.begun)
+        busy.append(rig.consumer.busy)
+        rig.let_go("A:1")
+        await rig.until(lambda: rig.notebook.of(HandlerRetried))
+        busy.append(rig.consumer.busy)
+    assert busy == [False, True, True]
+    assert [fact.unhandled for fact in rig.notebook.of(ConsumerStopped)] == [1]
+
+
+async def test_a_consumer_is_not_busy_with_what_finds_no_room_to_wait_in() -> None:
+    async with running(gate="strict", start="one", waiting_max=1) as rig:
+        rig.source.put("A:3", "A:4")
+        await rig.until(lambda: rig.notebook.of(WaitingFull))
+        await rig.until(lambda: not rig.consumer.busy)
+    assert [fact.unhandled for fact in rig.notebook.of(ConsumerStopped)] == [1]
+
+
+async def test_a_handler_that_is_cut_off_at_a_stop_is_told_and_counted() -> None:
+    async with running(stop_seconds=0.05, concurrency=1) as rig:
+        rig.hold("A:1")
+        rig.source.put("A:1", "A:2")
+        await rig.until(lambda: rig.begun and len(rig.source.given) == 2)
+        rig.consumer.stop()
+        await rig.until(lambda: rig.source.closes)
+    [fact] = rig.notebook.of(HandlerCutOff)
+    assert (fact.topic, fact.key, fact.stop_seconds) == ("orders", "A", 0.05)
+    assert [fact.unhandled for fact in rig.notebook.of(ConsumerStopped)] == [2]
+
+
+async def test_a_type_without_a_handler_is_told_once_and_counted() -> None:
+    async with running() as rig:
+        rig.source.put(*(delivery(f"A:{n}", event_type="order.cancelled") for n in (1, 2)), "B:1")
+        await rig.until(lambda: len(rig.source.acked) == 3)
+    assert [(fact.topic, fact.event_type) for fact in rig.notebook.of(NoHandler)] == [("orders", "order.cancelled")]
+    handled = rig.notebook.of(Handled)
+    assert (sum(fact.no_handler for fact in handled), sum(fact.dropped for fact in handled)) == (2, 0)
+
+
+async def test_a_handler_that_takes_too_long_is_told_with_the_limit_and_where_it_was() -> None:
+    async with running(handler_timeout_seconds=0.02, retry=RetryPolicy(max_attempts=1)) as rig:
+        rig.hold("A:1")
+        rig.source.put("A:1")
+        await rig.until(lambda: rig.source.acked)
+    [fact] = rig.notebook.of(ConsumerBuried)
+    assert fact.error == "TimeoutError: took longer than handler_timeout_seconds = 0.02"
+    assert fact.where is not None
+    assert fact.where.startswith("tests/unit/scripted.py:")
+    assert fact.where.endswith(" in handle")
+
+
+async def test_a_handler_that_ends_its_transaction_ends_the_consumer() -> None:
+    rig = Rig()
+
+    async def end(event: Any, tx: Any) -> None:
+        tx.commit()
+
+    rig.consumer._routes.handlers["orders", "t"] = Route(end)
+    rig.source.put("A:1", "B:1")
+    async with asyncio.timeout(10):
+        with pytest.raises(ExceptionGroup) as raised:
+            await rig.consumer.run()
+    assert all(isinstance(error, UnfitHandler) for error in raised.value.exceptions)
+    assert rig.source.acked == []
+    assert rig.source.closes == 1
+    assert rig.notebook.of(ConsumerBroken)
+
+
+async def test_a_handler_that_ends_its_transaction_in_a_stream_that_drains_ends_the_consumer() -> None:
+    rig = Rig(gate="strict", start="one")
+
+    async def end(event: Any, tx: Any) -> None:
+        if event.sequence == 2:
+            tx.rollback()
+
+    rig.consumer._routes.handlers["orders", "t"] = Route(end)
+    rig.source.put("A:2", "A:1")
+    async with asyncio.timeout(10):
+        with pytest.raises(ExceptionGroup) as raised:
+            await rig.consumer.run()
+    assert [type(error) for error in raised.value.exceptions] == [UnfitHandler]
+    assert rig.source.closes == 1

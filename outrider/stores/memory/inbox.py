@@ -30,7 +30,7 @@ from outrider.inbox_store import (
     Waits,
 )
 from outrider.outcome import Policy
-from outrider.stores.inbox_rows import ENDED
+from outrider.stores.inbox_rows import ENDED, may_go
 from outrider.stores.memory.inbox_desk import MemoryInboxDesk
 from outrider.stores.memory.inbox_tables import DeadArrival, InboxTables, Receipt, StreamRow
 from outrider.stores.memory.store import MemoryStore
@@ -92,20 +92,30 @@ class MemoryInbox:
         consumer: str,
         entries: Sequence[Entry],
         standings: Mapping[InboxStream, Standing],
-    ) -> None:
-        tx.on_commit.append(lambda: self._conclude(consumer, entries, standings))
+    ) -> Mapping[UUID, int]:
+        dead_letters: dict[UUID, int] = {}
+        tx.on_commit.append(lambda: dead_letters.update(self._conclude(consumer, entries, standings)))
+        return dead_letters
 
-    async def draining(self, consumer: str, limit: int) -> list[InboxStream]:
+    async def draining(self, consumer: str, limit: int, *, cause: Cause = Cause.DRAINING) -> list[InboxStream]:
         rows = self.tables.of(consumer)
-        return [stream for stream, row in rows if row.standing.cause is Cause.DRAINING][:limit]
+        return [stream for stream, row in rows if row.standing.cause is cause][:limit]
 
     async def resume(
-        self, tx: MemoryTransaction, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int
+        self,
+        tx: MemoryTransaction,
+        consumer: str,
+        stream: InboxStream,
+        *,
+        by_sequence: bool,
+        limit: int,
+        early: bool = False,
     ) -> Resumed | None:
         await tx.lock(("inbox", consumer, stream))
         row = self.tables.streams.get((consumer, stream))
-        if row is None or row.standing.cause is not Cause.DRAINING:
+        if row is None or not may_go(row.standing.cause, early=early):
             return None
+        by_sequence = by_sequence or row.standing.cause is Cause.EARLY
         arrivals = self.tables.waiting_of(consumer, stream, by_sequence)[:limit]
         waiting = [Waiting(a.waiting_id or 0, a.event_id, a.delivery, a.replayed) for a in arrivals]
         return Resumed(row.standing, waiting, await self._receipts(tx, consumer, arrivals))
@@ -147,8 +157,10 @@ class MemoryInbox:
         known = self.tables.receipts
         return frozenset(a.event_id for a in arrivals if (consumer, a.event_id) not in known)
 
-    def _conclude(self, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]) -> None:
-        now = self.now()
+    def _conclude(
+        self, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]
+    ) -> dict[UUID, int]:
+        now, buried = self.now(), {}
         for arrival, conclusion in entries:
             if isinstance(conclusion, Waits):
                 self.tables.park(consumer, arrival)
@@ -161,8 +173,10 @@ class MemoryInbox:
             if isinstance(conclusion, Buried):
                 number = arrival.waiting_id or self.tables.next_number()
                 self.tables.dead[number] = DeadArrival(consumer, arrival, conclusion, now)
+                buried[arrival.event_id] = number
         for stream, standing in standings.items():
             self._stand(consumer, stream, standing, now)
+        return buried
 
     def _stand(self, consumer: str, stream: InboxStream, standing: Standing, now: datetime) -> None:
         if standing == Standing():

@@ -18,7 +18,7 @@ import asyncpg
 from outrider.delivery import Arrival, InboxStream
 from outrider.errors import Misuse, OutriderError, Transient
 from outrider.inbox_store import Admitted, Cause, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing, Waiting
-from outrider.stores.inbox_rows import delivery_of, place_of, standing_of
+from outrider.stores.inbox_rows import delivery_of, may_go, place_of, standing_of
 from outrider.stores.postgres import inbox_calling, queries
 from outrider.stores.postgres.database import STATEMENT_SECONDS, Database
 from outrider.stores.postgres.inbox_concluding import conclude
@@ -101,23 +101,23 @@ class PostgresInbox:
 
     async def conclude(
         self, tx: Any, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]
-    ) -> None:
-        await conclude(partial(self.run, tx), consumer, entries, standings)
+    ) -> Mapping[UUID, int]:
+        return await conclude(partial(self.run, tx), consumer, entries, standings)
 
-    async def draining(self, consumer: str, limit: int) -> list[InboxStream]:
-        rows = await self._database.fetch(self.sql["draining"], consumer, limit)
+    async def draining(self, consumer: str, limit: int, *, cause: Cause = Cause.DRAINING) -> list[InboxStream]:
+        rows = await self._database.fetch(self.sql["draining"], consumer, cause, limit)
         return [InboxStream(*row) for row in rows]
 
     async def resume(
-        self, tx: Any, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int
+        self, tx: Any, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int, early: bool = False
     ) -> Resumed | None:
         place = place_of(stream)
         locked = await self.run(tx, "lock_unless_taken", consumer, *place)
-        if not locked or locked[0]["cause"] != Cause.DRAINING:
+        standing = standing_of(*locked[0]) if locked else Standing()
+        if not may_go(standing.cause, early=early):
             return None
-        verb = "resume_by_sequence" if by_sequence else "resume_in_turn"
+        verb = "resume_by_sequence" if by_sequence or standing.cause is Cause.EARLY else "resume_in_turn"
         rows = await self.run(tx, verb, consumer, *place, limit)
-        standing = standing_of(*locked[0])
         if not rows:
             await self.run(tx, "forget" if standing.seen is None else "mend", consumer, *place)
             standing = Standing(standing.seen)

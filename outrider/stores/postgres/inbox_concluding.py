@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from outrider.delivery import Arrival, InboxStream
 from outrider.inbox_store import Applied, Conclusion, Entry, Standing
@@ -22,19 +23,19 @@ Run = Callable[..., Awaitable[list[Any]]]
 
 async def conclude(
     run: Run, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]
-) -> None:
-    """Write what becomes of arrivals, and where their streams stand."""
+) -> dict[UUID, int]:
+    """Write what becomes of arrivals, and where their streams stand; return the ids of dead letters."""
     plain = only_applied(entries)
     known = sorted((stream, at) for stream, at in standings.items() if at != Standing())
     if plain and len(entries) == 1 and len(known) == len(standings) <= 1:
         await _finish_one(run, consumer, *entries[0], known)
-        return
+        return {}
     sheet = Sheet.of(entries)
-    if not plain:
-        await _write_rows(run, consumer, sheet)
+    dead_letters = {} if plain else await _write_rows(run, consumer, sheet)
     await _finish_and_stand(run, consumer, sheet, known)
     for stream in sorted(stream for stream, at in standings.items() if at == Standing()):
         await run("forget", consumer, *place_of(stream))
+    return dead_letters
 
 
 async def _finish_one(
@@ -62,7 +63,8 @@ async def _finish_and_stand(run: Run, consumer: str, sheet: Sheet, known: Sequen
         check_receipts(len(await run("finish", consumer, *seconds)), len(sheet.seconds))
 
 
-async def _write_rows(run: Run, consumer: str, sheet: Sheet) -> None:
+async def _write_rows(run: Run, consumer: str, sheet: Sheet) -> dict[UUID, int]:
+    dead_letters: dict[UUID, int] = {}
     if sheet.withdrawn:
         await run("withdraw", consumer, sorted(sheet.withdrawn))
     if sheet.parked:
@@ -72,9 +74,10 @@ async def _write_rows(run: Run, consumer: str, sheet: Sheet) -> None:
             (arrival.event_id, buried.reason, failure_text(buried.failure), buried.policy, buried.attempts)
             for arrival, buried in sheet.buried
         ]
-        await run("bury", consumer, *_columns(burials))
+        dead_letters = {row["event_id"]: row["id"] for row in await run("bury", consumer, *_columns(burials))}
     if sheet.left:
         await run("leave", consumer, sheet.left)
+    return dead_letters
 
 
 def _columns(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:

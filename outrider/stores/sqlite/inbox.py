@@ -14,14 +14,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from uuid import UUID
 
 from outrider.clock import Clock, SystemClock
 from outrider.delivery import Arrival, InboxStream
 from outrider.errors import Misuse, OutriderError, Permanent, Transient
 from outrider.inbox_store import (
     Admitted,
+    Cause,
     Entry,
     InboxDesk,
     InboxPruned,
@@ -131,18 +134,24 @@ class SqliteInbox:
         consumer: str,
         entries: Sequence[Entry],
         standings: Mapping[InboxStream, Standing],
-    ) -> None:
-        await self._in(tx, inbox_verbs.conclude, consumer, entries, standings, self._now())
+    ) -> Mapping[UUID, int]:
+        return await self._in(tx, inbox_verbs.conclude, consumer, entries, standings, self._now())
 
-    async def draining(self, consumer: str, limit: int) -> list[InboxStream]:
-        return await self.read(inbox_verbs.draining, consumer, limit)
+    async def draining(self, consumer: str, limit: int, *, cause: Cause = Cause.DRAINING) -> list[InboxStream]:
+        return await self.read(inbox_verbs.draining, consumer, cause, limit)
 
     async def resume(
-        self, tx: sqlite3.Connection, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int
+        self,
+        tx: sqlite3.Connection,
+        consumer: str,
+        stream: InboxStream,
+        *,
+        by_sequence: bool,
+        limit: int,
+        early: bool = False,
     ) -> Resumed | None:
-        return await self._in(
-            tx, inbox_verbs.resume, consumer, stream, by_sequence=by_sequence, limit=limit, now=self._now()
-        )
+        resume = partial(inbox_verbs.resume, by_sequence=by_sequence, limit=limit, early=early, now=self._now())
+        return await self._in(tx, resume, consumer, stream)
 
     async def overdue(self, consumer: str, seconds: float, limit: int) -> list[Overdue]:
         return await self.read(inbox_verbs.overdue, consumer, self._now() - seconds, limit)

@@ -16,6 +16,7 @@ from outrider.stores.inbox_rows import (
     check_receipts,
     delivery_of,
     failure_text,
+    may_go,
     place_of,
     standing_of,
 )
@@ -38,14 +39,21 @@ def admit(cursor: sqlite3.Cursor, consumer: str, arrivals: Sequence[Arrival], *,
 
 
 def resume(
-    cursor: sqlite3.Cursor, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int, now: float
+    cursor: sqlite3.Cursor,
+    consumer: str,
+    stream: InboxStream,
+    *,
+    by_sequence: bool,
+    limit: int,
+    early: bool,
+    now: float,
 ) -> Resumed | None:
     """Take the first waiting events of a stream that drains."""
     standing = _standing(cursor, consumer, stream)
-    if standing is None or standing.cause is not Cause.DRAINING:
+    if standing is None or not may_go(standing.cause, early=early):
         return None
     facts = _named(consumer, stream)
-    verb = "waiting_by_sequence" if by_sequence else "waiting_in_turn"
+    verb = "waiting_by_sequence" if by_sequence or standing.cause is Cause.EARLY else "waiting_in_turn"
     rows = cursor.execute(SQL[verb], {**facts, "limit": limit}).fetchall()
     if not rows:
         cursor.execute(SQL["forget" if standing.seen is None else "mend"], {**facts, "now": now})
@@ -66,9 +74,9 @@ def conclude(
     entries: Sequence[Entry],
     standings: Mapping[InboxStream, Standing],
     now: float,
-) -> None:
-    """Write what becomes of arrivals, and where their streams stand."""
-    sheet = Sheet.of(entries)
+) -> dict[UUID, int]:
+    """Write what becomes of arrivals, and where their streams stand; return the ids of dead letters."""
+    sheet, dead_letters = Sheet.of(entries), {}
     for event_id, seconds in sheet.seconds.items():
         receipt = {"consumer": consumer, "event_id": str(event_id), "seconds": seconds}
         check_receipts(cursor.execute(SQL["finish"], receipt).rowcount, 1)
@@ -80,17 +88,19 @@ def conclude(
     for arrival, buried in sheet.buried:
         why = {"reason": buried.reason, "failure": failure_text(buried.failure), "policy": buried.policy}
         event = {"consumer": consumer, "event_id": str(arrival.event_id), "now": now}
-        cursor.execute(SQL["bury"], {**event, **why, "attempts": buried.attempts})
+        [[dead_letters[arrival.event_id]]] = cursor.execute(SQL["bury"], {**event, **why, "attempts": buried.attempts})
     for event_id in [*sheet.left, *(arrival.event_id for arrival, _ in sheet.buried)]:
         cursor.execute(SQL["leave"], {"consumer": consumer, "event_id": str(event_id)})
     for stream, at in standings.items():
         verb = "forget" if at == Standing() else "stand"
         cursor.execute(SQL[verb], {**_named(consumer, stream), **at._asdict(), "now": now})
+    return dead_letters
 
 
-def draining(cursor: sqlite3.Cursor, consumer: str, limit: int) -> list[InboxStream]:
-    """List streams whose waiting events may go."""
-    return [InboxStream(*row) for row in cursor.execute(SQL["draining"], {"consumer": consumer, "limit": limit})]
+def draining(cursor: sqlite3.Cursor, consumer: str, cause: Cause, limit: int) -> list[InboxStream]:
+    """List streams whose events wait for a cause."""
+    facts = {"consumer": consumer, "cause": cause, "limit": limit}
+    return [InboxStream(*row) for row in cursor.execute(SQL["draining"], facts)]
 
 
 def overdue(cursor: sqlite3.Cursor, consumer: str, before: float, limit: int) -> list[Overdue]:

@@ -8,6 +8,7 @@ import pytest
 
 from outrider.delivery import InboxStream
 from outrider.inbox.inbox import Inbox
+from outrider.inbox_store import InboxCriteria
 from outrider.observer import GapOverdue, WaitingFull
 from outrider.testing.inbox_contract.bench import TOPIC, InboxBench, delivery, marker
 
@@ -141,6 +142,59 @@ class GateRules:
             await inbox.process(first, bench.handler, consumer="billing")
         assert await inbox.process(first, bench.handler, consumer="billing") == "duplicate"
         assert await bench.effects() == ["A-1:1", "A-1:2"]
+
+    @pytest.mark.parametrize("gate", ["off", "monotonic"])
+    async def test_what_came_early_goes_in_order_when_the_gate_is_no_longer_strict(
+        self, bench: InboxBench, gate: str
+    ) -> None:
+        await bench.consumer(gate="strict", start="one").deliver_all([delivery(n) for n in (5, 3, 4)])
+        billing = bench.consumer(gate=gate, batch_max=2)
+        assert await billing.deliver(delivery(6)) == 1
+        await billing.drain()
+        await billing.deliver_all([delivery(7)])
+        assert await bench.effects() == [f"A-1:{n}" for n in range(3, 8)]
+        assert (await bench.store.desk.counts("billing"))["waiting"] == 0
+
+    @pytest.mark.parametrize("gate", ["off", "monotonic"])
+    async def test_what_came_early_goes_by_itself_when_the_gate_is_no_longer_strict(
+        self, bench: InboxBench, gate: str
+    ) -> None:
+        await bench.consumer(gate="strict", start="one").deliver_all([delivery(n) for n in (5, 3, 4)])
+        await bench.consumer(gate=gate).drain()
+        assert await bench.effects() == ["A-1:3", "A-1:4", "A-1:5"]
+
+    async def test_by_hand_what_came_early_goes_in_order_when_the_gate_is_no_longer_strict(
+        self, bench: InboxBench
+    ) -> None:
+        inbox = _by_hand(bench)
+        for number in (4, 3):
+            assert await inbox.process(delivery(number), bench.handler, consumer="billing") == "waiting"
+        inbox.consumer("billing", gate="off")
+        await inbox.process(delivery(5), bench.handler, consumer="billing")
+        assert await bench.effects() == ["A-1:3", "A-1:4", "A-1:5"]
+
+    async def test_by_hand_what_was_released_or_replayed_goes_when_it_is_drained(self, bench: InboxBench) -> None:
+        inbox = _by_hand(bench)
+        await inbox.process(delivery(2), bench.handler, consumer="billing")
+        await inbox.process(delivery(1, key="B-1")._replace(body=b"{"), bench.handler, consumer="billing")
+        assert await inbox.process(delivery(2, key="B-1"), bench.handler, consumer="billing") == "waiting"
+        assert await inbox.drain("billing", bench.handler) == 0
+        assert await bench.store.desk.release("billing", STREAM, "ann")
+        [letter] = await bench.store.desk.dead_letters(InboxCriteria())
+        await bench.store.desk.discard([letter["id"]], "ann")
+        assert await inbox.drain("billing", bench.handler) == 2
+        assert sorted(await bench.effects()) == ["A-1:2", "B-1:2"]
+        assert await inbox.drain("billing", bench.handler) == 0
+
+    async def test_by_hand_what_fails_while_it_is_drained_is_raised_and_waits_on(self, bench: InboxBench) -> None:
+        inbox = _by_hand(bench)
+        await inbox.process(delivery(2), bench.handler, consumer="billing")
+        await bench.store.desk.release("billing", STREAM, "ann")
+        bench.fail("A-1:2", RuntimeError("once"))
+        with pytest.raises(RuntimeError, match="once"):
+            await inbox.drain("billing", bench.handler)
+        assert await inbox.drain("billing", bench.handler) == 1
+        assert await bench.effects() == ["A-1:2"]
 
 
 def _by_hand(bench: InboxBench) -> Inbox:

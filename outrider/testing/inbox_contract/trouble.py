@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,13 @@ async def _only_id(bench: InboxBench) -> int:
     return int(letter["id"])
 
 
+def _where(letter: dict[str, Any]) -> str:
+    """Return what a dead letter says of where its handler failed: in the bench's own."""
+    where: str = letter["failure"]["where"]
+    assert where.endswith(" in handler")
+    return where
+
+
 class TroubleRules:
     """Dead letters."""
 
@@ -34,6 +42,7 @@ class TroubleRules:
         [fact] = bench.notebook.of(ConsumerBuried)
         assert (fact.reason, fact.policy) == ("max_retries_exceeded", "hold")
         [letter] = await bench.store.desk.dead_letters(InboxCriteria(consumer="billing"))
+        assert (fact.dead_letter, fact.error, fact.where) == (letter["id"], "RuntimeError: broken", _where(letter))
         assert (letter["attempts"], letter["failure"]["error"]) == (3, "RuntimeError: broken")
         [stream] = await bench.store.desk.streams("billing", 10)
         assert (stream["key"], stream["cause"], stream["waiting"]) == ("A-1", "held", 2)

@@ -145,6 +145,7 @@ ON CONFLICT (consumer, event_id) DO UPDATE SET
     place = excluded.place, replayed = excluded.replayed, received_at = excluded.received_at,
     reason = excluded.reason, failure = excluded.failure, policy = excluded.policy, attempts = excluded.attempts,
     buried_at = excluded.buried_at
+RETURNING event_id, id
 
 -- name: leave
 -- Events that wait no more. Index: inbox_waiting_event.
@@ -160,8 +161,8 @@ DELETE FROM {schema}.inbox_stream WHERE consumer = $1 AND topic = $2 AND key = $
 -- name: draining
 -- Outside of a transaction; longest first. Index: inbox_stream_cause.
 SELECT topic, key, band FROM {schema}.inbox_stream
-WHERE consumer = $1 AND cause = 'draining'
-ORDER BY since LIMIT $2
+WHERE consumer = $1 AND cause = $2
+ORDER BY since LIMIT $3
 
 -- name: overdue
 -- Outside of a transaction; longest first. Index: inbox_stream_cause.

@@ -49,10 +49,11 @@ VALUES (
 ON CONFLICT (consumer, event_id) DO NOTHING;
 
 -- name: bury
--- Copy an event from those that wait to the dead letters; it keeps its place. The unique index.
+-- Copy an event from those that wait to the dead letters; it keeps its place, and its id is told. The unique index.
 INSERT OR REPLACE INTO inbox_dead_letter (id, {inbox_event}, reason, failure, policy, attempts, buried_at)
 SELECT id, {inbox_event}, :reason, :failure, :policy, :attempts, :now FROM inbox_waiting
-WHERE consumer = :consumer AND event_id = :event_id;
+WHERE consumer = :consumer AND event_id = :event_id
+RETURNING id;
 
 -- name: leave
 -- An event that waits no more; the unique index.
@@ -71,9 +72,9 @@ ON CONFLICT (consumer, topic, key, band) DO UPDATE SET
 DELETE FROM inbox_stream WHERE consumer = :consumer AND topic = :topic AND key = :key AND band = :band;
 
 -- name: draining
--- Streams whose waiting events may go, longest first; inbox_stream_cause.
+-- Streams whose events wait for a cause, longest first; inbox_stream_cause.
 SELECT topic, key, band FROM inbox_stream
-WHERE consumer = :consumer AND cause = 'draining' ORDER BY since LIMIT :limit;
+WHERE consumer = :consumer AND cause = :cause ORDER BY since LIMIT :limit;
 
 -- name: overdue
 -- Streams that have waited for a predecessor, longest first; inbox_stream_cause.
