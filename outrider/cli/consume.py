@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from outrider import app, config
+from outrider.cli.importing import cannot_import
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
 from outrider.cli.process import die_with_parent, on_stop_signals
@@ -147,7 +148,9 @@ def find_inbox(target: str) -> Inbox:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Misuse(f"there is no module {module_name} here; run from where it can be imported") from error
-        raise
+        raise cannot_import(module_name, error) from error
+    except Exception as error:
+        raise cannot_import(module_name, error) from error
     found = getattr(module, name, None)
     if isinstance(found, Inbox):
         return found

@@ -165,7 +165,8 @@ def _decide(
     if found and (verb == "discard" or not criteria.ids):
         confirm(f"{verb} {_letters(len(found))}", yes=yes, as_json=json)
     count = _ask(place, lambda desk: getattr(desk, verb)(found, actor())) if found else 0
-    emit({done: count}) if json else say(f"{_letters(count)} {done}")
+    told = "will be handled by the next running consumer" if verb == "replay" else done
+    emit({done: count}) if json else say(f"{_letters(count)} {told}")
     if missing := sorted(set(criteria.ids) - set(found)):
         raise Undone(f"no such dead letter: {', '.join(map(str, missing))}; see `outrider inbox dead`")
     if len(found) == MOST:

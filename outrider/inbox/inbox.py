@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +10,7 @@ from outrider.delivery import Delivery, InboxStream
 from outrider.errors import Misuse, Transient
 from outrider.inbox import turns
 from outrider.inbox.router import Handler, Route, Router, Routes
-from outrider.inbox.settings import ConsumerSettings
+from outrider.inbox.settings import ConsumerSettings, changed
 from outrider.inbox.turns import HandlerFailed, Turns
 from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, Waits
 
@@ -54,7 +53,7 @@ class Inbox(Router):
 
         >>> Inbox().consumer("billing", gate="strict", batch_max=100)
         """
-        super().consumer(name, replace(settings or ConsumerSettings(), **options))
+        super().consumer(name, changed(settings or ConsumerSettings(), options))
 
     async def process(self, delivery: Delivery, handler: Handler, *, consumer: str) -> Result:
         """Handle one delivery in a transaction with its receipt; ack when this returns.

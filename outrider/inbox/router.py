@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from outrider.errors import Misuse
 from outrider.event import default_topic
 from outrider.inbox.settings import ConsumerSettings
 from outrider.inbox_store import InboxStore
+
+EXAMPLE = '@inbox.handler("order.placed", consumer="billing")'
 
 Handler = Callable[[Any, Any], Any]
 """Takes an event (or a list of them, if it handles batches) and the transaction."""
@@ -86,13 +90,16 @@ class Router:
         self._routes(name).settings = settings
 
     def handler(
-        self, *event_types: str, consumer: str, topic: str | None = None, batch: bool = False
+        self, *event_types: str, consumer: str = "", topic: str | None = None, batch: bool = False
     ) -> Callable[[Handler], Handler]:
         """Register the handler of one or more types of events. Without a topic it is the one staging would choose."""
-        if not event_types:
-            raise Misuse('name the type of event: @inbox.handler("order.placed", consumer="billing")')
+        if not event_types or not all(isinstance(event_type, str) for event_type in event_types):
+            raise Misuse(f"a handler needs the type of its events: {EXAMPLE}")
+        if not consumer:
+            raise Misuse(f"a handler needs the name of its consumer, under which receipts are kept: {EXAMPLE}")
 
         def register(handler: Handler) -> Handler:
+            _check_arguments(handler)
             for event_type in event_types:
                 route = Route(handler, batch)
                 self._routes(consumer).add(topic or default_topic(event_type, None, None), event_type, route)
@@ -101,14 +108,37 @@ class Router:
         return register
 
     def chosen(self, names: Iterable[str]) -> Mapping[str, Routes]:
-        """Return the consumers named, or all; those without a handler have nothing to do."""
+        """Return the consumers named, or all. One that has settings and no handler is a name written wrong."""
+        for name, routes in self.consumers.items():
+            if not routes.handlers:
+                others = [other for other, each in self.consumers.items() if each.handlers]
+                near = get_close_matches(name, others, n=1) or others
+                hint = f"did you mean {near[0]}?" if near else f"register one: {EXAMPLE}"
+                raise Misuse(f"the consumer {name} has settings and no handler; {hint}")
         wanted = list(names) or list(self.consumers)
         unknown = [name for name in wanted if name not in self.consumers]
         if unknown:
             raise Misuse(f"no consumer {unknown[0]!r} is registered (there are: {', '.join(self.consumers) or 'none'})")
-        return {name: self.consumers[name] for name in wanted if self.consumers[name].handlers}
+        return {name: self.consumers[name] for name in wanted}
 
     def _routes(self, name: str) -> Routes:
         if not name or not isinstance(name, str):
             raise Misuse("a consumer needs a name, the same for ever: receipts are kept under it")
         return self.consumers.setdefault(name, Routes(name))
+
+
+def _check_arguments(handler: Handler) -> None:
+    """Refuse a handler that could not be called with an event and a transaction."""
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:
+        # Something that is not written in Python does not say what it takes.
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = Route(handler).name
+        raise Misuse(
+            f"the handler {name}{signature} cannot be called with an event and the transaction ({error}); write "
+            f"async def {name.rpartition('.')[2]}(event, tx)"
+        ) from error

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from enum import StrEnum
+from typing import Any
 
 from outrider.backoff import RetryPolicy
 from outrider.errors import BadSetting
@@ -57,6 +60,7 @@ class ConsumerSettings:
     tend_seconds: float = 5.0
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for name, kind in (("gate", Gate), ("start", Start), ("dead_letter_policy", Policy)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
@@ -81,3 +85,38 @@ class ConsumerSettings:
     def gated(self) -> bool:
         """Tell whether streams are counted."""
         return self.gate is not Gate.OFF
+
+
+_WHOLE = ("waiting_max", "batch_max", "concurrency", "in_flight_max")
+_SECONDS = ("gap_timeout_seconds", "handler_timeout_seconds", "stop_seconds", "tend_seconds")
+_DAYS = ("receipt_days", "dead_letter_days")
+
+
+def _check_types(settings: ConsumerSettings) -> None:
+    """Refuse a value of another kind at once: it would fail somewhere else, or mean something else."""
+    if not isinstance(retry := settings.retry, RetryPolicy):
+        raise BadSetting(f"retry = {retry!r} is no RetryPolicy; write retry=RetryPolicy(max_attempts=5)")
+    for name in (*_WHOLE, *_SECONDS, *_DAYS):
+        value = getattr(settings, name)
+        kinds = (int,) if name in _WHOLE else (int, float)
+        none_allowed = name == "handler_timeout_seconds" and value is None
+        if not none_allowed and (isinstance(value, bool) or not isinstance(value, kinds)):
+            wanted = "a whole number" if name in _WHOLE else "a number"
+            raise BadSetting(f"{name} = {value!r} is not {wanted}, without quotes, such as {name}=10")
+
+
+def changed(settings: ConsumerSettings, options: Mapping[str, Any]) -> ConsumerSettings:
+    """Return settings with others in them; a name that is none is told with the nearest.
+
+    >>> changed(ConsumerSettings(), {"gat": "strict"})
+    Traceback (most recent call last):
+    ...
+    outrider.errors.BadSetting: a consumer has no setting 'gat'; did you mean gate?
+    """
+    known = [each.name for each in fields(ConsumerSettings)]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            raise BadSetting(f"a consumer has no setting {name!r}; {hint}")
+    return replace(settings, **options)

@@ -27,7 +27,7 @@ def where(error: BaseException) -> str | None:
     for each in _chain(error):
         for frame in reversed(traceback.extract_tb(each.__traceback__)):
             if not frame.filename.startswith(_OTHERS):
-                return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
+                return f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}"
     return None
 
 
@@ -40,6 +40,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _short(path: str) -> str:
+def short_path(path: str) -> str:
+    """Name a file as one would here.
+
+    >>> short_path(os.path.join(os.getcwd(), "shop.py"))
+    'shop.py'
+    """
     here = os.getcwd() + os.sep
     return path.removeprefix(here)

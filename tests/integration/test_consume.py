@@ -140,10 +140,27 @@ def test_what_is_no_inbox_is_refused_with_the_fix(tmp_path: Path, target: str, w
     assert words in Service(tmp_path).refused(target)
 
 
-def test_a_module_that_cannot_be_imported_says_what_it_lacks_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "words", "traced"),
+    [
+        ("import no_such_thing\n", "ModuleNotFoundError: No module named 'no_such_thing' (broken.py, line 1)", True),
+        ("x = 1\n\ny = x / 0\n", "ZeroDivisionError: division by zero (broken.py, line 3)", True),
+        ("def f(:\n", "SyntaxError: invalid syntax (broken.py, line 1)", True),
+        ("from outrider import Inbox\nInbox().handler()\n", "the type of its events", False),
+        ("from outrider import Inbox\nInbox().consumer('b', gat=1)\n", "did you mean gate? (broken.py, line 2)", False),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_with_its_own_traceback(
+    tmp_path: Path, source: str, words: str, traced: bool
+) -> None:
     service = Service(tmp_path)
-    (tmp_path / "broken.py").write_text("import no_such_thing\n")
-    assert "no_such_thing" in service.refused("broken:inbox", code=1)
+    (tmp_path / "broken.py").write_text(source)
+    told = service.run("consume", "broken:inbox", code=2)[1]
+    assert "outrider: broken cannot be imported: " in told
+    assert words in told.splitlines()[-1]
+    assert ("broken.py" in told.partition("outrider: ")[0]) == traced
+    assert "importlib" not in told
+    assert "find_inbox" not in told
 
 
 def test_an_unknown_consumer_is_refused_and_the_known_are_named(service: Service) -> None:
@@ -166,6 +183,45 @@ def test_every_consumer_has_each_effect_once_however_often_it_is_run(service: Se
     assert set(until_idle(service).values()) == {0}
     assert "0 applied, 0 duplicates" in service.run("consume", "handlers:inbox", "--until-idle", "0.3")[0]
     assert len(service.effects("billing")) == 3
+
+
+def test_what_is_tried_again_keeps_a_consumer_from_being_idle(service: Service) -> None:
+    module = service.directory / "handlers.py"
+    module.write_text(module.read_text().replace("base_seconds=0.01", "base_seconds=2, jitter=0"))
+    service.deliver("a", broken=True)
+    counts = until_idle(service, "--consumer", "billing")
+    assert counts == {**NOTHING, "buried": 1}
+
+
+def test_a_handler_that_ends_its_transaction_stops_the_consumer_as_wrong_usage(service: Service) -> None:
+    module = service.directory / "handlers.py"
+    module.write_text(
+        module.read_text().replace(
+            "VALUES ('stats', ?)\", (event.key,))", "VALUES ('stats', ?)\", (event.key,))\n    tx.commit()"
+        )
+    )
+    service.deliver("a")
+    out, err = service.run("consume", "handlers:inbox", "--consumer", "stats", "--until-idle", "1", code=2)
+    last = err.splitlines()[-1]
+    assert "the handler handlers.count ended the transaction" in last
+    assert "leave commit and rollback to the inbox" in last
+    assert "consumer broken" in err
+    assert out == ""
+
+
+def test_what_a_handler_failed_with_and_where_is_shown(service: Service) -> None:
+    service.deliver("a", broken=True)
+    _, log = service.run("consume", "handlers:inbox", "--consumer", "billing", "--until-idle", "0.5")
+    where = "handlers.py:13 in bill"
+    [buried] = [line for line in log.splitlines() if "consumer buried" in line]
+    for words in ('error="ValueError: no such price"', "kind=ValueError", f'where="{where}"', "dead_letter=1"):
+        assert words in buried
+    assert json.loads(service.run("inbox", "show", "1", "--json")[0])["failure"] == {
+        "error": "ValueError: no such price",
+        "kind": "ValueError",
+        "where": where,
+    }
+    assert where in service.run("inbox", "show", "1")[0]
 
 
 def test_a_chosen_consumer_runs_alone(service: Service) -> None:

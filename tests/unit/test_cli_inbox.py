@@ -189,7 +189,7 @@ def test_replaying_by_id_asks_nothing_and_by_filter_needs_a_yes(held: Office) ->
     assert "--yes" in held.json("replay", "--consumer", BILLING, code=2)["error"]
     assert "replay 2 dead letters" in held.json("replay", "--all", code=2)["error"]
     assert len(held.json("dead")) == 2
-    assert "1 dead letter replayed" in held("replay", "1").stdout
+    assert "1 dead letter will be handled by the next running consumer" in held("replay", "1").stdout
     assert held.json("replay", "--consumer", BILLING, "--yes") == {"replayed": 1}
 
 
