@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from outrider.delivery import Delivery
+from outrider.finding import Finding
 
 Revoked = Callable[[frozenset[str]], Awaitable[None]]
 """Told which shards are being taken away; returns when nothing of them is under way."""
@@ -43,4 +44,13 @@ class Source(Protocol):
 
     async def close(self) -> None:
         """Tell the broker what is done, and leave."""
+        ...
+
+
+@runtime_checkable
+class Examining(Protocol):
+    """A source with something of its own on the broker, such as a queue, that may be wrong."""
+
+    async def examine(self) -> list[Finding]:
+        """Look at it and judge; changes nothing, and needs no start."""
         ...

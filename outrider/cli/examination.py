@@ -12,6 +12,7 @@ from outrider.config import Config, hidden, redacted
 from outrider.errors import OutriderError, Transient
 from outrider.finding import Finding, Level, ok, refuse, warn
 from outrider.inbox.router import Routes
+from outrider.source import Examining
 
 SIDE_SECONDS_MAX = 60.0
 TOPICS_MAX = 1000
@@ -73,12 +74,19 @@ async def _broker(chosen: Config, topics: Sequence[str], consumers: Sequence[Rou
             broker = await app.open_broker(url)
             try:
                 found = [*await broker.examine(topics), *await _receipts(broker, consumers)]
+                found += await _sources(url, consumers)
             finally:
                 await broker.close()
     except (OutriderError, TimeoutError) as error:
         return [judge_error("broker", error)]
     waits = judge_timeout(chosen.relay.publish_timeout_seconds, broker.traits.publish_seconds)
     return [ok("broker-answers", hidden(url)), ok("broker-usable", "a relay can use it"), waits, *found]
+
+
+async def _sources(url: str, consumers: Sequence[Routes]) -> list[Finding]:
+    """Look at what each consumer has of its own on the broker, where it has something."""
+    sources = [app.open_source(url, routes) for routes in consumers]
+    return [found for source in sources if isinstance(source, Examining) for found in await source.examine()]
 
 
 async def _receipts(broker: Broker, consumers: Sequence[Routes]) -> list[Finding]:

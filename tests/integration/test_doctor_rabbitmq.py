@@ -12,7 +12,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from outrider.brokers.rabbitmq import RabbitBroker
+from outrider.brokers.rabbitmq import RabbitBroker, RabbitSource
 from outrider.brokers.rabbitmq.judging import CHECKS
 from outrider.finding import Finding, Level
 from outrider.testing.servers import RabbitServer
@@ -281,3 +281,47 @@ class TestByAmqpAlone:
         name = await bound(channel, exchange, arguments={})
         found = (await found_on(server.url, exchange=exchange, declare=True, queues=((name, "#"),)))["rabbitmq-declare"]
         assert (found.level, "PRECONDITION_FAILED" in found.text) == (REFUSE, True)
+
+
+class TestAConsumersQueue:
+    @pytest.fixture
+    def look(self, server: Managed, exchange: str) -> Any:
+        async def looked(queue: str, *, gated: bool = False, **options: Any) -> Finding:
+            options = {"exchange": exchange, "management": server.management, **options}
+            [found] = await RabbitSource(server.url, queue, ["orders"], exclusive=gated, **options).examine()
+            assert found.check == "rabbitmq-consumer"
+            return found
+
+        return looked
+
+    async def test_a_queue_that_is_there_and_bound_is_fine(
+        self, look: Any, channel: AbstractChannel, exchange: str
+    ) -> None:
+        queue = await bound(channel, exchange)
+        assert (await look(queue)).level is OK
+        assert "cannot be seen" in (await look(queue, management=None)).text
+
+    async def test_a_queue_that_is_missing_is_refused_unless_it_is_made_at_the_start(self, look: Any) -> None:
+        found = await look("nowhere")
+        assert (found.level, "no such queue" in found.text, "declare=" in found.remedy) == (REFUSE, True, True)
+        assert (await look("nowhere", declare=True)).level is OK
+        assert (await look("nowhere")).level is REFUSE
+
+    async def test_a_queue_that_nothing_reaches_is_refused(
+        self, look: Any, channel: AbstractChannel, exchange: str
+    ) -> None:
+        queue = await bound(channel, exchange, "parcels")
+        found = await look(queue)
+        assert found.level is REFUSE
+        assert "nothing that is published to orders reaches it" in found.text
+        assert exchange in found.remedy
+
+    async def test_a_gate_without_a_single_active_consumer_is_refused_and_nobody_is_led_to_lose_messages(
+        self, look: Any, channel: AbstractChannel, exchange: str
+    ) -> None:
+        queue = await bound(channel, exchange)
+        found = await look(queue, gated=True)
+        assert (found.level, "single active consumer" in found.text) == (REFUSE, True)
+        assert "empty it first" in found.remedy
+        single = await bound(channel, exchange, arguments={**QUORUM, "x-single-active-consumer": True})
+        assert (await look(single, gated=True)).level is OK

@@ -19,7 +19,7 @@ from outrider.brokers import null
 from outrider.brokers.embedded import EmbeddedBroker
 from outrider.brokers.embedded import examine as of_embedded
 from outrider.brokers.kafka import examine as of_kafka
-from outrider.brokers.rabbitmq import RabbitBroker, judging
+from outrider.brokers.rabbitmq import RabbitBroker, consumed, judging
 from outrider.brokers.rabbitmq.management import Binding, Exchange, Queue, Topology
 from outrider.brokers.rabbitmq.routing import reached, takes
 from outrider.brokers.rabbitmq.settings import RabbitSettings
@@ -35,7 +35,7 @@ from outrider.surroundings import is_loopback, remote_filesystem
 OK, WARN, REFUSE = Level.OK, Level.WARN, Level.REFUSE
 NOBODY = 65_534
 PAGE = Path(__file__).parent.parent.parent / "docs" / "doctor.md"
-MODULES = (examination, of_postgres, of_sqlite, of_memory, of_kafka, judging, of_embedded, null)
+MODULES = (examination, of_postgres, of_sqlite, of_memory, of_kafka, judging, consumed, of_embedded, null)
 CHECKS = {name for module in MODULES for name in module.CHECKS}
 
 

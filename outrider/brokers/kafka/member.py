@@ -16,6 +16,7 @@ from typing import Any
 from outrider.brokers.kafka.assignment import Assignment, Kept, Shard
 from outrider.brokers.kafka.session import driver, log
 from outrider.brokers.kafka.trouble import check_topic, raise_if_hopeless
+from outrider.brokers.kafka.verdicts import MISSING
 from outrider.brokers.progress import AHEAD_MAX, Progress
 from outrider.delivery import Delivery
 from outrider.errors import BadSetting, Transient, Unreachable
@@ -44,7 +45,7 @@ class Member:
         self.acked: deque[Token] = deque()
         self._assignment, self._kept = Assignment(serials), Kept()
         self._blocked: AbstractSet[str] = frozenset()
-        self._leaving = self._answered = False
+        self._leaving = self._answered = self._awaited = False
         self._fatal = ""
         self._troubles: dict[str, str] = {}
         callbacks = {"error_cb": self._troubled, "on_commit": self._told}
@@ -57,7 +58,8 @@ class Member:
         """Look for the topics, and ask for a share of them. The share comes with a later poll."""
         try:
             for topic in self._topics:
-                check_topic(self._consumer.list_topics(topic, timeout=seconds).topics[topic])
+                there = check_topic(self._consumer.list_topics(topic, timeout=seconds).topics[topic])
+                self._awaited = self._awaited or not there
         except self._driver.KafkaException as error:
             # A poll brings what went wrong with the connection.
             self._consumer.poll(0)
@@ -237,6 +239,7 @@ class Member:
         name, text = error.name(), f"{error.str()} ({error.name()})"
         if error.fatal():
             self._fatal = text
-        if name not in self._troubles:
+        # A topic that was missing at the start has been told about then, with what we do about it.
+        if name not in self._troubles and not (self._awaited and name in MISSING):
             log.warning("Kafka reports trouble", extra={"error": text})
         self._troubles[name] = text

@@ -28,11 +28,12 @@ def raise_if_hopeless(error: Any) -> None:
         raise Misuse(f"Kafka refuses: {error.str()} ({error.name()}); {remedy}")
 
 
-def check_topic(topic: Any) -> None:
-    """Look at what Kafka says of a topic. One that is not there may be made later: the consumer waits for it."""
+def check_topic(topic: Any) -> bool:
+    """Look at what Kafka says of a topic; tell whether it is there. If not, it may be made later: we wait for it."""
     if topic.error is None:
-        return
+        return True
     raise_if_hopeless(topic.error)
     if topic.error.name() not in MISSING:
         raise Transient(f"topic {topic.topic}: {topic.error.str()} ({topic.error.name()})")
     log.warning("the topic is not there yet; waiting for it", extra={"topic": topic.topic})
+    return False

@@ -109,7 +109,7 @@ def declared_queue(queue: str, *, there: bool, refusal: str) -> Finding:
 def topology(seen: Topology, settings: RabbitSettings, topics: Sequence[str]) -> list[Finding]:
     """Judge where the topics go, and the queues behind the exchanges."""
     names = topics if settings.exchange == PER_TOPIC else [settings.exchange]
-    routed = {topic: reached(seen, *_route(settings, topic)) for topic in topics}
+    routed = {topic: reached(seen, *route(settings, topic)) for topic in topics}
     behind = {queue.name: queue for name in names if name for queue in reached(seen, name, None)}
     behind |= {queue.name: queue for found in routed.values() for queue in found}
     queues = list(behind.values())
@@ -123,7 +123,12 @@ def topology(seen: Topology, settings: RabbitSettings, topics: Sequence[str]) ->
     ]
 
 
-def _route(settings: RabbitSettings, topic: str) -> tuple[str, str | None]:
+def route(settings: RabbitSettings, topic: str) -> tuple[str, str | None]:
+    """Return the exchange and the routing key of a topic's messages; None where any routing key is possible.
+
+    >>> route(RabbitSettings(exchange="shop"), "orders")
+    ('shop', 'orders')
+    """
     exchange, routing_key = settings.route(Message("", topic, "", None, b"", {}))
     # With an exchange per topic the routing key is the event's key, which could be any.
     return exchange, None if settings.exchange == PER_TOPIC else routing_key

@@ -53,8 +53,9 @@ def check(queue: Queue, *, exclusive: bool) -> None:
     if queue.objection:
         raise Misuse(
             f"the consumer of the queue {queue.name!r} has a gate, so the queue must have a single active consumer "
-            f"({queue.objection}); delete it and declare it again with x-single-active-consumer=true (?declare= in "
-            "the URL does), or turn the gate off"
+            f"({queue.objection}); turn the gate off, or stop what publishes to the queue, empty it first (turn the "
+            "gate off, consume until idle), then delete it and declare it again with x-single-active-consumer=true "
+            "(?declare= in the URL does)"
         )
     if queue.unknown:
         raise Misuse(

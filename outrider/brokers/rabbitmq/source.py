@@ -20,6 +20,7 @@ from typing import Any
 
 from pamqp import commands
 
+from outrider.brokers.rabbitmq.consumed import examine_queue
 from outrider.brokers.rabbitmq.prepare import prepare
 from outrider.brokers.rabbitmq.protocol import ChannelClosed, open_wire
 from outrider.brokers.rabbitmq.queues import Queue
@@ -27,6 +28,7 @@ from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings
 from outrider.brokers.rabbitmq.subscription import Intake, Subscription
 from outrider.delivery import Delivery
 from outrider.errors import BadSetting, Misuse, Transient
+from outrider.finding import Finding
 from outrider.source import Revoked
 
 WAIT_SECONDS = 0.2
@@ -86,6 +88,10 @@ class RabbitSource:
         except BaseException:
             wire.abort("the consumer could not start")
             raise
+
+    async def examine(self) -> list[Finding]:
+        """Look whether the queue is there, fit for the consumer, and bound to its topics; changes nothing."""
+        return [await examine_queue(self.settings, self.queue, self.topics, exclusive=self._exclusive)]
 
     async def receive(self, limit: int, paused: AbstractSet[str]) -> Sequence[Delivery]:
         """Return what has come; wait for news a moment if there is nothing to return."""
