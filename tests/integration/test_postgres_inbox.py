@@ -436,7 +436,17 @@ def _lying(event: outrider.Event, tx: Any) -> Awaitable[None] | None:
     return None
 
 
-@pytest.mark.parametrize("handler", [_nothing, Asynchronous(), functools.partial(_nothing), _wrapped, _promising])
+@pytest.mark.parametrize(
+    "handler",
+    [
+        _nothing,
+        Asynchronous(),
+        functools.partial(_nothing),
+        _wrapped,
+        _promising,
+        lambda event, tx: tx.execute("SELECT 1"),
+    ],
+)
 async def test_whatever_returns_something_to_wait_for_is_a_handler(inbox: PostgresInbox, handler: Any) -> None:
     assert await Inbox(inbox).process(delivery(1), handler, consumer="billing") is Result.APPLIED
 
@@ -452,10 +462,11 @@ async def test_a_plain_function_is_refused_before_anything_is_received(bench: Po
     assert await bench.store.desk.receipts("billing", []) == []
 
 
-async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(bench: PostgresBench) -> None:
+@pytest.mark.parametrize("handler", [_lying, lambda event, tx: None])
+async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(bench: PostgresBench, handler: Any) -> None:
     once = delivery(1)
-    with pytest.raises(UnfitHandler, match=r"_lying is a plain function"):
-        await Inbox(bench.store).process(once, _lying, consumer="billing")
+    with pytest.raises(UnfitHandler, match=r"(_lying|<lambda>) is a plain function"):
+        await Inbox(bench.store).process(once, handler, consumer="billing")
     assert await Inbox(bench.store).process(once, bench.handler, consumer="billing") is Result.APPLIED
 
 

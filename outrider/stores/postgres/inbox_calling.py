@@ -29,9 +29,10 @@ _PROMISES = ("Awaitable", "Coroutine", "Future", "Task")
 
 
 def objection(handler: Callable[..., Any]) -> str | None:
-    """Say why a handler cannot work with asyncpg; None if it can.
+    """Say why a handler cannot work with asyncpg; None if it can, or if only a call can tell, as with a lambda.
 
-    >>> objection(lambda event, tx: tx.execute("SELECT 1"))[:19]
+    >>> def bill(event, tx): tx.execute("SELECT 1")
+    >>> objection(bill)[:19]
     'is a plain function'
     """
     shapes = (handler, inspect.unwrap(handler), type(handler).__call__)
@@ -91,7 +92,9 @@ async def _lost(tx: Any, error: Exception) -> bool:
 
 
 def _says_so(handler: Callable[..., Any]) -> bool:
-    """Tell whether a plain function is declared to return something to wait for."""
+    """Tell whether a plain function is declared to return something to wait for. A lambda returns what it calls."""
+    if getattr(handler, "__name__", "") == "<lambda>":
+        return True
     try:
         returned = str(inspect.signature(handler).return_annotation)
     except (TypeError, ValueError):
