@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from outrider.delivery import Arrival
+from outrider.inbox.calling import HandlerFailed
 from outrider.inbox.router import Routes
-from outrider.inbox.turns import HandlerFailed
 from outrider.inbox.where import where
 from outrider.inbox_store import Buried
 from outrider.observer import HandlerRetried, Observer

@@ -16,9 +16,10 @@ from outrider.backoff import RetryPolicy
 from outrider.delivery import Arrival, InboxStream
 from outrider.errors import OutriderError
 from outrider.inbox import turns
+from outrider.inbox.calling import HandlerFailed
 from outrider.inbox.failures import Failures
 from outrider.inbox.router import Routes
-from outrider.inbox.turns import HandlerFailed, Turns
+from outrider.inbox.turns import Turns
 from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, UnfitHandler, Waits
 from outrider.observer import (
     ConsumerBroken,

@@ -9,9 +9,10 @@ from outrider.codec.open import open_delivery
 from outrider.delivery import Delivery, InboxStream
 from outrider.errors import Misuse, Transient
 from outrider.inbox import turns
+from outrider.inbox.calling import HandlerFailed
 from outrider.inbox.router import Handler, Route, Router, Routes
 from outrider.inbox.settings import ConsumerSettings, changed
-from outrider.inbox.turns import HandlerFailed, Turns
+from outrider.inbox.turns import Turns
 from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, Waits
 
 DRAIN_MAX = 100

@@ -6,7 +6,6 @@ next delivery is recognised. There is no third case, because all of it is one tr
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from uuid import UUID
 from outrider.codec.open import open_delivery
 from outrider.delivery import Arrival, InboxStream
 from outrider.errors import Misuse, OutriderError, Permanent
+from outrider.inbox.calling import HandlerFailed, call, unfit
 from outrider.inbox.gate import Decision, Refuse, decide, numbered
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import Gate
@@ -30,7 +30,6 @@ from outrider.inbox_store import (
     InboxStore,
     Stalled,
     Standing,
-    TransactionLost,
     UnfitHandler,
     Waiting,
     Waits,
@@ -39,31 +38,6 @@ from outrider.outcome import Policy, Reason
 
 NO_HANDLER = Dropped("no handler of its type")
 HANDLED_BEFORE = Dropped("handled before")
-
-
-class HandlerFailed(OutriderError):
-    """A handler raised; the transaction is undone."""
-
-    def __init__(self, arrival: Arrival, error: BaseException, reason: Reason) -> None:
-        super().__init__(f"{type(error).__name__}: {text_of(error)}")
-        self.arrival, self.error, self.reason = arrival, error, reason
-
-    @property
-    def hopeless(self) -> bool:
-        """Tell whether trying again will never help."""
-        return isinstance(self.error, Permanent)
-
-
-def text_of(error: BaseException) -> str:
-    """Return what an error says. One that cannot say it is no reason to stop the other keys.
-
-    >>> text_of(ValueError("no such order"))
-    'no such order'
-    """
-    try:
-        return "; ".join([str(error), *getattr(error, "__notes__", [])])
-    except Exception as trouble:
-        return f"(its text cannot be made: {type(trouble).__name__})"
 
 
 class Taken(NamedTuple):
@@ -122,7 +96,7 @@ async def _blamed(
     """
     if isinstance(error, UnfitHandler):
         route = routes.find(arrival.delivery.topic, arrival.event_type)
-        return _unfit(route, arrival, error) if route else error
+        return unfit(route, arrival, error) if route else error
     if isinstance(error, Misuse) and not await _passes_without_handlers(store, routes, take):
         return error
     return HandlerFailed(arrival, error.__cause__ or error, Reason.MAX_RETRIES_EXCEEDED)
@@ -235,40 +209,10 @@ async def _handle(store: InboxStore, routes: Routes, todo: Todo, tx: Any) -> dic
         lots = [arrivals] if route.batch else [[arrival] for arrival in arrivals]
         for lot in lots:
             begun = time.monotonic()
-            await _call(store, route, lot, tx, routes.settings.handler_timeout_seconds)
+            await call(store, route, lot, tx, routes.settings.handler_timeout_seconds)
             spent = (time.monotonic() - begun) / len(lot)
             seconds.update(dict.fromkeys((arrival.event_id for arrival in lot), spent))
     return seconds
-
-
-async def _call(store: InboxStore, route: Route, lot: list[Arrival], tx: Any, limit_seconds: float | None) -> None:
-    events = [arrival.event for arrival in lot]
-    limit = asyncio.timeout(limit_seconds)
-    try:
-        async with limit:
-            await store.call(route.handler, events if route.batch else events[0], tx)
-    except TransactionLost:
-        raise
-    except UnfitHandler as error:
-        raise _unfit(route, lot[0], error) from error
-    except (Exception, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and _being_cancelled():
-            raise
-        if limit.expired():
-            late = TimeoutError(f"took longer than handler_timeout_seconds = {limit_seconds}")
-            late.__cause__ = error
-            raise HandlerFailed(lot[0], late, Reason.PROCESSING_TIMEOUT) from error
-        raise HandlerFailed(lot[0], error, Reason.MAX_RETRIES_EXCEEDED) from error
-
-
-def _unfit(route: Route, arrival: Arrival, error: UnfitHandler) -> UnfitHandler:
-    return UnfitHandler(f"the handler {route.name} {error}; the event was {arrival.event_type} {arrival.event_id}")
-
-
-def _being_cancelled() -> bool:
-    """Tell whether it is we who are to end. If not, the handler has awaited something that was, and simply failed."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def arrivals_of(store: InboxStore, routes: Routes, arrivals: Sequence[Arrival]) -> Take:
