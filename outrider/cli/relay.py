@@ -77,7 +77,8 @@ def relay(
 async def _relayed(chosen: Config, *, until_empty: bool, json: bool) -> Tally:
     """Relay in one process or several; return what was done."""
     if chosen.processes > 1:
-        return await supervisor.supervise(chosen, supervisor.child_options(until_empty=until_empty, json=json))
+        options = supervisor.child_options(until_empty=until_empty, as_json=json)
+        return Tally(**await supervisor.supervise(chosen, options))
     return await run(chosen, until_empty=until_empty)
 
 

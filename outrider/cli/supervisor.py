@@ -1,4 +1,4 @@
-"""Several relay processes under one parent.
+"""Several processes of one command under one parent.
 
 A child that ends well is done, and one that crashes is started again after a pause that grows. One that reports an
 error before any child has been steady stops everything, as it would stop a single relay: it was told wrong, or a server
@@ -9,13 +9,16 @@ environment, because a command line is public, and tell in their last line what 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,11 +28,11 @@ from outrider import app, config
 from outrider.backoff import RetryPolicy
 from outrider.cli.errors import UNREACHABLE, USAGE
 from outrider.cli.process import on_stop_signals
-from outrider.cli.tally import Tally
 from outrider.config import Config
 from outrider.observer import Fact, Observer
 
 RESTART = RetryPolicy(base_seconds=0.5, cap_seconds=30)
+FINITE = ("--until-empty", "--until-idle")
 STEADY_SECONDS = 60.0
 """A child that ran this long had no trouble starting, so the pause is short again."""
 REPORTED = (USAGE, UNREACHABLE)
@@ -38,14 +41,14 @@ REPORTED = (USAGE, UNREACHABLE)
 
 @dataclass(frozen=True, slots=True)
 class ProcessStarted(Fact):
-    """A relay process began."""
+    """A process began."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCrashed(Fact):
-    """A relay process ended without being asked to; another takes its place after the pause."""
+    """A process ended without being asked to; another takes its place after the pause."""
 
     pid: int
     exit_code: int
@@ -65,28 +68,34 @@ class ProcessFailed(Fact):
     level: ClassVar[str] = "error"
 
 
-def child_options(*, until_empty: bool, json: bool) -> list[str]:
+def child_options(*, until_empty: bool, as_json: bool) -> list[str]:
     """Return the options that a child takes over; everything else is a setting, and comes with the environment."""
-    flags = {"--until-empty": until_empty, "--json": json}
+    flags = {"--until-empty": until_empty, "--json": as_json}
     return [flag for flag, wanted in flags.items() if wanted]
 
 
-def child_command(options: list[str]) -> list[str]:
-    """Return how a single relay is started as a child of this process."""
-    return [sys.executable, "-m", "outrider", "relay", "--processes", "1", "--parent", str(os.getpid()), *options]
+def child_command(options: list[str], command: Sequence[str] = ("relay",)) -> list[str]:
+    """Return how a single one is started as a child of this process."""
+    return [sys.executable, "-m", "outrider", *command, "--processes", "1", "--parent", str(os.getpid()), *options]
 
 
-async def supervise(chosen: Config, options: list[str]) -> Tally:
-    """Keep the processes running until they are done or a signal comes; return what they did, or exit as they did."""
+async def supervise(
+    chosen: Config, options: list[str], command: Sequence[str] = ("relay",), *, stop_seconds: float | None = None
+) -> dict[str, int]:
+    """Keep the processes running until they are done or a signal comes; return what they did, or exit as they did.
+
+    Each child tells in its last line what it has done, as counts by name.
+    """
     environment = {**os.environ, **config.variables(chosen)}
-    # Only a relay that stops when it is done may end by itself; another one that does is replaced.
-    crew = Crew(child_command(options), environment, finite="--until-empty" in options)
-    # Twice the lease: a child gives up its own clean stop after one.
-    with on_stop_signals(crew.stop, give_up_seconds=2 * chosen.relay.lease_seconds):
+    # Only one that was told to stop when it is done may end by itself; another one that does is replaced.
+    finite = any(option in FINITE for option in options)
+    crew = Crew(child_command(options, command), environment, finite=finite)
+    # Twice as long as a child, which gives up its own clean stop after a lease if it is a relay.
+    with on_stop_signals(crew.stop, give_up_seconds=2 * (stop_seconds or chosen.relay.lease_seconds)):
         codes = await asyncio.gather(*(crew.keep() for _ in range(chosen.processes)))
     if code := crew.verdict or max(codes):
         raise typer.Exit(code)
-    return crew.tally
+    return dict(crew.counts)
 
 
 class Crew:
@@ -101,7 +110,7 @@ class Crew:
         steady_seconds: float = STEADY_SECONDS,
         observer: Observer | None = None,
     ) -> None:
-        self.tally = Tally()
+        self.counts: Counter[str] = Counter()
         self.verdict = 0
         """The exit code of the child that stopped everything."""
         self._command, self._environment, self._finite = command, environment, finite
@@ -117,7 +126,10 @@ class Crew:
         self._stopping.set()
         for child in self._children:
             if child.returncode is None:
-                child.send_signal(signal.SIGTERM)
+                # Not through the child's own method: that looks whether it has ended, and so takes its exit code from
+                # whoever waits for it.
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
 
     async def keep(self) -> int:
         """Keep one place filled; return its exit code."""
@@ -149,7 +161,7 @@ class Crew:
         del self._children[child]
         code = await child.wait()
         if code == 0:
-            self.tally.add(told)
+            self.counts.update(json.loads(told.splitlines()[-1]))
         return child.pid, code
 
     def _was_steady(self, begun: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 
 from outrider.lifecycle import WAITING
@@ -28,18 +27,6 @@ class Tally:
             self.confirmed += fact.confirmed
         elif isinstance(fact, Buried):
             self.buried += 1
-
-    def add(self, told: bytes) -> None:
-        """Add what a child process counted; it tells so in its last line.
-
-        >>> tally = Tally(confirmed=1)
-        >>> tally.add(b'{"confirmed": 2, "buried": 1}')
-        >>> tally.confirmed
-        3
-        """
-        counts = json.loads(told.splitlines()[-1])
-        self.confirmed += counts["confirmed"]
-        self.buried += counts["buried"]
 
     async def ask(self, desk: Desk) -> None:
         """Count what stays behind: for another attempt, for its time, or behind the head of its stream.

@@ -55,14 +55,14 @@ async def test_an_error_that_a_child_reports_after_one_was_steady_is_no_crash_an
     assert await crew.keep() == 0
     assert [fact.exit_code for fact in watch.of(ProcessFailed)] == [3, 3]
     assert watch.of(ProcessCrashed) == []
-    assert (crew.verdict, crew.tally.confirmed) == (0, 1)
+    assert (crew.verdict, crew.counts["confirmed"]) == (0, 1)
 
 
 async def test_a_child_that_crashes_is_replaced_from_the_start(tmp_path: Path) -> None:
     crew, watch = _crew(1, 2, tmp_path / "tries", steady_seconds=60)
     assert await crew.keep() == 0
     assert [fact.exit_code for fact in watch.of(ProcessCrashed)] == [1, 1]
-    assert crew.tally.confirmed == 1
+    assert crew.counts["confirmed"] == 1
 
 
 TWO = f"""
@@ -93,4 +93,4 @@ async def test_a_child_that_goes_on_running_shows_that_relays_can_work(tmp_path:
     crew = Crew(command, dict(os.environ), finite=True, steady_seconds=1, observer=watch)
     assert max(await asyncio.gather(crew.keep(), crew.keep())) == 0
     assert [fact.exit_code for fact in watch.of(ProcessFailed)] == [3]
-    assert crew.tally.confirmed == 2
+    assert crew.counts["confirmed"] == 2
