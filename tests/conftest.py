@@ -21,7 +21,10 @@ from outrider.stores.postgres import PostgresSchema, PostgresStore
 from outrider.testing import servers
 
 pytest.register_assert_rewrite(
-    "outrider.testing.contract", "outrider.testing.inbox_contract", "outrider.testing.source_contract"
+    "outrider.testing.contract",
+    "outrider.testing.inbox_contract",
+    "outrider.testing.saga_contract",
+    "outrider.testing.source_contract",
 )
 
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"

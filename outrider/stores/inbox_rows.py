@@ -153,8 +153,8 @@ def only_applied(entries: Sequence[Entry]) -> bool:
 
 
 ENDED = (
-    "ended the transaction that it was lent, so that the receipt may be committed without the whole effect; leave "
-    "commit and rollback to the inbox"
+    "ended the transaction that it was lent, so that only a part of what belongs together may be committed; leave "
+    "commit and rollback to outrider"
 )
 
 

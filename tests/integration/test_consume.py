@@ -204,7 +204,7 @@ def test_a_handler_that_ends_its_transaction_stops_the_consumer_as_wrong_usage(s
     out, err = service.run("consume", "handlers:inbox", "--consumer", "stats", "--until-idle", "1", code=2)
     last = err.splitlines()[-1]
     assert "the handler handlers.count ended the transaction" in last
-    assert "leave commit and rollback to the inbox" in last
+    assert "leave commit and rollback to outrider" in last
     assert "consumer broken" in err
     assert out == ""
 

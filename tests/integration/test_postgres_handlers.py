@@ -54,7 +54,7 @@ async def test_a_handler_that_ends_the_transaction_is_told(inbox: PostgresInbox)
     async def commit(event: outrider.Event, tx: Any) -> None:
         await tx.execute("COMMIT")
 
-    with pytest.raises(Misuse, match="leave commit and rollback to the inbox"):
+    with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
         await Inbox(inbox).process(delivery(1), commit, consumer="billing")
 
 

@@ -124,7 +124,7 @@ async def test_a_handler_that_ends_the_transaction_is_told(bench: SqliteBench) -
         with conn:
             conn.execute("INSERT INTO effects (what) VALUES ('early')")
 
-    with pytest.raises(Misuse, match="leave commit and rollback to the inbox"):
+    with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
         await Inbox(bench.store).process(delivery(1), commit, consumer="billing")
 
 
@@ -276,7 +276,7 @@ async def test_an_installation_without_an_inbox_is_told_what_to_run_and_upgrades
         await SqliteSchema(path).migrate()
     with pytest.raises(Misuse, match="outrider db migrate"):
         SqliteInbox(path)
-    assert {step.version for step in await SqliteSchema(path).migrate()} == {2}
+    assert {step.version for step in await SqliteSchema(path).migrate()} == {2, 3}
     inbox = SqliteInbox(path)
     assert await inbox.desk.counts() == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
     await inbox.close()

@@ -18,6 +18,7 @@ from outrider.outcome import CONFIRMED
 from outrider.store import Cause, Desk, Due, DueStream, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
 from outrider.stores.memory.desk import MemoryDesk
 from outrider.stores.memory.examine import examine
+from outrider.stores.memory.saga_tables import SagaTables
 from outrider.stores.memory.settling import Settling
 from outrider.stores.memory.tables import Block, LaneRow, Row, Tables, holds
 from outrider.stores.memory.transaction import MemoryTransaction
@@ -36,6 +37,7 @@ class MemoryStore:
         self.clock = clock or SystemClock()
         self.archive = archive
         self.tables = Tables(lanes={lane: LaneRow() for lane in range(lanes * BANDS)})
+        self.sagas = SagaTables()
         self.locks: dict[Hashable, MemoryTransaction] = {}
         self.desk: Desk = MemoryDesk(self)
         self.upkeep: Upkeep = MemoryUpkeep(self)
@@ -190,7 +192,7 @@ class MemoryStore:
             wake()
 
     def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        return _Listening(self._listeners, wake)
+        return Listening(self._listeners, wake)
 
     async def examine(self) -> list[Finding]:
         return examine()
@@ -217,7 +219,9 @@ class MemoryStore:
         return event
 
 
-class _Listening(AbstractAsyncContextManager[None]):
+class Listening(AbstractAsyncContextManager[None]):
+    """Calls `wake` on hints, while it is open."""
+
     def __init__(self, listeners: list[Callable[[], None]], wake: Callable[[], None]) -> None:
         self._listeners, self._wake = listeners, wake
 

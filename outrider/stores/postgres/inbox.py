@@ -8,77 +8,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-import asyncpg
-
 from outrider.delivery import Arrival, InboxStream
-from outrider.errors import Misuse, OutriderError, Transient
+from outrider.errors import OutriderError
 from outrider.inbox_store import Admitted, Cause, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing, Waiting
 from outrider.stores.inbox_rows import delivery_of, may_go, place_of, standing_of
-from outrider.stores.postgres import inbox_calling, queries
-from outrider.stores.postgres.database import STATEMENT_SECONDS, Database
+from outrider.stores.postgres import calling, queries
+from outrider.stores.postgres.database import Database
 from outrider.stores.postgres.inbox_concluding import conclude
 from outrider.stores.postgres.inbox_desk import PostgresInboxDesk
-from outrider.stores.postgres.inbox_transaction import handling
-from outrider.stores.queries import identifier
+from outrider.stores.postgres.lending import Lending
 
 ANSWER_SECONDS = 5.0
-BATCH_MAX = 1000
 ADOPT_MAX = 100
 
 Received = tuple[set[UUID], dict[InboxStream, Standing]]
 """The events that had no receipt, and where streams stand that were locked on the way."""
 
 
-class PostgresInbox:
+class PostgresInbox(Lending):
     """Receipts in PostgreSQL, beside the data that handlers change.
 
     Open it with `await PostgresInbox.open(url)`, or over a pool of your own with `PostgresInbox.over(pool)`.
     """
 
+    WHAT, LAST_STEP, LOCKED = "inbox", "inbox_dead_letter_age", "receipt or stream"
+
     def __init__(self, database: Database, *, schema: str = "outrider") -> None:
-        self._database = database
-        self.sql = queries.load_inbox(identifier(schema))
+        super().__init__(database, schema=schema)
+        self.sql = queries.load_inbox(schema)
         self.desk: InboxDesk = PostgresInboxDesk(database, schema)
 
-    @classmethod
-    async def open(
-        cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False
-    ) -> PostgresInbox:
-        """Connect to an installed inbox; refuse one that is not, and refuse a replica::
-
-        inbox_store = await PostgresInbox.open("postgresql://localhost/shop")
-        """
-        identifier(schema)
-        database = Database(url, connections_max=connections_max, pooled=pooled, plain=True)
-        await database.open()
-        try:
-            await _check(database, schema)
-        except BaseException:
-            await database.close()
-            raise
-        return cls(database, schema=schema)
-
-    @classmethod
-    def over(cls, pool: asyncpg.Pool, *, schema: str = "outrider") -> PostgresInbox:
-        """Work through a pool of yours, which stays yours to close::
-
-        inbox_store = PostgresInbox.over(await asyncpg.create_pool("postgresql://localhost/shop"))
-        """
-        return cls(Database.over(pool), schema=schema)
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return handling(self._database)
-
     def objection(self, handler: Callable[..., Any]) -> str | None:
-        return inbox_calling.objection(handler)
-
-    async def call(self, handler: Callable[..., Any], argument: Any, tx: Any) -> None:
-        await inbox_calling.call(handler, argument, tx)
+        return calling.objection(handler)
 
     async def answers(self) -> bool:
         try:
@@ -135,22 +100,6 @@ class PostgresInbox:
         dead_letters = await self._in_batches("prune_dead_letters", consumer, dead_letter_days)
         return InboxPruned(await self._in_batches("prune_receipts", consumer, receipt_days), dead_letters)
 
-    async def close(self) -> None:
-        await self._database.close()
-
-    async def run(self, tx: Any, verb: str, *args: Any) -> list[Any]:
-        """Run one of our statements in a handler's transaction."""
-        where = self._database.where
-        with inbox_calling.told(where, tx):
-            try:
-                rows: list[Any] = await tx.fetch(self.sql[verb], *args, timeout=STATEMENT_SECONDS)
-            except TimeoutError as error:
-                raise Transient(
-                    f"{where}: {verb} did not end within {STATEMENT_SECONDS:.0f} s; another transaction may hold the "
-                    "same receipt or stream"
-                ) from error
-            return rows
-
     async def _receive_one(self, tx: Any, consumer: str, arrivals: Sequence[Arrival]) -> Received:
         [arrival] = arrivals
         topic, key, band = place_of(arrival.stream)
@@ -191,23 +140,6 @@ class PostgresInbox:
             return set()
         return {row["event_id"] for row in await self.run(tx, "withdraw_waiting", consumer, event_ids)}
 
-    async def _in_batches(self, verb: str, consumer: str, days: float) -> int:
-        total, count = 0, BATCH_MAX
-        while count == BATCH_MAX:
-            count = await self._database.execute(self.sql[verb], consumer, days, BATCH_MAX)
-            total += count
-        return total
-
 
 def _columns(streams: Sequence[InboxStream]) -> list[list[Any]]:
     return [list(column) for column in zip(*map(place_of, streams), strict=True)]
-
-
-async def _check(database: Database, schema: str) -> None:
-    """Refuse a schema without an inbox: the last step of its migration must be there."""
-    sql = "SELECT to_regclass($1) IS NOT NULL, pg_is_in_recovery()"
-    [[installed, replica]] = await database.fetch(sql, f"{schema}.inbox_dead_letter_age")
-    if not installed:
-        raise Misuse(f"the inbox is not installed in {database.where}, schema {schema}; run: outrider db migrate")
-    if replica:
-        raise Misuse(f"{database.where} is a read replica; point the store at the primary")

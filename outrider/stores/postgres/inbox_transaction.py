@@ -13,8 +13,8 @@ from typing import Any
 
 import asyncpg
 
+from outrider.stores.postgres.calling import told
 from outrider.stores.postgres.database import STATEMENT_SECONDS, Database, translated
-from outrider.stores.postgres.inbox_calling import told
 
 _LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 

@@ -32,6 +32,16 @@ def load_inbox(schema: str, file: str = "inbox") -> dict[str, str]:
     return _load(schema, "inbox_fragments", (file,))
 
 
+@cache
+def load_saga(schema: str, file: str = "saga") -> dict[str, str]:
+    """Return the statements of those who start, run and answer sagas (`saga`), or of people who ask (`saga_desk`).
+
+    >>> "claim" in load_saga("outrider")
+    True
+    """
+    return _load(schema, "saga_fragments", (file,))
+
+
 def _load(schema: str, fragments: str, files: Sequence[str]) -> dict[str, str]:
     known = constants(schema)
     known |= queries.load_fragments(_PACKAGE, f"sql/{fragments}.sql", known)

@@ -31,6 +31,13 @@ _INBOX_EVENT = (
     *("place", "replayed", "received_at"),
 )
 
+# In the order of Instance's fields.
+_SAGA = (
+    *("saga_id", "saga_type", "definition_version", "correlation_id", "state", "status", "current_step", "version"),
+    *("last_error", "retry_count", "needs_attention", "traceparent", "started_at", "updated_at", "ended_at", "wake_at"),
+    *("owner", "epoch"),
+)
+
 _READINESS = (
     "CASE WHEN outbox.state = 'optimistic' AND outbox.held_until > :now THEN 'held' "
     "WHEN outbox.available_at > :now THEN 'early' ELSE 'ready' END"
@@ -55,6 +62,7 @@ _CONSTANTS = {
     "copied_but_position_headers_attempts": _without("id", "headers", "attempts"),
     "inbox_event": ", ".join(_INBOX_EVENT),
     "inbox_event_but_replayed": ", ".join(_INBOX_EVENT[:-2]),
+    "saga": ", ".join(_SAGA),
 }
 
 

@@ -28,7 +28,7 @@ class HandlerRules:
         self, bench: InboxBench, commit: bool, then: str
     ) -> None:
         billing = _ending(bench, commit=commit, then=then)
-        with pytest.raises(UnfitHandler, match=r"_ending.*leave commit and rollback to the inbox"):
+        with pytest.raises(UnfitHandler, match=r"_ending.*leave commit and rollback to outrider"):
             await billing.deliver(delivery(1))
         [fact] = bench.notebook.of(ConsumerBroken)
         assert "_ending" in fact.error
@@ -50,7 +50,7 @@ class HandlerRules:
         ending = _ending(bench, commit=True, then="raises")
         await ending.tend()
         async with asyncio.timeout(10):
-            with pytest.raises(UnfitHandler, match="leave commit and rollback to the inbox"):
+            with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
                 await ending.handling.broken()
 
     @THEN
@@ -58,7 +58,7 @@ class HandlerRules:
         inbox = Inbox(bench.store)
         inbox.consumer("billing", handler_timeout_seconds=0.2)
         handler = _ending(bench, commit=True, then=then).routes.handlers[TOPIC, TYPE].handler
-        with pytest.raises(UnfitHandler, match="leave commit and rollback to the inbox"):
+        with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
             await inbox.process(delivery(1), handler, consumer="billing")
 
 

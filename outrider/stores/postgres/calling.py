@@ -41,13 +41,13 @@ def objection(handler: Callable[..., Any]) -> str | None:
     return NOT_ASYNCHRONOUS
 
 
-async def call(handler: Callable[..., Any], argument: Any, tx: Any) -> None:
-    """Run a handler to its end, and make sure that the transaction is still there."""
+async def call(handler: Callable[..., Any], argument: Any, tx: Any) -> Any:
+    """Run a handler to its end, and make sure that the transaction is still there; return what it returns."""
     try:
         result = handler(argument, tx)
         if not inspect.isawaitable(result):
             raise UnfitHandler(NOT_ASYNCHRONOUS)
-        await result
+        return await result
     except Exception as error:
         if await _lost(tx, error):
             raise TransactionLost(f"the connection was lost under a handler ({error})") from error

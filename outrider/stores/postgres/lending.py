@@ -1,0 +1,100 @@
+"""A store that lends its transactions to other people's code: what inbox and sagas have in common.
+
+Its connections are as the driver makes them, and it can work through the application's own pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar, Self
+
+import asyncpg
+
+from outrider.errors import Misuse, Transient
+from outrider.stores.postgres import calling
+from outrider.stores.postgres.database import STATEMENT_SECONDS, Database
+from outrider.stores.postgres.inbox_transaction import handling
+from outrider.stores.queries import identifier
+
+BATCH_MAX = 1000
+
+
+class Lending:
+    """Transactions of a pool, and the store's own statements in them."""
+
+    WHAT: ClassVar[str]
+    """What it is called when it is not installed."""
+    LAST_STEP: ClassVar[str]
+    """What the last step of its migration made."""
+    LOCKED: ClassVar[str]
+    """What another transaction may hold when a statement does not end."""
+
+    sql: dict[str, str]
+
+    def __init__(self, database: Database, *, schema: str = "outrider") -> None:
+        self._database, self._schema = database, identifier(schema)
+
+    @classmethod
+    async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
+        """Connect to an installed store; refuse one that is not, and refuse a replica::
+
+        inbox_store = await PostgresInbox.open("postgresql://localhost/shop")
+        """
+        identifier(schema)
+        database = Database(url, connections_max=connections_max, pooled=pooled, plain=True)
+        await database.open()
+        try:
+            await cls._check(database, schema)
+        except BaseException:
+            await database.close()
+            raise
+        return cls(database, schema=schema)
+
+    @classmethod
+    def over(cls, pool: asyncpg.Pool, *, schema: str = "outrider") -> Self:
+        """Work through a pool of yours, which stays yours to close::
+
+        inbox_store = PostgresInbox.over(await asyncpg.create_pool("postgresql://localhost/shop"))
+        """
+        return cls(Database.over(pool), schema=schema)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        return handling(self._database)
+
+    async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
+        return await calling.call(function, argument, tx)
+
+    async def run(self, tx: Any, verb: str, *args: Any) -> list[Any]:
+        """Run one of our statements in a transaction that was lent."""
+        where = self._database.where
+        with calling.told(where, tx):
+            try:
+                rows: list[Any] = await tx.fetch(self.sql[verb], *args, timeout=STATEMENT_SECONDS)
+            except TimeoutError as error:
+                raise Transient(
+                    f"{where}: {verb} did not end within {STATEMENT_SECONDS:.0f} s; another transaction may hold the "
+                    f"same {self.LOCKED}"
+                ) from error
+            return rows
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def _in_batches(self, verb: str, *args: Any) -> int:
+        total, count = 0, BATCH_MAX
+        while count == BATCH_MAX:
+            count = await self._database.execute(self.sql[verb], *args, BATCH_MAX)
+            total += count
+        return total
+
+    @classmethod
+    async def _check(cls, database: Database, schema: str) -> None:
+        """Refuse a schema in which the last step of the migration was not taken."""
+        sql = "SELECT to_regclass($1) IS NOT NULL, pg_is_in_recovery()"
+        [[installed, replica]] = await database.fetch(sql, f"{schema}.{cls.LAST_STEP}")
+        if not installed:
+            where = f"{database.where}, schema {schema}"
+            raise Misuse(f"the {cls.WHAT} is not installed in {where}; run: outrider db migrate")
+        if replica:
+            raise Misuse(f"{database.where} is a read replica; point the store at the primary")

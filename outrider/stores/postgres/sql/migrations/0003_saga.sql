@@ -1,0 +1,132 @@
+-- Sagas: instances, their journal, their mailbox, the audit trail, and the barriers of participants.
+--
+-- Most instances have ended, and most mail has been taken. What a worker looks for is in partial indexes that hold the
+-- few others, by definition first: sagas that nobody here can run are not read again and again.
+
+-- name: saga_instance
+-- `wake_at` is when an instance is next of interest to anybody: due, or the end of its owner's claim. Only the owner of
+-- a claim writes the row, which happens often: the room left in each page keeps it in its place.
+CREATE TABLE {schema}.saga_instance (
+    saga_id            uuid PRIMARY KEY,
+    saga_type          text NOT NULL CHECK (saga_type <> ''),
+    definition_version integer NOT NULL,
+    correlation_id     text NOT NULL CHECK (octet_length(correlation_id) <= 1000),
+    state              json NOT NULL,
+    status             text NOT NULL CHECK (
+        status IN ('started', 'running', 'compensating', 'completed', 'compensated', 'failed')),
+    current_step       text,
+    version            bigint NOT NULL DEFAULT 0,
+    last_error         text,
+    retry_count        integer NOT NULL DEFAULT 0,
+    needs_attention    boolean NOT NULL DEFAULT false,
+    traceparent        text,
+    started_at         timestamptz NOT NULL,
+    updated_at         timestamptz NOT NULL,
+    ended_at           timestamptz,
+    wake_at            timestamptz,
+    owner              text,
+    epoch              bigint NOT NULL DEFAULT 0,
+    CONSTRAINT saga_instance_name UNIQUE (saga_type, correlation_id)
+) WITH (fillfactor = 70)
+
+-- name: saga_instance_due
+CREATE INDEX saga_instance_due ON {schema}.saga_instance (saga_type, definition_version, wake_at)
+WHERE wake_at IS NOT NULL
+
+-- name: saga_instance_age
+-- Those that may be pruned.
+CREATE INDEX saga_instance_age ON {schema}.saga_instance (ended_at) WHERE ended_at IS NOT NULL AND NOT needs_attention
+
+-- name: saga_step
+-- The journal: one line for each step and phase.
+CREATE TABLE {schema}.saga_step (
+    saga_id     uuid NOT NULL,
+    step        text NOT NULL,
+    phase       text NOT NULL CHECK (phase IN ('action', 'compensation')),
+    progress    text NOT NULL CHECK (progress IN ('planned', 'intended', 'retrying', 'done', 'refused', 'failed')),
+    place       integer NOT NULL,
+    attempts    integer NOT NULL,
+    due_at      timestamptz,
+    error       text,
+    intended_at timestamptz,
+    ended_at    timestamptz,
+    PRIMARY KEY (saga_id, step, phase)
+) WITH (fillfactor = 80)
+
+-- name: saga_mailbox
+-- What others have to say to a saga. Its definition is copied here, so that mail leads straight to who can read it.
+CREATE TABLE {schema}.saga_mailbox (
+    mail_id            bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    saga_id            uuid NOT NULL,
+    event_id           uuid NOT NULL,
+    kind               text NOT NULL CHECK (kind IN ('reply', 'order')),
+    name               text NOT NULL,
+    key                text,
+    body               json NOT NULL,
+    posted_at          timestamptz NOT NULL,
+    seen               boolean NOT NULL DEFAULT false,
+    saga_type          text NOT NULL,
+    definition_version integer NOT NULL,
+    CONSTRAINT saga_mailbox_event UNIQUE (saga_id, event_id)
+)
+
+-- name: saga_mailbox_unseen
+-- The mail that wakes somebody.
+CREATE INDEX saga_mailbox_unseen ON {schema}.saga_mailbox (saga_type, definition_version, mail_id) WHERE NOT seen
+
+-- name: saga_audit_log
+-- What happened, when, and by whom. It outlives the saga.
+CREATE TABLE {schema}.saga_audit_log (
+    id          bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
+    saga_id     uuid NOT NULL,
+    at          timestamptz NOT NULL,
+    old_status  text,
+    new_status  text NOT NULL,
+    step        text,
+    what        text NOT NULL,
+    actor       text NOT NULL,
+    detail      text NOT NULL,
+    traceparent text,
+    PRIMARY KEY (saga_id, id)
+)
+
+-- name: saga_audit_age
+CREATE INDEX saga_audit_age ON {schema}.saga_audit_log (at)
+
+-- name: saga_audit_refuse
+CREATE FUNCTION {schema}.saga_audit_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the audit trail of sagas is append only; % is refused', TG_OP
+    USING ERRCODE = 'check_violation', HINT = 'Old lines are removed by the upkeep of saga workers.';
+END $$
+
+-- name: saga_audit_unchanged
+CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE ON {schema}.saga_audit_log FOR EACH ROW
+EXECUTE FUNCTION {schema}.saga_audit_refuse()
+
+-- name: saga_audit_kept
+-- Pruning says who it is, for its own transaction only.
+CREATE TRIGGER saga_audit_kept BEFORE DELETE ON {schema}.saga_audit_log FOR EACH ROW
+WHEN (current_setting('outrider.pruning', true) IS DISTINCT FROM 'on')
+EXECUTE FUNCTION {schema}.saga_audit_refuse()
+
+-- name: saga_audit_whole
+CREATE TRIGGER saga_audit_whole BEFORE TRUNCATE ON {schema}.saga_audit_log FOR EACH STATEMENT
+EXECUTE FUNCTION {schema}.saga_audit_refuse()
+
+-- name: saga_barrier
+-- At a participant: which commands have come, and what was answered. A barred action came after its compensation, or
+-- never; a barred compensation found nothing to undo.
+CREATE TABLE {schema}.saga_barrier (
+    participant text NOT NULL,
+    key         text NOT NULL,
+    phase       text NOT NULL CHECK (phase IN ('action', 'compensation')),
+    barred      boolean NOT NULL,
+    reply       json,
+    at          timestamptz NOT NULL,
+    PRIMARY KEY (key, participant, phase)
+)
+
+-- name: saga_barrier_age
+-- Those that may be pruned, by age. This is the last step: a schema that has it has everything.
+CREATE INDEX saga_barrier_age ON {schema}.saga_barrier (at)

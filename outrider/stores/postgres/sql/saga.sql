@@ -1,0 +1,222 @@
+-- What starts, runs and answers sagas.
+
+-- name: start
+-- An instance that is due at once, with the first line of its trail; nothing if there is one of that name.
+-- Indexes: saga_instance_pkey, saga_instance_name.
+WITH {moment}, fresh AS (
+    INSERT INTO {schema}.saga_instance (
+        saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at,
+        wake_at)
+    SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now FROM moment
+    ON CONFLICT DO NOTHING
+    RETURNING saga_id, started_at, traceparent
+)
+INSERT INTO {schema}.saga_audit_log ({audit_columns})
+SELECT saga_id, started_at, NULL, 'started', NULL, 'started', 'application', '', traceparent FROM fresh
+RETURNING saga_id
+
+-- name: post
+-- Mail to sagas that may still read it, sorted, so that two who post the same wait for each other and never in a circle.
+-- LIMIT keeps the planner from reading all instances. Indexes: saga_instance_pkey, saga_mailbox_event.
+INSERT INTO {schema}.saga_mailbox (
+    saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
+SELECT g.saga_id, g.event_id, g.kind, g.name, g.key, g.body::json, {schema}.outbox_clock(), i.saga_type,
+    i.definition_version
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::uuid[])
+    AS g (saga_id, kind, name, key, body, event_id)
+CROSS JOIN LATERAL (
+    SELECT saga_type, definition_version FROM {schema}.saga_instance
+    WHERE saga_id = g.saga_id AND status NOT IN ('completed', 'compensated') LIMIT 1
+) AS i
+ORDER BY g.saga_id, g.event_id
+ON CONFLICT (saga_id, event_id) DO NOTHING
+RETURNING mail_id
+
+-- name: claim
+-- Take what is due, and what has unseen mail and no owner, of the definitions given; what another is writing is left
+-- out. The two kinds come in turn, so neither waits for the end of the other.
+-- Indexes: saga_instance_due, saga_mailbox_unseen, saga_instance_pkey.
+WITH {moment}, definition AS (
+    SELECT * FROM unnest($2::text[], $3::integer[]) AS d (saga_type, definition_version)
+), due AS MATERIALIZED (
+    SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS place
+    FROM definition AS d CROSS JOIN LATERAL (
+        SELECT saga_id, wake_at FROM {schema}.saga_instance
+        WHERE saga_type = d.saga_type AND definition_version = d.definition_version AND wake_at <= {now}
+        ORDER BY wake_at LIMIT $4
+        FOR UPDATE SKIP LOCKED
+    ) AS found
+), mailed AS MATERIALIZED (
+    SELECT found.saga_id, row_number() OVER (ORDER BY found.mail_id) AS place
+    FROM definition AS d CROSS JOIN LATERAL (
+        SELECT i.saga_id, m.mail_id
+        FROM {schema}.saga_mailbox AS m CROSS JOIN LATERAL (
+            SELECT saga_id FROM {schema}.saga_instance
+            WHERE saga_id = m.saga_id AND owner IS NULL AND status NOT IN ('completed', 'compensated')
+            FOR UPDATE SKIP LOCKED
+        ) AS i
+        WHERE m.saga_type = d.saga_type AND m.definition_version = d.definition_version AND NOT m.seen
+        ORDER BY m.mail_id LIMIT $4
+    ) AS found
+), chosen AS (
+    SELECT saga_id FROM (SELECT * FROM due UNION ALL SELECT * FROM mailed) AS found
+    GROUP BY saga_id ORDER BY min(place) LIMIT $4
+)
+UPDATE {schema}.saga_instance AS i
+SET owner = $1, epoch = epoch + 1, wake_at = {now} + $5::float8 * interval '1 second'
+WHERE i.saga_id = ANY (ARRAY(SELECT saga_id FROM chosen))
+RETURNING {instance}, {now} AS now
+
+-- name: renew
+-- Move the end of claims ahead. A row that a turn of its owner has locked cannot be taken from it, and is left alone:
+-- one turn that takes long must not cost the others their claims. Index: saga_instance_pkey.
+WITH {moment}, claim AS (
+    SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS c (saga_id, owner, epoch)
+), held AS MATERIALIZED (
+    SELECT c.saga_id FROM claim AS c CROSS JOIN LATERAL (
+        SELECT FROM {schema}.saga_instance
+        WHERE saga_id = c.saga_id AND owner = c.owner AND epoch = c.epoch LIMIT 1
+    ) AS i
+), free AS MATERIALIZED (
+    SELECT c.saga_id FROM claim AS c CROSS JOIN LATERAL (
+        SELECT FROM {schema}.saga_instance
+        WHERE saga_id = c.saga_id AND owner = c.owner AND epoch = c.epoch
+        FOR UPDATE SKIP LOCKED
+    ) AS i
+), renewed AS (
+    UPDATE {schema}.saga_instance SET wake_at = {now} + $4::float8 * interval '1 second'
+    WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM free))
+)
+SELECT saga_id FROM held
+
+-- name: load
+-- Index: saga_instance_pkey.
+SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS i WHERE i.saga_id = $1
+
+-- name: load_for_update
+-- Index: saga_instance_pkey.
+SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS i WHERE i.saga_id = $1 FOR UPDATE
+
+-- name: journals
+-- A new statement, which sees what the last owner wrote. Index: saga_step_pkey.
+SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
+    SELECT step, phase, progress, place, attempts, due_at, error, intended_at, ended_at FROM {schema}.saga_step
+    WHERE saga_id = g.saga_id
+    ORDER BY phase, place, step
+) AS s
+
+-- name: mail
+-- Index: saga_mailbox_event.
+SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
+    SELECT mail_id, kind, name, key, body::text AS body, event_id, posted_at FROM {schema}.saga_mailbox
+    WHERE saga_id = g.saga_id
+    ORDER BY mail_id
+) AS m
+
+-- name: save
+-- A turn, whole. Without its claim or its version, nothing of it. $1..$4 are the fence.
+-- Indexes: saga_instance_pkey, saga_step_pkey, saga_mailbox_pkey.
+WITH {moment}, held AS (
+    UPDATE {schema}.saga_instance SET
+        state = $5::text::json, status = $6, current_step = $7, version = version + 1, last_error = $8,
+        retry_count = $9, needs_attention = $10, updated_at = {now},
+        ended_at = CASE WHEN $6 IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, {now}) END,
+        owner = CASE WHEN $11::boolean THEN NULL ELSE owner END, wake_at = {now} + $12::float8 * interval '1 second'
+    WHERE saga_id = $1 AND owner = $2 AND epoch = $3 AND version = $4
+    RETURNING saga_id, traceparent
+), journal AS (
+    INSERT INTO {schema}.saga_step (
+        saga_id, step, phase, progress, place, attempts, due_at, error, intended_at, ended_at)
+    SELECT held.saga_id, g.*
+    FROM held, unnest(
+        $13::text[], $14::text[], $15::text[], $16::integer[], $17::integer[], $18::timestamptz[], $19::text[],
+        $20::timestamptz[], $21::timestamptz[]) AS g
+    ON CONFLICT (saga_id, step, phase) DO UPDATE SET
+        progress = excluded.progress, place = excluded.place, attempts = excluded.attempts, due_at = excluded.due_at,
+        error = excluded.error, intended_at = excluded.intended_at, ended_at = excluded.ended_at
+), gone AS (
+    DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.mail_id = ANY ($22::bigint[])
+), marked AS (
+    UPDATE {schema}.saga_mailbox AS m SET seen = true FROM held
+    WHERE m.saga_id = held.saga_id AND m.mail_id = ANY ($23::bigint[]) AND m.seen IS FALSE
+), noted AS (
+    INSERT INTO {schema}.saga_audit_log ({audit_columns})
+    SELECT held.saga_id, {now}, g.old_status, g.new_status, g.step, g.what, g.actor, g.detail, held.traceparent
+    FROM held, unnest($24::text[], $25::text[], $26::text[], $27::text[], $28::text[], $29::text[]) WITH ORDINALITY
+        AS g (old_status, new_status, step, what, actor, detail, ord)
+    ORDER BY g.ord
+)
+SELECT {now} AS now FROM held
+
+-- name: prune_sagas
+-- A bounded step: sagas that ended long ago, with their journals and mail.
+-- Indexes: saga_instance_age, saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
+WITH old AS MATERIALIZED (
+    SELECT saga_id FROM {schema}.saga_instance
+    WHERE NOT needs_attention AND ended_at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+    ORDER BY ended_at LIMIT $2
+    FOR UPDATE SKIP LOCKED
+), journal AS (
+    DELETE FROM {schema}.saga_step WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM old))
+), mail AS (
+    DELETE FROM {schema}.saga_mailbox WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM old))
+)
+DELETE FROM {schema}.saga_instance WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM old))
+
+-- name: prune_notes
+-- A bounded step: old lines of the trail, once their saga is gone. Indexes: saga_audit_age, saga_instance_pkey.
+WITH allowed AS MATERIALIZED (
+    SELECT set_config('outrider.pruning', 'on', true)
+)
+DELETE FROM {schema}.saga_audit_log WHERE ctid = ANY (ARRAY(
+    SELECT old.place FROM allowed CROSS JOIN LATERAL (
+        SELECT n.ctid AS place FROM {schema}.saga_audit_log AS n
+        WHERE n.at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+            AND coalesce((SELECT false FROM {schema}.saga_instance AS i WHERE i.saga_id = n.saga_id LIMIT 1), true)
+        ORDER BY n.at LIMIT $2
+        FOR UPDATE SKIP LOCKED
+    ) AS old))
+
+-- name: prune_barriers
+-- A bounded step. Index: saga_barrier_age.
+DELETE FROM {schema}.saga_barrier WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {schema}.saga_barrier
+    WHERE at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+    ORDER BY at LIMIT $2
+    FOR UPDATE SKIP LOCKED))
+
+-- name: drop_strays
+-- Mail that was posted at the very moment its saga ended: nobody will read it. Indexes: saga_mailbox_unseen,
+-- saga_instance_pkey.
+DELETE FROM {schema}.saga_mailbox AS m
+WHERE NOT m.seen AND coalesce((
+    SELECT i.status IN ('completed', 'compensated') FROM {schema}.saga_instance AS i WHERE i.saga_id = m.saga_id LIMIT 1
+), true)
+
+-- name: enter_action
+-- A command comes for the first time, or it does not. Index: saga_barrier_pkey.
+INSERT INTO {schema}.saga_barrier (participant, key, phase, barred, at)
+VALUES ($1, $2, 'action', false, {schema}.outbox_clock())
+ON CONFLICT (key, participant, phase) DO NOTHING
+RETURNING barred
+
+-- name: enter_compensation
+-- Bar the action first, unless it has come: then it is what there is to undo. Index: saga_barrier_pkey.
+WITH action AS (
+    INSERT INTO {schema}.saga_barrier (participant, key, phase, barred, at)
+    VALUES ($1, $2, 'action', true, {schema}.outbox_clock())
+    ON CONFLICT (key, participant, phase) DO NOTHING
+    RETURNING key
+)
+INSERT INTO {schema}.saga_barrier (participant, key, phase, barred, at)
+SELECT $1, $2, 'compensation', EXISTS (SELECT FROM action), {schema}.outbox_clock()
+ON CONFLICT (key, participant, phase) DO NOTHING
+RETURNING barred
+
+-- name: answered
+-- A new statement, which sees what another has committed meanwhile. Index: saga_barrier_pkey.
+SELECT barred, reply::text AS reply FROM {schema}.saga_barrier WHERE participant = $1 AND key = $2 AND phase = $3
+
+-- name: keep
+-- Index: saga_barrier_pkey.
+UPDATE {schema}.saga_barrier SET reply = $4::text::json WHERE participant = $1 AND key = $2 AND phase = $3

@@ -1,0 +1,180 @@
+"""A store that lends its transactions to other people's code: what inbox and sagas have in common.
+
+One connection and one transaction at a time: whoever is in it has everything locked. A plain function runs on the
+connection's own thread, a coroutine on the event loop, with the same connection; that is safe because nobody else
+touches it until the transaction ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from outrider.clock import Clock, SystemClock
+from outrider.errors import Misuse, OutriderError, Permanent, Transient
+from outrider.inbox_store import TransactionLost, UnfitHandler
+from outrider.stores.inbox_rows import ENDED
+from outrider.stores.sqlite.database import open_existing, translated, translation
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Lending:
+    """Transactions on a connection of its own, and the store's own work in them."""
+
+    WHAT: ClassVar[str]
+    """What it is called in errors, and its thread after it."""
+    INSTALLED: ClassVar[str]
+    """The statement that tells whether the last step of its migration was taken."""
+
+    def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self._path = Path(path)
+        self._connection = open_existing(self._path)
+        self._check(self._connection)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"outrider-{self.WHAT.replace(' ', '-')}")
+        self._turn = asyncio.Lock()
+        self._within: asyncio.Task[Any] | None = None
+
+    def transaction(self) -> AbstractAsyncContextManager[sqlite3.Connection]:
+        return self._transaction("BEGIN IMMEDIATE")
+
+    @asynccontextmanager
+    async def _transaction(self, begin: str) -> AsyncIterator[sqlite3.Connection]:
+        task = asyncio.current_task()
+        if self._within is not None and self._within is task:
+            raise Misuse(
+                f"a handler of this {self.WHAT} cannot open another transaction of it; use the one that it was given"
+            )
+        async with self._turn:
+            self._within = task
+            try:
+                await self._hop(_begin, self._connection, begin)
+                yield self._connection
+                await self._hop(_commit, self._connection)
+            except BaseException:
+                # Also after a hop that was cancelled: its job may have run all the same. This one comes after it.
+                await asyncio.shield(self._hop(_end, self._connection))
+                raise
+            finally:
+                self._within = None
+
+    async def read(self, job: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something in a transaction of its own that only reads, and keeps no writer waiting."""
+        async with self._transaction("BEGIN") as conn:
+            return await self._in(conn, job, *args, **kwargs)
+
+    async def write(self, job: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something in a transaction of its own."""
+        async with self.transaction() as conn:
+            return await self._in(conn, job, *args, **kwargs)
+
+    async def call(self, function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
+        try:
+            result = await self._call(function, argument, tx)
+        except BaseException as error:
+            if not tx.in_transaction:
+                raise _verdict(error) from error
+            raise
+        if not tx.in_transaction:
+            raise UnfitHandler(ENDED)
+        return result
+
+    async def _call(self, function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(argument, tx)
+        result = await asyncio.get_running_loop().run_in_executor(self._thread, _plainly, function, argument, tx)
+        return await result if inspect.isawaitable(result) else result
+
+    async def close(self) -> None:
+        """Close the connection and end the thread. A second call does nothing."""
+        await asyncio.to_thread(self._thread.shutdown)
+        self._connection.close()
+
+    def _now(self) -> float:
+        return self.clock.now().timestamp()
+
+    async def _in(
+        self,
+        conn: sqlite3.Connection,
+        job: Callable[Concatenate[sqlite3.Cursor, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        return await self._hop(lambda: run(conn, lambda cursor: job(cursor, *args, **kwargs)))
+
+    async def _hop(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: job(*args, **kwargs))
+
+    def _check(self, conn: sqlite3.Connection) -> None:
+        """Refuse a database in which the last step of the migration was not taken."""
+        try:
+            with translated():
+                found = conn.execute(self.INSTALLED).fetchone()[0]
+            if not found:
+                raise Misuse(f"the database has no {self.WHAT}, or half of one; run `outrider db migrate`")
+        except BaseException:
+            conn.close()
+            raise
+
+
+def run(conn: sqlite3.Connection, job: Callable[[sqlite3.Cursor], T]) -> T:
+    """Do something with a cursor, whatever the connection's owner has set."""
+    with _told():
+        cursor = conn.cursor()
+        # A handler may have set any row factory. The cursor must end with the job, on this thread.
+        cursor.row_factory = None
+        try:
+            return job(cursor)
+        finally:
+            cursor.close()
+
+
+def _plainly(function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
+    """Run a plain function, on the connection's thread."""
+    try:
+        return function(argument, tx)
+    except StopIteration as error:
+        # No future can carry one, and whoever waits for it would wait for ever.
+        raise RuntimeError("the handler raised StopIteration") from error
+
+
+def _verdict(error: BaseException) -> OutriderError:
+    """Tell what ended a transaction under a handler that failed: SQLite does so by itself if the disk is full, say."""
+    trouble = translation(error) if isinstance(error, sqlite3.Error) else None
+    return TransactionLost(str(trouble)) if isinstance(trouble, Transient) else UnfitHandler(ENDED)
+
+
+def _begin(conn: sqlite3.Connection, begin: str) -> None:
+    """Begin, with the connection as the library makes it, whatever the handler before has set."""
+    with _told():
+        _end(conn)
+        conn.row_factory, conn.text_factory, conn.isolation_level = None, str, None
+        conn.execute(begin)
+
+
+def _commit(conn: sqlite3.Connection) -> None:
+    with _told():
+        conn.execute("COMMIT")
+
+
+def _end(conn: sqlite3.Connection) -> None:
+    if conn.in_transaction:
+        conn.rollback()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn every error of SQLite into one of ours: what is left is what a handler did to the connection or the data."""
+    try:
+        with translated():
+            yield
+    except sqlite3.Error as error:
+        raise Permanent(f"SQLite: {type(error).__name__}: {error}") from error

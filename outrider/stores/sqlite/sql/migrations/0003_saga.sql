@@ -1,0 +1,131 @@
+-- name: saga_instance
+-- A saga. `wake_at` is when it is next of interest to anybody: due, or the end of its owner's claim.
+CREATE TABLE saga_instance (
+    saga_id TEXT PRIMARY KEY,
+    saga_type TEXT NOT NULL CHECK (saga_type <> ''),
+    definition_version INTEGER NOT NULL,
+    correlation_id TEXT NOT NULL CHECK (length(CAST(correlation_id AS BLOB)) <= 1000),
+    state TEXT NOT NULL CHECK (json_valid(state)),
+    status TEXT NOT NULL CHECK (status IN ('started', 'running', 'compensating', 'completed', 'compensated', 'failed')),
+    current_step TEXT,
+    version INTEGER NOT NULL DEFAULT 0,
+    last_error TEXT,
+    retry_count INTEGER NOT NULL DEFAULT 0,
+    needs_attention INTEGER NOT NULL DEFAULT 0,
+    traceparent TEXT,
+    started_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    ended_at REAL,
+    wake_at REAL,
+    owner TEXT,
+    epoch INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (saga_type, correlation_id)
+);
+
+-- name: saga_instance_due
+-- The few that are due some time, by definition.
+CREATE INDEX saga_instance_due ON saga_instance (saga_type, definition_version, wake_at) WHERE wake_at IS NOT NULL;
+
+-- name: saga_instance_age
+-- Those that may be pruned.
+CREATE INDEX saga_instance_age ON saga_instance (ended_at) WHERE ended_at IS NOT NULL AND NOT needs_attention;
+
+-- name: saga_step
+-- The journal: one line for each step and phase.
+CREATE TABLE saga_step (
+    saga_id TEXT NOT NULL,
+    step TEXT NOT NULL,
+    phase TEXT NOT NULL CHECK (phase IN ('action', 'compensation')),
+    progress TEXT NOT NULL CHECK (progress IN ('planned', 'intended', 'retrying', 'done', 'refused', 'failed')),
+    place INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    due_at REAL,
+    error TEXT,
+    intended_at REAL,
+    ended_at REAL,
+    PRIMARY KEY (saga_id, step, phase)
+) WITHOUT ROWID;
+
+-- name: saga_mailbox
+-- What others have to say to a saga. Its definition is copied here, so that mail leads straight to who can read it.
+CREATE TABLE saga_mailbox (
+    mail_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    saga_id TEXT NOT NULL,
+    event_id TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('reply', 'order')),
+    name TEXT NOT NULL,
+    key TEXT,
+    body TEXT NOT NULL CHECK (json_valid(body)),
+    posted_at REAL NOT NULL,
+    seen INTEGER NOT NULL DEFAULT 0,
+    saga_type TEXT NOT NULL,
+    definition_version INTEGER NOT NULL,
+    UNIQUE (saga_id, event_id)
+);
+
+-- name: saga_mailbox_unseen
+-- The mail that wakes somebody.
+CREATE INDEX saga_mailbox_unseen ON saga_mailbox (saga_type, definition_version, mail_id) WHERE NOT seen;
+
+-- name: saga_audit_log
+-- What happened, when, and by whom. It outlives the saga.
+CREATE TABLE saga_audit_log (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    saga_id TEXT NOT NULL,
+    at REAL NOT NULL,
+    old_status TEXT,
+    new_status TEXT NOT NULL,
+    step TEXT,
+    what TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    detail TEXT NOT NULL,
+    traceparent TEXT
+);
+
+-- name: saga_audit_saga
+-- The trail of a saga.
+CREATE INDEX saga_audit_saga ON saga_audit_log (saga_id, id);
+
+-- name: saga_audit_age
+-- Lines by age, for pruning.
+CREATE INDEX saga_audit_age ON saga_audit_log (at);
+
+-- name: saga_audit_unchanged
+-- The trail is append only.
+CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE ON saga_audit_log
+BEGIN
+    SELECT RAISE(ABORT, 'the audit trail of sagas is append only; UPDATE is refused');
+END;
+
+-- name: saga_audit_kept
+-- Pruning leaves a mark for as long as its transaction lasts.
+CREATE TRIGGER saga_audit_kept BEFORE DELETE ON saga_audit_log
+WHEN NOT EXISTS (SELECT 1 FROM outbox_meta WHERE name = 'saga_pruning')
+BEGIN
+    SELECT RAISE(ABORT, 'the audit trail of sagas is append only; DELETE is refused');
+END;
+
+-- name: saga_audit_placed
+-- REPLACE would put a line in the place of another without any of the above.
+CREATE TRIGGER saga_audit_placed BEFORE INSERT ON saga_audit_log
+WHEN EXISTS (SELECT 1 FROM saga_audit_log WHERE id = new.id)
+BEGIN
+    SELECT RAISE(ABORT, 'the audit trail of sagas is append only; REPLACE is refused');
+END;
+
+-- name: saga_barrier
+-- At a participant: which commands have come, and what was answered. A barred action came after its compensation, or
+-- never; a barred compensation found nothing to undo.
+CREATE TABLE saga_barrier (
+    participant TEXT NOT NULL,
+    key TEXT NOT NULL,
+    phase TEXT NOT NULL CHECK (phase IN ('action', 'compensation')),
+    barred INTEGER NOT NULL,
+    reply TEXT CHECK (reply IS NULL OR json_valid(reply)),
+    at REAL NOT NULL,
+    PRIMARY KEY (participant, key, phase)
+) WITHOUT ROWID;
+
+-- name: saga_barrier_age
+-- Those that may be pruned, by age. This is the last step: a database that has it has everything.
+CREATE INDEX saga_barrier_age ON saga_barrier (at);

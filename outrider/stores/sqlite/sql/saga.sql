@@ -1,0 +1,144 @@
+-- name: installed
+-- Tell whether the last step of the sagas' migration was taken.
+SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_barrier_age';
+
+-- name: start
+-- An instance that is due at once, unless there is one of that name; the primary key and the unique index.
+INSERT INTO saga_instance (
+    saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at, wake_at
+)
+VALUES (:saga_id, :saga_type, :definition_version, :correlation_id, :state, 'started', :traceparent, :now, :now, :now)
+ON CONFLICT DO NOTHING;
+
+-- name: post
+-- Mail to a saga that may still read it, once; the primary key of sagas and the unique index of mail.
+INSERT INTO saga_mailbox (saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
+SELECT saga_id, :event_id, :kind, :name, :key, :body, :now, saga_type, definition_version FROM saga_instance
+WHERE saga_id = :saga_id AND status NOT IN ('completed', 'compensated')
+ON CONFLICT (saga_id, event_id) DO NOTHING;
+
+-- name: due
+-- What is due of a definition, longest first; saga_instance_due.
+SELECT wake_at, saga_id FROM saga_instance
+WHERE saga_type = :saga_type AND definition_version = :definition_version AND wake_at <= :now
+ORDER BY wake_at LIMIT :limit;
+
+-- name: mailed
+-- Sagas of a definition that have unseen mail and no owner; saga_mailbox_unseen and the primary key.
+SELECT mail.mail_id, mail.saga_id FROM saga_mailbox AS mail CROSS JOIN saga_instance AS saga USING (saga_id)
+WHERE mail.saga_type = :saga_type AND mail.definition_version = :definition_version AND NOT mail.seen
+    AND saga.owner IS NULL AND saga.status NOT IN ('completed', 'compensated')
+ORDER BY mail.mail_id LIMIT :limit;
+
+-- name: take
+-- Give a saga an owner; the primary key.
+UPDATE saga_instance SET owner = :worker, epoch = epoch + 1, wake_at = :until WHERE saga_id = :saga_id;
+
+-- name: renew
+-- Move the end of a claim ahead; the primary key.
+UPDATE saga_instance SET wake_at = :until WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch;
+
+-- name: load
+-- A saga; the primary key.
+SELECT {saga} FROM saga_instance WHERE saga_id = :saga_id;
+
+-- name: journal
+-- Its journal; the primary key.
+SELECT step, phase, progress, place, attempts, due_at, error, intended_at, ended_at FROM saga_step
+WHERE saga_id = :saga_id ORDER BY phase, place, step;
+
+-- name: mail
+-- Its mail, as it came; the unique index.
+SELECT mail_id, kind, name, key, body, event_id, posted_at FROM saga_mailbox
+WHERE saga_id = :saga_id ORDER BY mail_id;
+
+-- name: save
+-- A turn, if claim and version are still the ones expected; the primary key.
+UPDATE saga_instance SET
+    state = :state, status = :status, current_step = :current_step, version = version + 1, last_error = :last_error,
+    retry_count = :retry_count, needs_attention = :needs_attention, updated_at = :now,
+    ended_at = CASE WHEN :status IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, :now) END,
+    owner = CASE WHEN :release THEN NULL ELSE owner END, wake_at = :now + :due_seconds
+WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch AND version = :version;
+
+-- name: enter_journal
+-- A line of the journal; the primary key.
+INSERT INTO saga_step (
+    saga_id, step, phase, progress, place, attempts, due_at, error, intended_at, ended_at
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (saga_id, step, phase) DO UPDATE SET
+    progress = excluded.progress, place = excluded.place, attempts = excluded.attempts, due_at = excluded.due_at,
+    error = excluded.error, intended_at = excluded.intended_at, ended_at = excluded.ended_at;
+
+-- name: take_mail
+-- Mail that has been read for good; the primary key.
+DELETE FROM saga_mailbox WHERE mail_id = ? AND saga_id = ?;
+
+-- name: mark_mail
+-- Mail that stays, and wakes nobody again; the primary key.
+UPDATE saga_mailbox SET seen = 1 WHERE mail_id = ? AND saga_id = ? AND NOT seen;
+
+-- name: note
+-- A line of the audit trail, with the saga's trace; the primary key.
+INSERT INTO saga_audit_log (saga_id, at, old_status, new_status, step, what, actor, detail, traceparent)
+SELECT saga_id, :now, :old_status, :new_status, :step, :what, :actor, :detail, traceparent FROM saga_instance
+WHERE saga_id = :saga_id;
+
+-- name: old_sagas
+-- A bounded number of those that ended long ago; saga_instance_age.
+SELECT saga_id FROM saga_instance
+WHERE ended_at < :before AND NOT needs_attention ORDER BY ended_at LIMIT :limit;
+
+-- name: remove_journal
+-- The primary key.
+DELETE FROM saga_step WHERE saga_id = ?;
+
+-- name: remove_mail
+-- The unique index.
+DELETE FROM saga_mailbox WHERE saga_id = ?;
+
+-- name: remove_saga
+-- The primary key.
+DELETE FROM saga_instance WHERE saga_id = ?;
+
+-- name: allow_pruning
+-- The mark by which the trail knows pruning; it never outlives the transaction.
+INSERT INTO outbox_meta (name, value) VALUES ('saga_pruning', 1);
+
+-- name: prune_notes
+-- A bounded step: old lines of the trail, once their saga is gone; saga_audit_age and the primary keys.
+DELETE FROM saga_audit_log WHERE id IN (
+    SELECT id FROM saga_audit_log AS note
+    WHERE at < :before AND NOT EXISTS (SELECT 1 FROM saga_instance AS saga WHERE saga.saga_id = note.saga_id)
+    ORDER BY at LIMIT :limit
+);
+
+-- name: forbid_pruning
+-- Take the mark away.
+DELETE FROM outbox_meta WHERE name = 'saga_pruning';
+
+-- name: prune_barriers
+-- A bounded step; saga_barrier_age and the primary key.
+DELETE FROM saga_barrier WHERE (participant, key, phase) IN (
+    SELECT participant, key, phase FROM saga_barrier WHERE at < :before ORDER BY at LIMIT :limit
+);
+
+-- name: drop_strays
+-- Unseen mail of sagas that have ended: nobody will read it. saga_mailbox_unseen and the primary key.
+DELETE FROM saga_mailbox WHERE NOT seen AND coalesce((
+    SELECT status IN ('completed', 'compensated') FROM saga_instance AS saga WHERE saga.saga_id = saga_mailbox.saga_id
+), 1);
+
+-- name: enter_barrier
+-- A command comes for the first time, or it does not; the primary key.
+INSERT INTO saga_barrier (participant, key, phase, barred, at) VALUES (:participant, :key, :phase, :barred, :now)
+ON CONFLICT (participant, key, phase) DO NOTHING;
+
+-- name: answered
+-- What became of it, as numbers and bytes, whatever the connection makes of texts; the primary key.
+SELECT barred, CAST(reply AS BLOB) FROM saga_barrier WHERE participant = :participant AND key = :key AND phase = :phase;
+
+-- name: keep
+-- What was answered; the primary key.
+UPDATE saga_barrier SET reply = :reply WHERE participant = :participant AND key = :key AND phase = :phase;

@@ -1,0 +1,62 @@
+"""The saga contract on the memory store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from outrider.drivers import memory
+from outrider.saga_store import SagaStore
+from outrider.stores.memory import MemorySagas, MemoryStore, MemoryTransaction
+from outrider.testing import ManualClock
+from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
+from outrider.testing.saga_contract.bench import new_saga
+
+
+class MemoryBench(SagaBench):
+    """Several stores over the same tables."""
+
+    driver = memory
+
+    def __init__(self, beside: MemoryStore, clock: ManualClock) -> None:
+        super().__init__(MemorySagas(beside), clock)
+        self._beside = beside
+
+    def other(self) -> SagaStore:
+        return MemorySagas(self._beside)
+
+    @asynccontextmanager
+    async def outside(self) -> AsyncIterator[MemoryTransaction]:
+        tx = self._beside.begin()
+        tx.commit()
+        yield tx
+
+
+@pytest.fixture
+def bench() -> SagaBench:
+    clock = ManualClock()
+    return MemoryBench(MemoryStore(clock=clock), clock)
+
+
+class TestMemorySagas(ConcurrentSagaContract):
+    pass
+
+
+async def test_a_commit_wakes_workers(bench: SagaBench) -> None:
+    woken = []
+    async with bench.store.wakeups(lambda: woken.append(True)):
+        await bench.start(new_saga())
+    assert woken
+
+
+async def test_a_savepoint_that_is_rolled_back_takes_its_writes_along(bench: SagaBench) -> None:
+    async with bench.store.transaction() as tx:
+        with suppress(RuntimeError):
+            async with tx.savepoint():
+                assert await bench.store.start(tx, new_saga())
+                raise RuntimeError
+        assert await bench.store.load(tx, new_saga().saga_id) is None
+        assert await bench.store.start(tx, new_saga())
+    assert len(await bench.claim()) == 1

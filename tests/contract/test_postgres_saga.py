@@ -1,0 +1,59 @@
+"""The saga contract on PostgreSQL, once through a pool of its own and once through the application's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from outrider.drivers import asyncpg as driver
+from outrider.saga_store import SagaStore
+from outrider.stores.postgres import PostgresSagas
+from outrider.testing import ManualClock
+from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
+from tests.contract.test_postgres import OWN_THE_CLOCK
+
+pytestmark = pytest.mark.postgres
+
+
+class PostgresBench(SagaBench):
+    """Two stores on one database."""
+
+    driver = driver
+
+    def __init__(self, store: PostgresSagas, other: PostgresSagas, clock: ManualClock, pool: Any) -> None:
+        super().__init__(store, clock)
+        self._other, self._pool = other, pool
+
+    def other(self) -> SagaStore:
+        return self._other
+
+    def outside(self) -> AbstractAsyncContextManager[Any]:
+        lent: AbstractAsyncContextManager[Any] = self._pool.acquire()
+        return lent
+
+    async def advance(self, *, seconds: float) -> None:
+        await super().advance(seconds=seconds)
+        await self._pool.execute("UPDATE outrider.test_clock SET elapsed = $1", self.clock.boot_seconds())
+
+
+class TestPostgresSagas(ConcurrentSagaContract):
+    @pytest.fixture
+    async def bench(self, postgres_url: str) -> AsyncIterator[SagaBench]:
+        async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
+            await pool.execute(OWN_THE_CLOCK)
+            store, other = await PostgresSagas.open(postgres_url), await PostgresSagas.open(postgres_url)
+            yield PostgresBench(store, other, ManualClock(), pool)
+            await store.close()
+            await other.close()
+
+
+class TestPostgresSagasOverAPool(ConcurrentSagaContract):
+    @pytest.fixture
+    async def bench(self, postgres_url: str) -> AsyncIterator[SagaBench]:
+        async with asyncpg.create_pool(postgres_url, min_size=1, max_size=8) as pool:
+            await pool.execute(OWN_THE_CLOCK)
+            yield PostgresBench(PostgresSagas.over(pool), PostgresSagas.over(pool), ManualClock(), pool)

@@ -1,0 +1,133 @@
+"""The saga contract on SQLite, and what is SQLite's own: wake-ups, threads, the trail's triggers, upgrades."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import app
+from outrider.drivers import sqlite3 as driver
+from outrider.errors import Misuse
+from outrider.saga_store import Phase, SagaStore
+from outrider.stores import migrations
+from outrider.stores.sqlite import SqliteSagas, SqliteSchema
+from outrider.testing import ManualClock
+from outrider.testing.saga_contract import SagaBench, SagaContract
+from outrider.testing.saga_contract.bench import new_saga
+
+
+class SqliteBench(SagaBench):
+    """Two connections to one file."""
+
+    driver = driver
+
+    def __init__(self, store: SqliteSagas, other: SqliteSagas, clock: ManualClock, path: Path) -> None:
+        super().__init__(store, clock)
+        self._other, self._path = other, path
+
+    def other(self) -> SagaStore:
+        return self._other
+
+    @asynccontextmanager
+    async def outside(self) -> AsyncIterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._path)) as conn:
+            yield conn
+
+    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
+        timed = {} if verb == "barrier_keep" else {"clock": self.clock}
+        return getattr(driver, verb)(tx, *args, "", **timed)
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.db"
+    await SqliteSchema(path).migrate()
+    return path
+
+
+@pytest.fixture
+async def bench(path: Path) -> AsyncIterator[SagaBench]:
+    clock = ManualClock(start=datetime.now(UTC))
+    store, other = SqliteSagas(path, clock=clock), SqliteSagas(path, clock=clock)
+    yield SqliteBench(store, other, clock, path)
+    await store.close()
+    await other.close()
+
+
+class TestSqliteSagas(SagaContract):
+    pass
+
+
+async def test_a_commit_of_anybody_wakes_workers(bench: SagaBench, path: Path) -> None:
+    woken = asyncio.Event()
+    async with bench.store.wakeups(woken.set), asyncio.timeout(10):
+        with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+            conn.execute("BEGIN IMMEDIATE")
+            assert driver.start_saga(conn, new_saga())
+            conn.execute("COMMIT")
+        await woken.wait()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE saga_audit_log SET actor = 'nobody'",
+        "DELETE FROM saga_audit_log",
+        "REPLACE INTO saga_audit_log (id, saga_id, at, new_status, what, actor, detail) "
+        "SELECT id, saga_id, at, new_status, what, 'nobody', detail FROM saga_audit_log",
+    ],
+)
+async def test_the_audit_trail_is_append_only(bench: SagaBench, path: Path, change: str) -> None:
+    [saga_id] = await bench.start(new_saga())
+    # Pruning may delete, and leaves nothing behind that would let others.
+    await bench.store.prune(saga_days=1, audit_days=1, barrier_days=1)
+    with closing(sqlite3.connect(path)) as conn, pytest.raises(sqlite3.IntegrityError, match="append only"):
+        conn.execute(change)
+    assert [line["actor"] for line in await bench.store.desk.audit(saga_id)] == ["application"]
+
+
+def test_a_callers_factories_are_neither_relied_on_nor_changed(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.row_factory, conn.text_factory = sqlite3.Row, bytes
+        conn.execute("BEGIN IMMEDIATE")
+        assert driver.start_saga(conn, new_saga())
+        assert driver.barrier_enter(conn, "stock", "k", Phase.ACTION).fresh
+        driver.barrier_keep(conn, "stock", "k", Phase.ACTION, b'"yes"')
+        assert driver.barrier_enter(conn, "stock", "k", Phase.ACTION).reply == b'"yes"'
+        assert (conn.row_factory, conn.text_factory) == (sqlite3.Row, bytes)
+
+
+async def test_a_step_that_is_a_plain_function_runs_beside_the_event_loop(bench: SagaBench) -> None:
+    async with bench.store.transaction() as tx:
+        thread = await bench.store.call(lambda argument, conn: threading.current_thread(), None, tx)
+        assert thread.name.startswith("outrider-saga-store")
+        with pytest.raises(Misuse, match="cannot open another transaction"):
+            async with bench.store.transaction():
+                pass
+    with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
+        async with bench.store.transaction() as tx:
+            await bench.store.call(lambda argument, conn: conn.commit(), None, tx)
+
+
+async def test_an_installation_without_sagas_is_told_what_to_run_and_upgrades(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "old.db"
+    with monkeypatch.context() as patch:
+        every = migrations.steps
+        patch.setattr(migrations, "steps", lambda *args: [step for step in every(*args) if step.version < 3])
+        await SqliteSchema(path).migrate()
+    with pytest.raises(Misuse, match="outrider db migrate"):
+        await app.open_sagas(f"sqlite:///{path}")
+    assert {step.version for step in await SqliteSchema(path).migrate()} == {3}
+    sagas = await app.open_sagas(f"sqlite:///{path}")
+    assert (await sagas.desk.counts())["started"] == 0
+    await sagas.close()

@@ -1,0 +1,211 @@
+"""Sagas on PostgreSQL beyond the contract: real races, the trail's triggers, wake-ups, poolers, upgrades."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import asyncpg
+import pytest
+from typer.testing import CliRunner
+
+import outrider
+from outrider import Event, app, cli
+from outrider.drivers import asyncpg as driver
+from outrider.errors import Misuse
+from outrider.saga_store import ConcurrencyError, Instance, Phase, Status, Turn
+from outrider.stores import migrations
+from outrider.stores.postgres import PostgresSagas, PostgresSchema
+from outrider.testing.saga_contract.bench import claim_of, new_saga, reply
+
+pytestmark = pytest.mark.postgres
+
+ORDER = [("order", 1)]
+
+
+async def _start(sagas: PostgresSagas, count: int) -> list[UUID]:
+    ids = [new_saga(f"A-{number}") for number in range(count)]
+    async with sagas.transaction() as tx:
+        for saga in ids:
+            await sagas.start(tx, saga)
+    return [saga.saga_id for saga in ids]
+
+
+async def test_workers_that_race_never_own_the_same_epoch_and_finish_everything(postgres_url: str) -> None:
+    """Eight workers on connections of their own; each turn posts mail to another saga, so both kinds are claimed."""
+    sagas = await PostgresSagas.open(postgres_url, connections_max=8)
+    ids = await _start(sagas, 60)
+    turns: Counter[tuple[UUID, int]] = Counter()
+
+    async def work(name: str) -> None:
+        idle = 0
+        while idle < 5:
+            records = await sagas.claim(name, ORDER, limit=5, lease_seconds=60)
+            idle = 0 if records else idle + 1
+            for record in records:
+                turns[record.instance.saga_id, record.instance.epoch] += 1
+                ends = record.instance.version == 2
+                turn = Turn(
+                    record.instance if not ends else _ended(record.instance),
+                    taken=[piece.mail_id for piece in record.mail],
+                    release=True,
+                    wake_seconds=None if ends else 0.0,
+                )
+                async with sagas.transaction() as tx:
+                    await sagas.save(tx, claim_of(record), turn, 60)
+                    await sagas.post(tx, [reply(ids[(ids.index(record.instance.saga_id) + 7) % 60])])
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(work(f"worker-{number}") for number in range(8)))
+    assert set(turns.values()) == {1}
+    assert (await sagas.desk.counts())["completed"] == 60
+    await sagas.close()
+
+
+def _ended(instance: Instance) -> Instance:
+    return replace(instance, status=Status.COMPLETED)
+
+
+async def _until_one_waits(conn: Any) -> None:
+    """Wait until the server says that a session waits for a lock; there is no signal for it."""
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    async with asyncio.timeout(30):
+        while not await conn.fetchval(sql):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_save_that_waited_for_a_claim_is_refused(postgres_url: str, conn: Any) -> None:
+    sagas = await PostgresSagas.open(postgres_url)
+    await _start(sagas, 1)
+    [late] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=0)
+    claiming = conn.transaction()
+    await claiming.start()
+    await conn.fetch(sagas.sql["claim"], "bob", ["order"], [1], 1, 60.0)
+
+    async def save() -> None:
+        async with sagas.transaction() as tx:
+            await sagas.save(tx, claim_of(late), Turn(late.instance), 60)
+
+    saving = asyncio.create_task(save())
+    await _until_one_waits(conn)
+    await claiming.commit()
+    with pytest.raises(ConcurrencyError):
+        await saving
+    await sagas.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE outrider.saga_audit_log SET actor = 'nobody'",
+        "DELETE FROM outrider.saga_audit_log",
+        "TRUNCATE outrider.saga_audit_log",
+    ],
+)
+async def test_the_audit_trail_is_append_only(postgres_url: str, conn: Any, change: str) -> None:
+    sagas = await PostgresSagas.open(postgres_url, connections_max=1)
+    [saga_id] = await _start(sagas, 1)
+    await sagas.prune(saga_days=0, audit_days=0, barrier_days=0)
+    with pytest.raises(asyncpg.CheckViolationError, match="append only"):
+        await conn.execute(change)
+    async with sagas.transaction() as tx:
+        # Pruning has left nothing behind in the session that would let others delete.
+        with pytest.raises(asyncpg.CheckViolationError, match="append only"):
+            async with tx.transaction():
+                await tx.execute(change)
+    assert [line["actor"] for line in await sagas.desk.audit(saga_id)] == ["application"]
+    await sagas.close()
+
+
+async def test_a_hint_wakes_workers_of_other_processes(postgres_url: str) -> None:
+    here, there = await PostgresSagas.open(postgres_url), await PostgresSagas.open(postgres_url)
+    woken = asyncio.Event()
+    async with there.wakeups(woken.set), asyncio.timeout(30):
+        while not woken.is_set():
+            await here.hint()
+            await asyncio.sleep(0.01)
+    await here.close()
+    await there.close()
+
+
+async def test_a_pool_with_codecs_of_its_own_makes_no_difference(postgres_url: str) -> None:
+    async def init(conn: Any) -> None:
+        for kind in ("json", "jsonb"):
+            await conn.set_type_codec(kind, schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+
+    async with asyncpg.create_pool(postgres_url, min_size=1, max_size=2, init=init) as pool:
+        sagas = PostgresSagas.over(pool)
+        async with pool.acquire() as conn, conn.transaction():
+            assert await driver.start_saga(conn, new_saga(), "outrider")
+            await driver.post_mail(conn, [reply(new_saga().saga_id)], "outrider")
+            assert (await driver.barrier_enter(conn, "stock", "k", Phase.ACTION, "outrider")).fresh
+            await driver.barrier_keep(conn, "stock", "k", Phase.ACTION, b'"yes"', "outrider")
+            assert (await driver.barrier_enter(conn, "stock", "k", Phase.ACTION, "outrider")).reply == b'"yes"'
+        [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
+        assert (record.instance.state, record.mail[0].body) == (new_saga().state, b'{"ok": true}')
+
+
+@pytest.mark.pgbouncer
+async def test_sagas_work_through_a_pooler(postgres_url: str, pgbouncer_url: str) -> None:
+    through = urlsplit(pgbouncer_url)._replace(path=urlsplit(postgres_url).path).geturl()
+    sagas = await app.open_sagas(f"{through}?pooled=true")
+    async with sagas.transaction() as tx:
+        assert await sagas.start(tx, new_saga())
+    [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
+    assert await sagas.renew([claim_of(record)], 15) == {record.instance.saga_id}
+    async with sagas.transaction() as tx:
+        await sagas.save(tx, claim_of(record), Turn(_ended(record.instance), release=True), 15)
+    assert await sagas.prune(saga_days=0, audit_days=0, barrier_days=0) == (1, 1, 0)
+    await sagas.close()
+
+
+async def test_a_step_that_ends_the_transaction_is_told(postgres_url: str) -> None:
+    sagas = await PostgresSagas.open(postgres_url)
+
+    async def commit(_: object, tx: Any) -> None:
+        await tx.execute("COMMIT")
+
+    with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
+        async with sagas.transaction() as tx:
+            await sagas.call(commit, None, tx)
+    await sagas.close()
+
+
+async def test_a_driver_says_what_to_run_where_nothing_is_installed(empty_database: str) -> None:
+    conn = await asyncpg.connect(empty_database)
+    async with conn.transaction():
+        with pytest.raises(Misuse, match="outrider db migrate"):
+            async with conn.transaction():
+                await driver.start_saga(conn, new_saga(), "outrider")
+    with pytest.raises(Misuse, match="a pool is not a connection"):
+        await driver.start_saga(object(), new_saga(), "outrider")
+    await conn.close()
+
+
+async def test_an_installation_without_sagas_is_told_what_to_run_and_upgrades(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        every = migrations.steps
+        patch.setattr(migrations, "steps", lambda *args: [step for step in every(*args) if step.version < 3])
+        await PostgresSchema(empty_database).migrate()
+    conn = await asyncpg.connect(empty_database)
+    async with conn.transaction():
+        await outrider.stage(conn, Event("order.placed", {"id": 1}))
+    with pytest.raises(Misuse, match="outrider db migrate"):
+        await app.open_sagas(empty_database)
+    migrate = await asyncio.to_thread(CliRunner().invoke, cli.app, ["db", "migrate", "--store", empty_database])
+    assert migrate.exit_code == 0, migrate.output
+    assert "0003_saga" in migrate.output
+    sagas = await app.open_sagas(empty_database)
+    async with conn.transaction():
+        assert await driver.start_saga(conn, new_saga(), "outrider")
+    assert (await sagas.desk.counts())["started"] == 1
+    assert await conn.fetchval("SELECT count(*) FROM outrider.outbox") == 1
+    await sagas.close()
+    await conn.close()

@@ -1,0 +1,219 @@
+"""The saga stores in memory, SQLite and PostgreSQL do the same, step by step, whatever is started, posted and saved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from outrider.saga_store import (
+    Claim,
+    ConcurrencyError,
+    Entry,
+    Instance,
+    MailKind,
+    NewMail,
+    Note,
+    Phase,
+    Progress,
+    Record,
+    SagaCriteria,
+    Status,
+    Turn,
+)
+from outrider.stores.memory import MemoryStore
+from outrider.stores.postgres import PostgresSagas
+from outrider.stores.sqlite import SqliteSagas, SqliteSchema
+from outrider.testing import ManualClock
+from outrider.testing.saga_contract import SagaBench
+from outrider.testing.saga_contract.bench import claim_of, new_saga
+from tests.contract.test_memory_saga import MemoryBench
+from tests.contract.test_postgres import OWN_THE_CLOCK
+from tests.contract.test_postgres_saga import PostgresBench
+from tests.contract.test_sqlite_saga import SqliteBench
+
+STEPS = 120
+NAMES = [f"A-{number}" for number in range(6)]
+DEFINITIONS = [("order", 1), ("order", 2), ("refund", 1)]
+
+
+class Pair:
+    """Two stores that are told the same things; every answer is compared."""
+
+    def __init__(self, known: SagaBench, other: SagaBench, dice: random.Random) -> None:
+        self.benches = (known, other)
+        self.dice = dice
+        self.events = [UUID(int=dice.getrandbits(128), version=4) for _ in range(12)]
+        self.claims: list[tuple[Record, Record]] = []
+        """What both have claimed at some time, and may have lost since."""
+
+    async def start(self) -> None:
+        saga_type, version = self.dice.choice(DEFINITIONS)
+        saga, stays = new_saga(self.dice.choice(NAMES), saga_type, version), self.dice.random() < 0.8
+        answers = []
+        for bench in self.benches:
+            async with bench.store.transaction() if stays else bench.rolled_back() as tx:
+                answers.append(await bench.store.start(tx, saga))
+        assert answers[0] == answers[1]
+
+    async def post(self) -> None:
+        dice = self.dice
+        ids = [new_saga(dice.choice(NAMES), dice.choice(["order", "refund"])).saga_id for _ in range(3)]
+        mail = [NewMail(i, dice.choice(list(MailKind)), "said", None, b"{}", dice.choice(self.events)) for i in ids]
+        answers = [await bench.post(*mail) for bench in self.benches]
+        assert answers[0] == answers[1]
+
+    async def claim(self) -> None:
+        worker, wanted = self.dice.choice(["ann", "bob"]), self.dice.sample(DEFINITIONS, self.dice.randrange(4))
+        claimed = [
+            sorted(await bench.claim(worker, wanted, limit=100), key=lambda record: record.instance.saga_id)
+            for bench in self.benches
+        ]
+        assert [_plain(record) for record in claimed[0]] == [_plain(record) for record in claimed[1]]
+        self.claims += zip(*claimed, strict=True)
+
+    async def renew(self) -> None:
+        chosen = self.dice.sample(self.claims, min(3, len(self.claims)))
+        answers = [
+            await bench.store.renew([claim_of(pair[place]) for pair in chosen], 20)
+            for place, bench in enumerate(self.benches)
+        ]
+        assert answers[0] == answers[1]
+
+    async def save(self) -> None:
+        if not self.claims:
+            return
+        dice, pair = self.dice, self.dice.choice(self.claims[-6:])
+        status, entry = dice.choice(list(Status)), self._entry()
+        fields: dict[str, Any] = {
+            "status": status,
+            "needs_attention": dice.random() < 0.2,
+            "retry_count": dice.randrange(5),
+        }
+        note = Note(pair[0].instance.status, status, entry.step, "saved", "ann")
+        release, wake = dice.random() < 0.7, dice.choice([None, 0.0, 30.0])
+        taken, seen = ([n for n in range(2) if dice.random() < 0.4] for _ in range(2))
+        # Sometimes decided on what is stored, sometimes on what was claimed.
+        newest = dice.random() < 0.8
+        answers: list[bool] = []
+        for place, bench in enumerate(self.benches):
+            now = await bench.store.desk.show(pair[place].instance.saga_id)
+            record = now if now and newest else pair[place]
+            numbers = [piece.mail_id for piece in record.mail]
+            turn = Turn(
+                replace(record.instance, **fields),
+                [entry],
+                [numbers[n] for n in taken if n < len(numbers)],
+                [numbers[n] for n in seen if n < len(numbers)],
+                [note],
+                release,
+                wake,
+            )
+            answers.append(await _saved(bench, claim_of(pair[place]), turn))
+        assert answers[0] == answers[1]
+
+    def _entry(self) -> Entry:
+        dice = self.dice
+        return Entry(dice.choice("xyz"), dice.choice(list(Phase)), dice.choice(list(Progress)), dice.randrange(9))
+
+    async def barrier(self) -> None:
+        key, phase, stays = self.dice.choice("kl"), self.dice.choice(list(Phase)), self.dice.random() < 0.7
+        answers = []
+        for bench in self.benches:
+            async with bench.store.transaction() if stays else bench.rolled_back() as tx:
+                answers.append(await bench.drive("barrier_enter", tx, "stock", key, phase))
+                await bench.drive("barrier_keep", tx, "stock", key, phase, b'"kept"')
+        assert answers[0] == answers[1]
+
+    async def pass_time(self) -> None:
+        seconds = self.dice.choice([1, 10, 40, 5 * 86_400])
+        for bench in self.benches:
+            await bench.advance(seconds=seconds)
+
+    async def prune(self) -> None:
+        days = {name: self.dice.choice([1, 8, 30]) for name in ("saga_days", "audit_days", "barrier_days")}
+        answers = [await bench.store.prune(**days) for bench in self.benches]
+        assert answers[0] == answers[1]
+
+    async def compare(self) -> None:
+        states = [await self._state(bench) for bench in self.benches]
+        assert states[1] == states[0]
+
+    async def _state(self, bench: SagaBench) -> Any:
+        desk = bench.store.desk
+        sagas = await desk.find(SagaCriteria(limit=1000))
+        stuck = [saga.saga_id for saga in await desk.find(SagaCriteria(limit=1000, stuck_seconds=5))]
+        shown = [_plain(await bench.shown(saga.saga_id)) for saga in sagas]
+        ids = [new_saga(name, kind).saga_id for name in NAMES for kind in ("order", "refund")]
+        trails = [[_untimed(line) for line in await desk.audit(saga_id)] for saga_id in ids]
+        return await desk.counts(), stuck, shown, trails
+
+
+async def _saved(bench: SagaBench, claim: Claim, turn: Turn) -> bool:
+    try:
+        async with bench.store.transaction() as tx:
+            await bench.store.save(tx, claim, turn, 15)
+    except ConcurrencyError:
+        return False
+    return True
+
+
+def _plain(record: Record) -> Any:
+    """All of a saga that stores must agree on; times only in relation to now, and no numbers of mail."""
+    untimed: dict[str, Any] = dict.fromkeys(("started_at", "updated_at", "ended_at", "wake_at"))
+    instance = replace(record.instance, **untimed)
+    return instance, _times(record.instance, record), record.journal, [piece[1:6] for piece in record.mail]
+
+
+def _times(instance: Instance, record: Record) -> list[float | None]:
+    times = instance.started_at, instance.updated_at, instance.ended_at, instance.wake_at
+    return [None if time is None else round((time - record.now).total_seconds(), 3) for time in times]
+
+
+def _untimed(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "at"}
+
+
+async def _compare(bench: SagaBench, seed: int) -> None:
+    dice, clock = random.Random(seed), ManualClock()
+    pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, dice)
+    often = [pair.start, pair.post, pair.claim, pair.claim, pair.save, pair.save, pair.save, pair.save]
+    verbs = [*often, pair.renew, pair.barrier, pair.pass_time, pair.prune]
+    for _ in range(STEPS):
+        await dice.choice(verbs)()
+        await pair.compare()
+
+
+@pytest.fixture
+async def sqlite_bench(tmp_path: Path) -> AsyncIterator[SagaBench]:
+    path = tmp_path / "shop.db"
+    await SqliteSchema(path).migrate()
+    clock = ManualClock()
+    store = SqliteSagas(path, clock=clock)
+    yield SqliteBench(store, store, clock, path)
+    await store.close()
+
+
+@pytest.fixture
+async def postgres_bench(postgres_url: str) -> AsyncIterator[SagaBench]:
+    async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
+        await pool.execute(OWN_THE_CLOCK)
+        sagas = PostgresSagas.over(pool)
+        yield PostgresBench(sagas, sagas, ManualClock(), pool)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_sqlite_gives_the_same_answers_as_memory(sqlite_bench: SagaBench, seed: int) -> None:
+    await _compare(sqlite_bench, seed)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("seed", range(6))
+async def test_postgresql_gives_the_same_answers_as_memory(postgres_bench: SagaBench, seed: int) -> None:
+    await _compare(postgres_bench, seed)
