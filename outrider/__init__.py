@@ -12,6 +12,7 @@ from outrider.inbox.inbox import Inbox
 from outrider.inbox.settings import ConsumerSettings
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
+from outrider.saga.definition import Saga
 
 __all__ = [
     "ConsumerSettings",
@@ -28,6 +29,7 @@ __all__ = [
     "Relay",
     "RelaySettings",
     "RetryPolicy",
+    "Saga",
     "Transient",
     "stage",
     "stage_sync",

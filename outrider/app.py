@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -14,10 +15,16 @@ from outrider.clock import Clock
 from outrider.config import nearest, redacted
 from outrider.errors import BadSetting, Misuse
 from outrider.event import Event
+from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
 from outrider.inbox_store import InboxStore
 from outrider.observer import Observer
 from outrider.outbox.stage import StagingRules, drafts
+from outrider.outcome import Policy
+from outrider.saga.clerk import employ
+from outrider.saga.intake import Intake
+from outrider.saga.sagas import Sagas
+from outrider.saga_store import Entered, NewMail, NewSaga, Phase, SagaStore
 from outrider.source import Source
 from outrider.store import Drafts, Hold, Placed, Store
 from outrider.stores.queries import identifier
@@ -55,21 +62,43 @@ class Outbox:
             raise Misuse(f"a {_kind(conn)} is asynchronous; use: await outrider.stage(conn, ...)")
         if driver is None:
             raise _unknown(conn)
-        driver(conn, checked, None, self.schema)
+        driver.stage(conn, checked, None, self.schema)
         return list(checked.ids)
 
     async def place(self, conn: Any, checked: Drafts, hold: Hold | None) -> list[Placed]:
         """Insert drafts through whatever driver the connection belongs to."""
-        if driver := _driver(conn, _ASYNC_DRIVERS):
-            placing: Awaitable[list[Placed]] = driver(conn, checked, hold, self.schema)
-            return await placing
-        if driver := _driver(conn, _SYNC_DRIVERS):
-            placed: list[Placed] = driver(conn, checked, hold, self.schema)
-            return placed
-        raise _unknown(conn)
+        placed: list[Placed] = await self._through(conn, "stage", checked, hold)
+        return placed
+
+    async def start_saga(self, conn: Any, saga: NewSaga) -> bool:
+        """Start a saga in the caller's open transaction. See `Saga.start`, which is what you want."""
+        return bool(await self._through(conn, "start_saga", saga))
+
+    async def post_mail(self, conn: Any, mail: Sequence[NewMail]) -> int:
+        """Post mail to sagas in the caller's open transaction; return how many were new."""
+        posted: int = await self._through(conn, "post_mail", mail)
+        return posted
+
+    async def barrier_enter(self, conn: Any, participant: str, key: str, phase: Phase) -> Entered:
+        """Let a command through a participant's barrier. See `Barrier`, which is what you want."""
+        entered: Entered = await self._through(conn, "barrier_enter", participant, key, phase)
+        return entered
+
+    async def barrier_keep(self, conn: Any, participant: str, key: str, phase: Phase, reply: bytes) -> None:
+        """Keep what a participant has answered. See `Barrier`, which is what you want."""
+        await self._through(conn, "barrier_keep", participant, key, phase, reply)
+
+    async def _through(self, conn: Any, verb: str, *args: Any) -> Any:
+        """Do something through whatever driver the connection belongs to."""
+        driver = _driver(conn, _ASYNC_DRIVERS) or _driver(conn, _SYNC_DRIVERS)
+        if driver is None:
+            raise _unknown(conn)
+        done = getattr(driver, verb)(conn, *args, self.schema)
+        return await done if inspect.isawaitable(done) else done
 
 
 _default = Outbox()
+employ(_default)
 
 
 async def stage(conn: Any, *events: Event) -> list[UUID]:
@@ -97,12 +126,11 @@ def stage_sync(conn: Any, *events: Event) -> list[UUID]:
     return _default.stage_sync(conn, *events)
 
 
-def _driver(conn: Any, drivers: dict[str, str]) -> Callable[..., Any] | None:
+def _driver(conn: Any, drivers: dict[str, str]) -> ModuleType | None:
     for kind in type(conn).__mro__:
         for package, module in drivers.items():
             if kind.__module__ == package or kind.__module__.startswith(package + "."):
-                found: Callable[..., Any] = import_module(module).stage
-                return found
+                return import_module(module)
     return None
 
 
@@ -188,6 +216,35 @@ async def open_inbox(url: str, *, schema: str = "outrider") -> InboxStore:
     return opened
 
 
+async def open_sagas(url: str, *, schema: str = "outrider") -> SagaStore:
+    """Open the sagas beside the outbox in a store: the same URLs as `open_store`."""
+    opened: SagaStore = await _adapter(url, "store", _SAGAS)(url, schema)
+    return opened
+
+
+def saga_inbox(sagas: Sagas, *, outbox: Outbox | None = None, observer: Observer | None = None) -> Inbox:
+    """Return the inbox through which sagas get their replies: a consumer for each type, called `saga.` and the type.
+
+    >>> from dataclasses import dataclass
+    >>> from outrider.saga import Saga
+    >>> @dataclass
+    ... class Order:
+    ...     order_id: str
+    >>> order = Saga("order", Order)
+    >>> _ = order.wait("parcel.collected")
+    >>> saga_inbox(Sagas(order)).consumers["saga.order"].topics
+    ['events.parcel.collected']
+    """
+    inbox, intake = Inbox(), Intake(sagas, outbox or _default, observer)
+    for saga_type in intake.saga_types:
+        consumer = f"saga.{saga_type}"
+        # Replies wait for each other in no order: a step takes its own from the mailbox.
+        inbox.consumer(consumer, dead_letter_policy=Policy.SKIP)
+        for topic, event_type in intake.replies(saga_type):
+            inbox.handler(event_type, consumer=consumer, topic=topic)(intake.handler(saga_type))
+    return inbox
+
+
 def open_source(url: str, routes: Routes) -> Source:
     """Make the source of a consumer's deliveries, from the broker a URL names. It connects when it is started."""
     opened: Source = _adapter(url, "broker to consume from", _SOURCES)(url, routes)
@@ -239,6 +296,15 @@ async def _postgres_inbox(url: str, schema: str) -> Any:
     return await _module("outrider.stores.postgres", "postgres").PostgresInbox.open(place, schema=schema, pooled=pooled)
 
 
+async def _sqlite_sagas(url: str, schema: str) -> Any:
+    return _module("outrider.stores.sqlite").SqliteSagas(_path(url))
+
+
+async def _postgres_sagas(url: str, schema: str) -> Any:
+    place, pooled = _pooled(url)
+    return await _module("outrider.stores.postgres", "postgres").PostgresSagas.open(place, schema=schema, pooled=pooled)
+
+
 def _embedded_source(url: str, routes: Routes) -> Any:
     return _module("outrider.brokers.embedded").EmbeddedSource(_path(url), routes.consumer, routes.topics)
 
@@ -273,6 +339,7 @@ def _rabbitmq_broker(url: str) -> Any:
 _STORES = {"sqlite": _sqlite_store, "postgresql": _postgres_store, "postgres": _postgres_store}
 _SCHEMAS = {"sqlite": _sqlite_schema, "postgresql": _postgres_schema, "postgres": _postgres_schema}
 _INBOXES = {"sqlite": _sqlite_inbox, "postgresql": _postgres_inbox, "postgres": _postgres_inbox}
+_SAGAS = {"sqlite": _sqlite_sagas, "postgresql": _postgres_sagas, "postgres": _postgres_sagas}
 _SOURCES = {
     "embedded": _embedded_source,
     "kafka": _kafka_source,

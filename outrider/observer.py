@@ -328,6 +328,121 @@ class InboxUpkeepDone(Fact):
     dead_letters: int
 
 
+@dataclass(frozen=True, slots=True)
+class SagaWorkerStarted(Fact):
+    """A saga worker has begun to claim."""
+
+    worker: str
+    definitions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SagaWorkerStopped(Fact):
+    """A saga worker has stopped, and given back what it had claimed."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class SagaWorkerTroubled(Fact):
+    """The store does not answer; the worker keeps trying, and charges nothing. Told once, until it answers again."""
+
+    worker: str
+    error: str
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaWorkerRecovered(Fact):
+    """The store answers again."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class SagaMoved(Fact):
+    """A turn of a saga was saved: where it stands now."""
+
+    saga_id: UUID
+    saga_type: str
+    status: str
+    step: str | None
+    retries: int
+
+    level: ClassVar[str] = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaStepFailed(Fact):
+    """An attempt at a step, or at undoing it, did not succeed. `progress` says what follows: retrying or final."""
+
+    saga_id: UUID
+    saga_type: str
+    step: str
+    phase: str
+    progress: str
+    attempt: int
+    error: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaNeedsAttention(Fact):
+    """A saga cannot go on without a person. This is the alert hook."""
+
+    saga_id: UUID
+    saga_type: str
+    correlation_id: str
+    error: str
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaEnded(Fact):
+    """A saga is completed, compensated or failed."""
+
+    saga_id: UUID
+    saga_type: str
+    correlation_id: str
+    status: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SagaDropped(Fact):
+    """A worker let go of a saga in the middle of it; it will be claimed again, and what was under way repeated."""
+
+    worker: str
+    saga_id: UUID
+    error: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class MailUnknown(Fact):
+    """An event came for a saga that is not there, has ended, or has it already; it was dropped."""
+
+    saga_type: str
+    saga_id: UUID | None
+    event_id: UUID | None
+    event_type: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaUpkeepDone(Fact):
+    """Old sagas, lines of the audit trail and barriers were removed."""
+
+    sagas: int
+    notes: int
+    barriers: int
+
+
 class Observer(Protocol):
     """Anything that listens."""
 

@@ -23,6 +23,7 @@ NAMES = [
     "Relay",
     "RelaySettings",
     "RetryPolicy",
+    "Saga",
     "Transient",
     "stage",
     "stage_sync",

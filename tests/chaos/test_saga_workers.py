@@ -1,0 +1,111 @@
+"""Workers are lost at any moment, and a bank is moody: in the end every order is whole, or undone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import app
+from outrider.observer import SagaMoved
+from outrider.saga_store import SagaCriteria
+from tests.acceptance.saga_town import Bank, Town, stock_inbox, town
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
+
+ORDERS = 24
+DECLINED = {f"A-{number:02}" for number in range(0, ORDERS, 6)}
+SOLD_OUT = {f"A-{number:02}" for number in range(1, ORDERS, 6)}
+GOING_ON = ("started", "running", "compensating")
+UNLUCKY = "A-02"
+"""The answer to the first call for this one is lost in any case."""
+LOSSES = 8
+MOVES_MAX = 25
+LOSS_SECONDS_MAX = 1.0
+POLL_SECONDS = 0.05
+
+
+class MoodyBank(Bank):
+    """A bank that breaks before or after it has charged, or says nothing at all."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.chance, self.declines = chance, DECLINED
+
+    async def charge(self, order_id: str, amount: int, key: str) -> str:
+        """Charge once for a key, and let the caller know of it more or less often."""
+        mood = self.chance.random()
+        await asyncio.sleep(mood / 50)
+        if mood < 0.1:
+            raise ConnectionError("closed")
+        paid = await super().charge(order_id, amount, key)
+        if mood < 0.2 or (order_id == UNLUCKY and self.calls[key] == 1):
+            raise ConnectionError("the answer was lost")
+        if mood < 0.3:
+            await asyncio.Event().wait()
+        return paid
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/shop.db"
+        asyncio.run(_migrate(url))
+        return url
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+async def _migrate(url: str) -> None:
+    await app.open_schema(url).migrate()
+
+
+async def test_workers_that_are_lost_leave_every_order_whole_or_undone(store_url: str, tmp_path: Path) -> None:
+    chance = random.Random(7)
+    bank = MoodyBank(chance)
+    async with town(store_url, f"embedded:///{tmp_path}/log.db", bank, charge_seconds=0.3) as place:
+        async with place.consuming(stock_inbox(sold_out=SOLD_OUT)):
+            ids = [await place.start(f"A-{number:02}") for number in range(ORDERS)]
+            for _ in range(LOSSES):
+                async with place.working(), place.working(lost=True):
+                    await _some_moves(place, chance)
+            async with place.working(), place.working():
+                await _all_ended(place)
+        await _whole_or_undone(place, [str(saga_id) for saga_id in ids])
+
+
+async def _some_moves(place: Town, chance: random.Random) -> None:
+    """Let workers do something; less, when there is not so much left to do."""
+    moves = len(place.bell.of(SagaMoved)) + chance.randrange(1, MOVES_MAX)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOSS_SECONDS_MAX):
+            await place.bell.heard(SagaMoved, moves)
+
+
+async def _all_ended(place: Town) -> None:
+    """Wait until no saga goes on. The store is asked, since nobody tells what a lost worker has saved at last."""
+    async with asyncio.timeout(60):
+        while any([await _found(place, status) for status in GOING_ON]):  # noqa: ASYNC110 - no signal, see above
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _found(place: Town, status: str) -> list[Any]:
+    return await place.sagas_store.desk.find(SagaCriteria(status=status, limit=ORDERS))
+
+
+async def _whole_or_undone(place: Town, ids: list[str]) -> None:
+    undone = DECLINED | SOLD_OUT
+    completed = {instance.correlation_id for instance in await _found(place, "completed")}
+    assert {instance.correlation_id for instance in await _found(place, "compensated")} == undone
+    assert len(completed) == ORDERS - len(undone)
+    assert {name for (name,) in await place.rows("SELECT id FROM orders")} == completed
+    moves = sorted(await place.rows("SELECT id, what FROM moves"))
+    back = [(name, what) for name in DECLINED for what in ("put back", "taken")]
+    assert moves == sorted([*((name, "taken") for name in completed), *back])
+    keys = {f"{saga_id}:charge" for number, saga_id in enumerate(ids) if f"A-{number:02}" in completed}
+    assert place.bank.charges.keys() == keys
+    assert max(place.bank.calls.values()) > 1

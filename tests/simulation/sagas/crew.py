@@ -1,0 +1,196 @@
+"""A worker: it claims the saga, saves a turn, and makes the moves; it may be lost between any two of these."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outrider.saga.handover import hand_over
+from outrider.saga.journal import OPEN
+from outrider.saga.plan import (
+    Absorb,
+    Call,
+    Claimed,
+    Declined,
+    Local,
+    News,
+    Plan,
+    Raised,
+    Send,
+    Succeeded,
+    TimedOut,
+    Unfit,
+    advance,
+    wanted,
+)
+from outrider.saga_store import Record
+from tests.simulation.sagas.parties import Done, Reply
+from tests.simulation.sagas.shelf import Fenced
+
+if TYPE_CHECKING:
+    from tests.simulation.sagas.world import World
+
+
+class Worker:
+    """One worker. A new life begins after each loss; results of a former one reach nobody."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name, self.world, self.life = name, world, 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Have nothing: no claim, nothing to do, nothing under way."""
+        self.life += 1
+        self.epoch: int | None = None
+        self.record: Record | None = None
+        self.todo: list[Call | Local] = []
+        self.calls: dict[Call, datetime] = {}
+        self.news: list[News] = []
+        self.wake_at: datetime | None = None
+
+    def step(self) -> bool:
+        """Do one thing; False if there is nothing to do."""
+        if self.epoch is None:
+            return self.claim()
+        self.cancel_what_is_void()
+        choices = [action for action, possible in self.choices() if possible]
+        if choices:
+            self.world.chance.choice(choices)()
+        return bool(choices)
+
+    def choices(self) -> list[tuple[partial[None], bool]]:
+        shelf = self.world.shelf
+        late = [call for call, due_at in self.calls.items() if due_at <= shelf.now]
+        known = {mail.mail_id for mail in self.record.mail} if self.record else set()
+        woken = self.wake_at is not None and self.wake_at <= shelf.now
+        return [
+            (partial(self.do_next), bool(self.todo)),
+            (partial(self.tell), bool(self.news)),
+            (partial(self.time_out, late), bool(late)),
+            (partial(self.look_again), woken or bool(shelf.mail.keys() - known - shelf.seen)),
+        ]
+
+    def look_again(self) -> None:
+        """Mail has come, or something is due: this needs the mailbox as it is now."""
+        self.record = None
+        self.turn([])
+
+    def cancel_what_is_void(self) -> None:
+        """An order may have ended a step that is still to be done, or under way."""
+        if self.record:
+            journal = self.record.journal
+            self.todo = [move for move in self.todo if wanted(journal, move)]
+            self.calls = {call: due_at for call, due_at in self.calls.items() if wanted(journal, call)}
+
+    def claim(self) -> bool:
+        self.epoch = self.world.shelf.claim(self.name)
+        if self.epoch is None:
+            return False
+        self.world.trace(self.name, "claim")
+        self.turn([Claimed()])
+        return True
+
+    def do_next(self) -> None:
+        move = self.todo.pop(0)
+        if isinstance(move, Local):
+            return self.run_local(move)
+        seconds = self.world.act(move.step, move.phase).timeout_seconds
+        assert seconds is not None
+        self.calls[move] = self.world.shelf.now + timedelta(seconds=seconds)
+        return self.world.send("call", partial(self.world.serve_call, self, self.life, move))
+
+    def run_local(self, move: Local) -> None:
+        fate = self.world.parties.fates[move.step, move.phase]
+        if fate.raises_before + fate.raises_after > 0:
+            fate.raises_before, fate.raises_after = fate.raises_before - 1, fate.raises_after - 1
+            self.turn([Raised(move.step, move.phase, "broke")])
+        elif fate.silent > 0:
+            fate.silent -= 1
+            self.turn([TimedOut(move.step, move.phase)])
+        elif fate.refuses:
+            self.turn([Declined(move.step, move.phase, "no")])
+        else:
+            self.turn([Succeeded(move.step, move.phase)], local=move)
+
+    def returned(self, life: int, call: Call, reply: Reply) -> None:
+        """A call has come back; perhaps too late."""
+        if life != self.life or self.calls.pop(call, None) is None:
+            return
+        if isinstance(reply, Done):
+            agreed = Succeeded(call.step, call.phase), Declined(call.step, call.phase, "no")
+            self.news.append(agreed[0] if reply.agreed else agreed[1])
+        else:
+            self.news.append(Raised(call.step, call.phase, "broke"))
+
+    def time_out(self, late: list[Call]) -> None:
+        for call in late:
+            del self.calls[call]
+        self.turn([TimedOut(call.step, call.phase) for call in late])
+
+    def tell(self) -> None:
+        news, self.news = self.news, []
+        self.turn(news)
+
+    def turn(self, news: list[News], local: Local | None = None, owed: tuple[News, ...] = ()) -> None:
+        """Decide, save, and take over the moves; the world may end it all in between.
+
+        `owed` is told in the next turn: of steps that begin in this one, the plan cannot hear yet.
+        """
+        world = self.world
+        record = self.look()
+        plan = self.decide(record, news)
+        if unread := world.unreadable(plan):
+            fault = world.chance.choice((Raised, Raised, Unfit))(unread.step, unread.phase, "cannot be read")
+            return self.turn([*news, fault], local, owed if awaits(record, unread) else (*owed, fault))
+        if world.strikes("asked to stop", 0.03):
+            plan = hand_over(plan, record, self.todo)
+        plan = replace(plan, release=plan.release and not owed)
+        if world.strikes("lost before saving"):
+            return self.forget()
+        try:
+            assert self.epoch is not None
+            world.shelf.save(self.name, self.epoch, plan)
+        except Fenced:
+            world.trace(self.name, "fenced")
+            return self.forget()
+        world.saved(self.name, record, news, plan, local)
+        if world.strikes("lost after saving") or plan.release:
+            return self.forget()
+        self.news += owed
+        return self.take_over(plan)
+
+    def look(self) -> Record:
+        """Read the saga again, or rely on what was saved last, with the mail and the time of then."""
+        if self.record is None or self.world.chance.random() < 0.7:
+            return self.world.shelf.load()
+        return self.record
+
+    def decide(self, record: Record, news: list[News]) -> Plan:
+        seed = self.world.chance.random()
+        plans = [advance(self.world.definition, record, news, random.Random(seed)) for _ in range(2)]
+        if plans[0] != plans[1]:
+            self.world.fail("the same record gave two plans")
+        return plans[0]
+
+    def take_over(self, plan: Plan) -> None:
+        self.record = self.world.shelf.load()
+        self.todo += [move for move in plan.moves if isinstance(move, Call | Local)]
+        seconds = plan.wake_seconds
+        self.wake_at = None if seconds is None else self.record.now + timedelta(seconds=seconds)
+
+
+def awaits(record: Record, move: Absorb) -> bool:
+    """Tell whether the step had begun before this turn."""
+    place = (move.step, move.phase)
+    return any((entry.step, entry.phase) == place and entry.progress in OPEN for entry in record.journal)
+
+
+def commands(plan: Plan) -> list[Send]:
+    return [move for move in plan.moves if isinstance(move, Send)]
+
+
+def absorbed(plan: Plan) -> list[Absorb]:
+    return [move for move in plan.moves if isinstance(move, Absorb)]

@@ -1,0 +1,143 @@
+"""Building blocks for tests of the plan: steps in one line each, and a saga that is told things and saved."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from outrider.backoff import RetryPolicy
+from outrider.saga.plan import Absorb, Claimed, Declined, News, Plan, Raised, Succeeded, TimedOut, advance, key_of
+from outrider.saga.steps import Act, Command, Definition, Kind, Step
+from outrider.saga_store import Entry, MailKind, Phase, Progress, Status
+from tests.simulation.sagas.shelf import SAGA_ID, Shelf
+
+ACTION, COMPENSATION = Phase.ACTION, Phase.COMPENSATION
+
+
+def policy(attempts: int) -> RetryPolicy:
+    return RetryPolicy(base_seconds=2, jitter=0, max_attempts=attempts)
+
+
+def nothing(*_: object) -> None:
+    """Stand for a function of the user's, which the plan never calls."""
+
+
+def here(kind: Kind, name: str, *, attempts: int = 2, undo: bool = True, **more: Any) -> Step:
+    act = Act(nothing, retry=policy(attempts), timeout_seconds=10)
+    return Step(name, kind, act, act if undo else None, **more)
+
+
+def local(name: str, **more: Any) -> Step:
+    return here(Kind.LOCAL, name, **more)
+
+
+def call(name: str, **more: Any) -> Step:
+    return here(Kind.CALL, name, **more)
+
+
+def request(name: str, *, attempts: int = 2, undo: bool = True, own: str = "", **more: Any) -> Step:
+    """Return a request that is answered by `yes`, `no` and `undone`, with something of its own behind if it likes."""
+    action = Act(None, Command("do", "t", f"yes{own}", f"no{own}"), policy(attempts), timeout_seconds=10)
+    undoing = Act(None, Command("undo", "t", f"undone{own}"), policy(attempts), timeout_seconds=10)
+    return Step(name, Kind.REQUEST, action, undoing if undo else None, **more)
+
+
+def wait(name: str, seconds: float | None = 10, **more: Any) -> Step:
+    return Step(name, Kind.WAIT, Act(None, Command("", "", f"event {name}"), timeout_seconds=seconds), **more)
+
+
+def sleep(name: str, seconds: float = 10, **more: Any) -> Step:
+    return Step(name, Kind.SLEEP, Act(timeout_seconds=seconds), **more)
+
+
+def saga(*groups: Step | list[Step]) -> Definition:
+    """Return a definition: one step after the other, those of a list side by side."""
+    steps: dict[str, Step] = {}
+    before: tuple[str, ...] = ()
+    for group in groups:
+        members = group if isinstance(group, list) else [group]
+        steps |= {step.name: replace(step, after=before) for step in members}
+        before = tuple(step.name for step in members)
+    return Definition("order", 1, steps)
+
+
+class Case:
+    """A saga, a worker that holds it as long as it must, and the time."""
+
+    def __init__(self, *groups: Step | list[Step]) -> None:
+        self.definition, self.shelf, self.events, self.epoch = saga(*groups), Shelf(), 0, 0
+        self.plan = self.tell(Claimed())
+
+    def tell(self, *news: News, seconds: float = 0) -> Plan:
+        """Let time pass, tell the plan, and save what it says."""
+        self.shelf.now += timedelta(seconds=seconds)
+        self.shelf.instance = replace(self.shelf.instance, owner="w", epoch=1)
+        self.plan = advance(self.definition, self.shelf.load(), news, random.Random(1))
+        self.shelf.save("w", 1, self.plan)
+        return self.plan
+
+    def succeeds(self, *steps: str, phase: Phase = ACTION) -> Plan:
+        return self.tell(*(Succeeded(step, phase) for step in steps))
+
+    def declines(self, step: str, phase: Phase = ACTION) -> Plan:
+        return self.tell(Declined(step, phase, "no"))
+
+    def raises(self, step: str, phase: Phase = ACTION) -> Plan:
+        return self.tell(Raised(step, phase, "broke"))
+
+    def times_out(self, step: str, phase: Phase = ACTION) -> Plan:
+        return self.tell(TimedOut(step, phase))
+
+    def exhausts(self, step: str, phase: Phase = ACTION, *, unknown: bool = False) -> Plan:
+        """Fail the two attempts that there are."""
+        for _ in range(2):
+            self.tell(seconds=5)
+            self.times_out(step, phase) if unknown else self.raises(step, phase)
+        return self.plan
+
+    def post(self, name: str, step: str | None = None, key: str | None = None) -> None:
+        self.events += 1
+        kind = MailKind.ORDER if name in ("retry", "compensate", "resume", "dance") else MailKind.REPLY
+        self.shelf.post(kind, name, key_of(SAGA_ID, step) if step else key, UUID(int=self.events))
+
+    def answer(self, name: str, step: str | None = None) -> Plan:
+        self.post(name, step)
+        return self.tell()
+
+    order = answer
+
+    @property
+    def status(self) -> Status:
+        return self.shelf.instance.status
+
+    @property
+    def attention(self) -> bool:
+        return self.shelf.instance.needs_attention
+
+    @property
+    def mail(self) -> list[str]:
+        return [mail.name for mail in self.shelf.mail.values()]
+
+    def entry(self, step: str, phase: Phase = ACTION) -> Entry:
+        return self.shelf.journal[step, phase]
+
+    def progress(self, step: str, phase: Phase = ACTION) -> Progress:
+        return self.entry(step, phase).progress
+
+    def undone(self) -> list[str]:
+        """Return the steps that are planned to be undone, are being undone, or have been, in that order."""
+        lines = [entry for entry in self.shelf.journal.values() if entry.phase is COMPENSATION]
+        return [entry.step for entry in sorted(lines, key=lambda entry: entry.place)]
+
+
+def told(plan: Plan) -> list[str]:
+    """Return the moves of a plan in words."""
+    return [
+        f"absorb {move.step}"
+        if isinstance(move, Absorb)
+        else f"{type(move).__name__.lower()} {move.step} {move.phase} {move.attempt}"
+        for move in plan.moves
+    ]

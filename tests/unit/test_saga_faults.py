@@ -1,0 +1,278 @@
+"""Code of a step that is at fault: it raises, takes too long, or leaves what cannot be stored. The worker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import outrider
+from outrider import Event
+from outrider.observer import (
+    SagaDropped,
+    SagaStepFailed,
+)
+from outrider.saga import Refused
+from outrider.saga_store import Progress, Status
+from tests.unit.saga_shop import (
+    PLAIN,
+    THRICE,
+    Order,
+    Shop,
+    begun,
+    local,
+    order_saga,
+    request,
+)
+
+RETRYING, FAILED = Progress.RETRYING, Progress.FAILED
+
+
+async def test_a_local_function_that_raises_leaves_no_trace_and_is_tried_again() -> None:
+    saga, tries = order_saga(), list[int]()
+
+    @saga.local(retry=PLAIN)
+    async def create(run: Any, tx: Any) -> None:
+        tries.append(run.attempt)
+        run.state.parcel = "lost" if run.attempt == 1 else "kept"
+        await outrider.stage(tx, Event("order.created", {"attempt": run.attempt}))
+        if run.attempt == 1:
+            raise RuntimeError("not today")
+
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    [fact] = shop.notebook.of(SagaStepFailed)
+    assert (fact.step, fact.progress, fact.attempt, fact.error) == ("create", "retrying", 1, "RuntimeError: not today")
+    await shop.passes(1)
+    assert tries == [1, 2]
+    assert (await shop.state(saga_id))["parcel"] == "kept"
+    assert [event.payload for event in await shop.sent()] == [{"attempt": 2}]
+
+
+async def test_a_call_whose_time_is_over_is_made_again_with_the_same_key() -> None:
+    saga, keys = order_saga(), list[str]()
+
+    @saga.call(timeout_seconds=0.01, retry=PLAIN)
+    async def charge(run: Any) -> None:
+        keys.append(run.key)
+        run.stage(Event("order.charged", {"attempt": run.attempt}))
+        if run.attempt == 1:
+            await asyncio.Event().wait()
+
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    assert await shop.progress(saga_id, "charge") == (RETRYING, 1)
+    await shop.passes(1)
+    assert keys == [f"{saga_id}:charge"] * 2
+    [fact] = shop.notebook.of(SagaStepFailed)
+    assert fact.error == "no result within 0.01 s"
+    assert await shop.status(saga_id) is Status.COMPLETED
+    assert [event.payload for event in await shop.sent()] == [{"attempt": 2}]
+
+
+async def test_a_call_that_cancels_itself_has_failed() -> None:
+    saga = order_saga()
+
+    @saga.call(retry=PLAIN)
+    async def charge(run: Any) -> None:
+        if run.attempt == 1:
+            raise asyncio.CancelledError
+
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    assert await shop.progress(saga_id, "charge") == (RETRYING, 1)
+    await shop.passes(1)
+    assert await shop.status(saga_id) is Status.COMPLETED
+
+
+@pytest.mark.parametrize("kind", ["local", "call", "reply"])
+async def test_a_state_that_cannot_be_stored_fails_its_step_and_goes_on_after_a_retry(kind: str) -> None:
+    saga, bad = order_saga(), [True]
+
+    def spoil(run: Any, *_: Any) -> None:
+        run.state.amount = "twelve" if bad else 12
+
+    async def spoil_later(run: Any) -> None:
+        spoil(run)
+
+    if kind == "local":
+        saga.local(name="it")(spoil)
+    elif kind == "call":
+        saga.call(name="it")(spoil_later)
+    else:
+        request(saga, "it", undo=None, undone=None).on("stock.reserved")(spoil)
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    for command in await shop.sent():
+        await shop.answer(command, "stock.reserved")
+        await shop.works()
+    instance = (await shop.shown(saga_id)).instance
+    assert (instance.status, instance.needs_attention, instance.owner) == (Status.FAILED, True, None)
+    assert instance.last_error is not None
+    assert "Order.amount" in instance.last_error
+    bad.clear()
+    await shop.order(saga_id, "retry")
+    await shop.works()
+    assert await shop.status(saga_id) is Status.COMPLETED
+    assert (await shop.state(saga_id))["amount"] == 12
+
+
+@pytest.mark.parametrize("kind", ["local", "call", "request"])
+async def test_a_state_that_cannot_be_read_fails_the_step_that_needs_it(kind: str) -> None:
+    saga, log = order_saga(), list[str]()
+    if kind == "local":
+        local(saga, log)
+    elif kind == "call":
+
+        @saga.call()
+        async def charge(run: Any) -> None:
+            log.append("charge")
+
+    else:
+        request(saga).payload(lambda state: {"order": state.order_id})
+    shop = Shop(saga)
+    new = saga.new(Order("A-7"), "A-7")
+    async with shop.store.transaction() as tx:
+        await shop.store.start(tx, new._replace(state=b'{"order_id": 7}'))
+    await shop.works()
+    instance = (await shop.shown(new.saga_id)).instance
+    assert (instance.status, instance.needs_attention) == (Status.FAILED, True)
+    assert instance.last_error is not None
+    assert "Order.order_id" in instance.last_error
+    assert log == []
+    assert await shop.sent() == []
+
+
+@pytest.mark.parametrize("kind", ["local", "call", "reply", "command"])
+async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it(kind: str) -> None:
+    saga = order_saga()
+
+    def stage_badly(run: Any, *_: Any) -> None:
+        run.stage(Event("order.changed", {"price": float("nan")}))
+
+    async def stage_badly_later(run: Any) -> None:
+        stage_badly(run)
+
+    with saga.parallel():
+        if kind == "local":
+            saga.local(name="it")(stage_badly)
+        elif kind == "call":
+            saga.call(name="it")(stage_badly_later)
+        elif kind == "reply":
+            request(saga, "it").on("stock.reserved")(stage_badly)
+        else:
+            request(saga, "it").payload(lambda state: {"price": float("nan")})
+        request(saga, "other", command="car.reserve", reply="car.reserved", refusal=None, undo="x", undone="y")
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    for command in await shop.sent():
+        reply = "stock.reserved" if command.event_type == "stock.reserve" else "car.reserved"
+        await shop.answer(command, reply)
+        await shop.works()
+    instance = (await shop.shown(saga_id)).instance
+    assert (instance.status, instance.current_step) == (Status.FAILED, "it")
+    assert instance.last_error is not None
+    assert "price: nan is not JSON" in instance.last_error
+    assert not shop.notebook.of(SagaDropped)
+
+
+async def test_a_payload_that_cannot_be_made_is_tried_again_and_then_fails() -> None:
+    saga = order_saga()
+    request(saga, retry=THRICE).payload(lambda state: dict[str, str]()[state.order_id])
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    assert await shop.progress(saga_id, "reserve") == (RETRYING, 2)
+    await shop.passes(60)
+    progress = await shop.progress(saga_id, "reserve")
+    assert progress is not None
+    assert progress[0] is FAILED
+    assert (await shop.shown(saga_id)).instance.last_error == "KeyError: 'A-7'"
+    assert await shop.sent() == []
+
+
+async def test_a_reply_that_cannot_be_taken_in_is_tried_again() -> None:
+    saga, tries = order_saga(), list[int]()
+
+    def reserved(run: Any, reply: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise KeyError("reservation")
+        run.state.reservation = "R-1"
+
+    request(saga).on("stock.reserved")(reserved)
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    [command] = await shop.sent()
+    await shop.answer(command, "stock.reserved")
+    await shop.works()
+    assert await shop.progress(saga_id, "reserve") == (RETRYING, 2)
+    await shop.passes(5)
+    assert await shop.status(saga_id) is Status.COMPLETED
+    assert (await shop.state(saga_id))["reservation"] == "R-1"
+    assert len(tries) == 2
+
+
+async def test_an_early_event_that_cannot_be_taken_in_is_tried_again() -> None:
+    saga, tries = order_saga(), list[int]()
+
+    def collected(run: Any, reply: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise KeyError("parcel")
+
+    request(saga)
+    saga.wait("parcel.collected", name="collected").on("parcel.collected")(collected)
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    await shop.arrives(Event("parcel.collected", {}, saga_id=str(saga_id), event_id=UUID(int=1)))
+    await shop.works()
+    [command] = await shop.sent()
+    await shop.answer(command, "stock.reserved")
+    await shop.works()
+    assert await shop.progress(saga_id, "collected") == (RETRYING, 2)
+    await shop.passes(5)
+    assert await shop.status(saga_id) is Status.COMPLETED
+    assert len(tries) == 2
+
+
+async def test_a_reply_that_is_refused_when_taken_in_is_compensated() -> None:
+    saga, log = order_saga(), list[str]()
+    local(saga, log)
+
+    def reserved(run: Any, reply: Any) -> None:
+        raise Refused("too dear")
+
+    request(saga).on("stock.reserved")(reserved)
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    [command] = await shop.sent()
+    await shop.answer(command, "stock.reserved")
+    await shop.works()
+    [undo] = await shop.sent()
+    assert undo.event_type == "stock.release"
+    await shop.answer(undo, "stock.released")
+    await shop.works()
+    assert await shop.status(saga_id) is Status.COMPENSATED
+    assert log == ["create", "undo create"]
+
+
+async def test_an_early_event_that_is_refused_when_taken_in_is_compensated() -> None:
+    saga, log = order_saga(), list[str]()
+    local(saga, log)
+
+    def collected(run: Any, reply: Any) -> None:
+        raise Refused("the wrong parcel")
+
+    request(saga, undo=None, undone=None)
+    saga.wait("parcel.collected", name="collected").on("parcel.collected")(collected)
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    await shop.arrives(Event("parcel.collected", {}, saga_id=str(saga_id), event_id=UUID(int=1)))
+    await shop.works()
+    [command] = await shop.sent()
+    await shop.answer(command, "stock.reserved")
+    await shop.works()
+    assert await shop.status(saga_id) is Status.COMPENSATED
+    assert log == ["create", "undo create"]

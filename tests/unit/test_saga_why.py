@@ -1,0 +1,203 @@
+"""Why a saga stands where it stands: the words follow the journal, the mail, the owner and the time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from outrider.saga.steps import Definition, Step
+from outrider.saga.why import GRACE_SECONDS, Why, explain
+from outrider.saga_store import Phase, Record, Status
+from tests.simulation.sagas.shelf import LEASE_SECONDS, SAGA_ID
+from tests.unit.saga_case import Case, call, local, request, sleep, wait
+
+COMPENSATION = Phase.COMPENSATION
+
+
+def look(case: Case, *, seconds: float = 0, read: bool = True) -> Record:
+    """Return what is known so much later; what was not read came after the last turn."""
+    record = case.shelf.load()
+    posted = min((mail.posted_at for mail in record.mail), default=record.now)
+    updated = record.now if read else posted - timedelta(seconds=1)
+    instance = replace(record.instance, updated_at=updated, ended_at=record.now)
+    return record._replace(instance=instance, now=record.now + timedelta(seconds=seconds))
+
+
+def why(case: Case, definition: Definition | None = None, *, seconds: float = 0, read: bool = True) -> Why:
+    return explain(look(case, seconds=seconds, read=read), definition or case.definition)
+
+
+def words(told: Why) -> str:
+    return "\n".join(told.reasons)
+
+
+def verbs(told: Why) -> list[str]:
+    return [command.split()[2] for command, _ in told.helps]
+
+
+def test_a_request_says_what_answers_it_how_often_it_was_asked_and_when_again() -> None:
+    case = Case(request("reserve"))
+    assert "waits for reply yes or no of step reserve, asked once since" in words(why(case))
+    assert "it is asked again after" in words(why(case))
+    case.tell(seconds=10)
+    case.tell(seconds=5)
+    assert "asked 2 times" in words(why(case))
+    assert "a person must look from" in words(why(case))
+
+
+def test_what_waits_for_mail_or_time_needs_no_worker() -> None:
+    told = why(Case(wait("collected", seconds=None)))
+    assert "step collected waits for the event event collected since" in words(told)
+    assert "no worker need look at it before an answer or an order comes" in words(told)
+    assert "counts as refused" in words(why(Case(wait("collected"))))
+    assert "lets time pass until" in words(why(Case(sleep("rest", 10))))
+    assert "(in 10.0 s), or an answer or an order comes" in words(why(Case(sleep("rest", 10))))
+    assert verbs(told) == ["resume", "compensate"]
+
+
+def test_a_step_under_way_names_its_worker_until_the_end_of_the_claim() -> None:
+    case = Case(call("charge"))
+    told = why(case, seconds=1)
+    assert "step charge is being done, attempt 1" in words(told)
+    assert "w works on it, and has it until" in words(told)
+    assert verbs(told) == ["compensate"]
+    late = why(case, seconds=LEASE_SECONDS + GRACE_SECONDS)
+    assert "step charge was being done when its worker let go of it, attempt 1" in words(late)
+    assert "nobody works on it; w held it until then, and has not renewed its claim" in words(late)
+    assert "No worker that holds version 1 of order is running" in words(late)
+    assert verbs(late)[0] == "run"
+
+
+def test_what_is_due_is_overdue_only_after_a_while() -> None:
+    case = Case(sleep("rest", 10))
+    assert "it is due now" in words(why(case, seconds=10))
+    assert "overdue since" in words(why(case, seconds=10 + GRACE_SECONDS))
+
+
+def test_mail_that_nobody_has_read_makes_a_saga_overdue() -> None:
+    case = Case(wait("collected", seconds=None))
+    case.post("event collected")
+    assert "the event event collected came" in words(why(case, read=False))
+    assert "it is due now" in words(why(case, read=False))
+    assert "nobody has read it yet" in words(why(case, read=False, seconds=60))
+    assert "overdue since" in words(why(case, read=False, seconds=60))
+
+
+def test_an_event_that_came_early_is_kept() -> None:
+    case = Case(call("charge"), wait("collected"))
+    case.answer("event collected")
+    assert "kept for a step that is still to come" in words(why(case))
+
+
+def test_an_attempt_that_did_not_succeed_tells_its_error_and_the_next() -> None:
+    case = Case(call("charge"))
+    case.raises("charge")
+    told = why(case)
+    assert "step charge did not succeed in attempt 1 of 2: broke; the next attempt is due" in words(told)
+    assert verbs(told) == ["retry", "compensate"]
+
+
+def test_a_failed_step_offers_every_way_out() -> None:
+    case = Case(local("create"), call("charge", undo=False))
+    case.succeeds("create")
+    case.exhausts("charge")
+    told = why(case)
+    assert case.status is Status.FAILED
+    assert "step charge has failed after 2 attempts: broke" in words(told)
+    assert verbs(told) == ["retry", "resume", "compensate"]
+    assert told.helps[-1].effect.endswith("see first that charge did not happen, since it has no undo")
+    assert all(str(SAGA_ID) in command for command, _ in told.helps)
+
+
+def test_an_order_to_a_failed_saga_that_nobody_reads_is_told() -> None:
+    case = Case(call("charge", undo=False))
+    case.exhausts("charge")
+    assert "overdue" not in words(why(case, seconds=60))
+    case.post("retry")
+    told = why(case, seconds=60, read=False)
+    assert "overdue since" in words(told)
+    assert verbs(told)[0] == "run"
+
+
+def test_after_the_pivot_nobody_is_told_to_compensate() -> None:
+    case = Case(call("charge", pivot=True, undo=False), call("ship", undo=False))
+    case.succeeds("charge")
+    assert "compensate" not in verbs(why(case))
+    case.exhausts("ship")
+    assert verbs(why(case)) == ["retry", "resume"]
+    unknown = explain(look(case))
+    assert unknown.helps[-1].effect.endswith("unless its pivot is done")
+
+
+def test_an_order_waits_for_a_worker_or_for_the_end_of_the_pivot() -> None:
+    case = Case(local("create"), call("charge", pivot=True, undo=False))
+    case.succeeds("create")
+    case.post("retry")
+    case.post("compensate")
+    assert "ann ordered retry" in words(why(case))
+    assert "a worker acts on it next" in words(why(case))
+    assert "a worker acts on it once the pivot charge has come to an end" in words(why(case))
+
+
+def test_compensation_says_what_is_being_undone_and_what_is_still_to_come() -> None:
+    case = Case(local("create"), request("reserve"), call("charge"))
+    case.succeeds("create")
+    case.answer("yes", "reserve")
+    case.declines("charge")
+    told = why(case)
+    assert "waits for reply undone of the undoing of step reserve, asked once" in words(told)
+    assert "still to be undone: create" in words(told)
+    assert verbs(told) == ["resume"]
+
+
+def test_a_compensation_that_failed_is_told_at_once_and_at_the_end() -> None:
+    case = Case(local("create"), call("book"), call("charge"))
+    case.succeeds("create")
+    case.succeeds("book")
+    case.declines("charge")
+    case.exhausts("book", COMPENSATION)
+    assert case.progress("create", COMPENSATION) == "intended"
+    assert "the undoing of step book has failed after 2 attempts: broke" in words(why(case))
+    case.succeeds("create", phase=COMPENSATION)
+    assert case.status is Status.FAILED
+    assert "the undoing of step book has failed after 2 attempts: broke" in words(why(case))
+    assert verbs(why(case)) == ["retry", "resume"]
+
+
+def test_what_is_over_says_so_and_offers_nothing() -> None:
+    done = Case(local("create"))
+    done.succeeds("create")
+    assert words(why(done)).startswith("completed at")
+    undone = Case(local("create"), call("charge"))
+    undone.succeeds("create")
+    undone.declines("charge")
+    undone.succeeds("create", phase=COMPENSATION)
+    assert why(undone).reasons[0] == "step charge was refused: no"
+    assert "compensated at" in words(why(undone))
+    assert why(done).helps == why(undone).helps == ()
+
+
+@pytest.mark.parametrize(("step", "told"), [(call("a"), "step a is being done"), (sleep("a"), "step a waits for an")])
+def test_without_the_definition_the_words_are_less_precise(step: Step, told: str) -> None:
+    case = Case(step)
+    assert told in words(explain(look(case)))
+
+
+def test_a_saga_whose_definition_was_changed_under_it_says_so() -> None:
+    case = Case(local("create"))
+    case.definition = Case(local("other")).definition
+    case.tell()
+    told = why(case)
+    assert "has no create" in words(told)
+    assert verbs(told)[0] == "retry"
+    assert "resume" not in verbs(told)
+
+
+def test_a_fresh_saga_has_begun_nothing() -> None:
+    case = Case(local("create"))
+    record = look(case)
+    fresh = replace(record.instance, status=Status.STARTED, owner=None, wake_at=record.now)
+    told = explain(record._replace(instance=fresh, journal=()), case.definition)
+    assert told.reasons == ("no step has begun yet", "it is due now, and the next worker that looks takes it")
