@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import outrider
-from outrider.cli import config, consume, db, dead, demo, doctor, events, inbox, lifecycle, relay
+from outrider.cli import config, consume, db, dead, demo, doctor, events, inbox, lifecycle, relay, saga
 from outrider.cli.errors import Group
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.add_typer(db.app, name="db")
 app.add_typer(events.app, name="events")
 app.add_typer(dead.app, name="dead")
 app.add_typer(inbox.app, name="inbox")
+app.add_typer(saga.app, name="saga")
 
 
 def _version(wanted: bool) -> None:

@@ -7,19 +7,17 @@ broker. The second ends the process at once, which costs nothing but repeated de
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from outrider import app, config
-from outrider.cli.importing import cannot_import
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
 from outrider.cli.process import die_with_parent, on_stop_signals
-from outrider.config import Config, nearest
+from outrider.cli.target import hint, imported
+from outrider.config import Config
 from outrider.errors import Misuse
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.inbox import Inbox
@@ -137,24 +135,9 @@ async def _idle(tally: Tally, consumers: Sequence[Consumer], seconds: float) -> 
 
 
 def find_inbox(target: str) -> Inbox:
-    """Import what `module:name` means; the current directory is looked in too, as `python -m` does."""
-    module_name, separator, name = target.partition(":")
-    if not separator or not module_name or not name:
-        raise Misuse(f"{target!r} names no inbox; write module:name, such as shop.handlers:inbox")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise Misuse(f"there is no module {module_name} here; run from where it can be imported") from error
-        raise cannot_import(module_name, error) from error
-    except Exception as error:
-        raise cannot_import(module_name, error) from error
+    """Return the inbox that `module:name` means."""
+    module, name = imported(target, "inbox", "shop.handlers:inbox")
     found = getattr(module, name, None)
     if isinstance(found, Inbox):
         return found
-    inboxes = [each for each, value in vars(module).items() if isinstance(value, Inbox)]
-    near = nearest(name, inboxes) or next(iter(inboxes), None)
-    hint = f"did you mean {module_name}:{near}?" if near else "define one: inbox = outrider.Inbox()"
-    raise Misuse(f"{target} is not an inbox; {hint}")
+    raise Misuse(f"{target} is not an inbox; {hint(module, name, (Inbox,), 'define one: inbox = outrider.Inbox()')}")

@@ -7,16 +7,18 @@ import os
 import re
 import signal
 import sqlite3
+import sys
 from contextlib import closing
 from inspect import iscoroutinefunction, signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
-from outrider import Delivery, Inbox
+from outrider import Delivery, Event, Inbox, Saga
 from outrider.app import open_inbox
 from outrider.brokers.rabbitmq.routing import takes
 from outrider.brokers.rabbitmq.settings import RabbitSettings
@@ -27,6 +29,8 @@ from outrider.testing import MemoryBroker
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PHASES = {"stock.release": "compensation"}
+"""Commands of sagas that undo something."""
 SNIPPET = re.compile(r"^```(python|sql|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -47,8 +51,11 @@ async def test_a_python_snippet_runs(
     """Each in an empty directory; then what it defines is called, with what its parameters are named after."""
     monkeypatch.chdir(tmp_path)
     given = await _surroundings(postgres_url, tmp_path / "shop.db")
-    names: dict[str, Any] = {"__name__": "snippet"}
-    await asyncio.to_thread(exec, compile(code, place, "exec"), names)
+    # A module of its own, since dataclasses look for theirs; and without what this file imports from the future.
+    module = ModuleType("snippet")
+    monkeypatch.setitem(sys.modules, "snippet", module)
+    names: dict[str, Any] = vars(module)
+    await asyncio.to_thread(exec, compile(code, place, "exec", dont_inherit=True), names)
     for defined in [value for value in names.values() if _to_be_called(value, code)]:
         async with asyncio.timeout(20):
             calling = asyncio.ensure_future(defined(*(given[name] for name in signature(defined).parameters)))
@@ -56,6 +63,8 @@ async def test_a_python_snippet_runs(
             await calling
     for inbox in [value for value in names.values() if isinstance(value, Inbox)]:
         await _deliver(inbox, postgres_url)
+    for saga in [value for value in names.values() if isinstance(value, Saga)]:
+        saga.check()
     await given["conn"].close()
 
 
@@ -65,13 +74,17 @@ async def _deliver(inbox: Inbox, url: str) -> None:
     for routes in inbox.consumers.values():
         for (topic, event_type), route in routes.handlers.items():
             headers = {"message_id": uuid4(), "event_type": event_type, "aggregate_id": "A-7", "sequence": 1}
+            headers |= {"saga_key": f"{UUID(int=7)}:reserve", "saga_phase": PHASES.get(event_type, "action")}
             delivery = Delivery(topic, b"A-7", b"{}", {name: str(value).encode() for name, value in headers.items()})
             assert await Inbox(store).process(delivery, _one_by_one(route), consumer=routes.consumer) == "applied"
     await store.close()
 
 
 def _one_by_one(route: Route) -> Handler:
-    return (lambda event, tx: route.handler([event], tx)) if route.batch else route.handler
+    async def handle(event: Event, tx: Any) -> None:
+        await route.handler([event], tx)
+
+    return handle if route.batch else route.handler
 
 
 async def _surroundings(url: str, path: Path) -> dict[str, Any]:
@@ -87,8 +100,8 @@ async def _surroundings(url: str, path: Path) -> dict[str, Any]:
 def _to_be_called(value: Any, code: str) -> bool:
     if not iscoroutinefunction(value) or value.__module__ != "snippet" or "asyncio.run(" in code:
         return False
-    # A handler is called by an inbox.
-    return "tx" not in signature(value).parameters
+    # A handler is called by an inbox, and a step by a worker.
+    return not {"tx", "run"} & signature(value).parameters.keys()
 
 
 def _stop_if_it_runs_for_ever(code: str) -> None:

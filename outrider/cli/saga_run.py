@@ -1,0 +1,216 @@
+"""`outrider saga run`: do the steps of sagas, and receive what answers them.
+
+The first SIGTERM or SIGINT asks for a clean stop: calls under way may end, and every saga is given back. The second
+ends the process at once; other workers go on when its claims are over, and call again with the same keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from outrider import app, config
+from outrider.cli import supervisor
+from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
+from outrider.cli.output import emit, say
+from outrider.cli.process import die_with_parent, on_stop_signals
+from outrider.cli.saga_choice import Target
+from outrider.cli.target import find_sagas
+from outrider.config import Config
+from outrider.inbox.consumer import Consumer
+from outrider.inbox.inbox import Inbox
+from outrider.observer import (
+    ConsumerStarted,
+    Fact,
+    Handled,
+    Observer,
+    Observers,
+    SagaEnded,
+    SagaMoved,
+    SagaWorkerRecovered,
+    SagaWorkerStarted,
+    SagaWorkerTroubled,
+)
+from outrider.saga.sagas import Sagas
+from outrider.saga.settings import SagaSettings
+from outrider.saga.worker import SagaWorker
+
+Concurrency = Annotated[int | None, typer.Option(help="Sagas that a worker has at a time.")]
+Lease = Annotated[float | None, typer.Option(help="How long a claim lasts that is not renewed.")]
+PollMin = Annotated[float | None, typer.Option(help="How often a busy worker looks.")]
+PollMax = Annotated[float | None, typer.Option(help="How often an idle worker looks.")]
+Stop = Annotated[float | None, typer.Option(help="How long a clean stop waits for calls under way.")]
+Upkeep = Annotated[float | None, typer.Option(help="How often what is old is removed.")]
+SagaDays = Annotated[float | None, typer.Option(help="How long sagas that ended are kept.")]
+AuditDays = Annotated[float | None, typer.Option(help="How long their trails are kept.")]
+BarrierDays = Annotated[float | None, typer.Option(help="How long barriers are kept.")]
+NUMBERS = tuple(field.name for field in fields(SagaSettings))
+
+
+class Member(Protocol):
+    """What runs until it is told to stop."""
+
+    def stop(self) -> None: ...
+    async def run(self) -> None: ...
+
+
+class Tally:
+    """Counts what became of sagas, and knows whether anything happens."""
+
+    def __init__(self) -> None:
+        self.counts = {"moved": 0, "completed": 0, "compensated": 0, "failed": 0}
+        self.begun = 0
+        self.troubled = False
+        self.heard = asyncio.Event()
+
+    def notice(self, fact: Fact) -> None:
+        """Add up turns and ends."""
+        match fact:
+            case SagaMoved():
+                self.counts["moved"] += 1
+            case SagaEnded():
+                self.counts[fact.status] += 1
+            case SagaWorkerTroubled() | SagaWorkerRecovered():
+                self.troubled = isinstance(fact, SagaWorkerTroubled)
+            case SagaWorkerStarted() | ConsumerStarted():
+                self.begun += 1
+            case Handled():
+                pass
+            case _:
+                return
+        self.heard.set()
+
+
+def run(
+    target: Target,
+    *,
+    config_file: ConfigFile = None,
+    store: StoreUrl = None,
+    broker: BrokerUrl = None,
+    schema: SchemaName = None,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Workers to run side by side.")] = 1,
+    until_idle: Annotated[
+        float | None,
+        typer.Option("--until-idle", min=0.1, metavar="SECONDS", help="Stop when nothing has moved for so long."),
+    ] = None,
+    concurrency: Concurrency = None,
+    lease_seconds: Lease = None,
+    poll_seconds_min: PollMin = None,
+    poll_seconds_max: PollMax = None,
+    stop_seconds: Stop = None,
+    upkeep_seconds: Upkeep = None,
+    saga_days: SagaDays = None,
+    audit_days: AuditDays = None,
+    barrier_days: BarrierDays = None,
+    log_level: LogLevel = None,
+    json: Json = False,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
+) -> None:
+    """Run sagas until told to stop, and receive what answers them from the broker, if anything does."""
+    numbers = {name: value for name, value in locals().items() if name in NUMBERS and value is not None}
+    if parent is not None:
+        die_with_parent(parent)
+    given = {"store": store, "broker": broker, "schema": schema, "log_level": log_level}
+    chosen = config.load({"config": config_file, **given})
+    sagas, settings = find_sagas(target), SagaSettings(**numbers)
+    _check(chosen, sagas)
+    app.configure_logging(json=json, level=chosen.log_level.upper())
+    if processes > 1:
+        options = child_options(numbers, until_idle=until_idle, json=json)
+        crew, seconds = replace(chosen, processes=processes), give_up_seconds(settings)
+        counts = asyncio.run(supervisor.supervise(crew, options, ("saga", "run", target), stop_seconds=seconds))
+    else:
+        counts = asyncio.run(work(chosen, sagas, settings, until_idle))
+    # A child only counts: its parent adds up what all have done.
+    said = ", ".join(f"{count} {name}" for name, count in counts.items())
+    emit(counts) if json or parent is not None else say(said)
+
+
+def child_options(numbers: dict[str, Any], *, until_idle: float | None, json: bool) -> list[str]:
+    """Return the options that a child takes over; where things are comes with the environment.
+
+    >>> child_options({"lease_seconds": 20.0}, until_idle=5, json=False)
+    ['--lease-seconds', '20.0', '--until-idle', '5']
+    """
+    named = {**numbers, **({} if until_idle is None else {"until_idle": until_idle})}
+    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in named.items()]
+    return [*(text for pair in pairs for text in pair), *(["--json"] if json else [])]
+
+
+def give_up_seconds(settings: SagaSettings) -> float:
+    """Return how long a clean stop may take: for calls, for giving sagas back, and for the sources of replies."""
+    return 2 * settings.stop_seconds + settings.lease_seconds
+
+
+async def work(chosen: Config, sagas: Sagas, settings: SagaSettings, until_idle: float | None) -> dict[str, int]:
+    """Run one worker and the consumers of its replies to their end; return what became of the sagas."""
+    tally = Tally()
+    observer = Observers([app.log_observer(), tally])
+    outbox = app.Outbox(schema=chosen.schema)
+    store = await app.open_sagas(chosen.store_url(), schema=chosen.schema)
+    worker = SagaWorker(store, sagas, outbox.stage, settings, observer)
+    try:
+        inbox = app.saga_inbox(sagas, outbox=outbox, observer=observer)
+        # The worker listens to the consumers, since what they handle is mail for it.
+        async with _consumers(chosen, inbox, Observers([observer, worker])) as consumers:
+            await _run(worker, consumers, tally, until_idle)
+    finally:
+        await store.close()
+    return tally.counts
+
+
+@asynccontextmanager
+async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncIterator[list[Consumer]]:
+    """Make the consumers of replies; without replies there are none, and no broker is needed."""
+    routes = list(inbox.chosen([]).values())
+    if not routes:
+        yield []
+        return
+    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema)
+    try:
+        sources = [app.open_source(chosen.broker_url(), each) for each in routes]
+        yield [Consumer(*made, observer=observer) for made in zip(sources, [store] * len(routes), routes, strict=True)]
+    finally:
+        await store.close()
+
+
+async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: Tally, until_idle: float | None) -> None:
+    members: list[Member] = [worker, *consumers]
+
+    def stop() -> None:
+        for member in members:
+            member.stop()
+
+    with on_stop_signals(stop, give_up_seconds=give_up_seconds(worker.settings)):
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(member.run()) for member in members]
+            if until_idle:
+                watching = group.create_task(_idle(worker, tally, len(members), until_idle))
+                await asyncio.wait([watching, *running], return_when=asyncio.FIRST_COMPLETED)
+                watching.cancel()
+                stop()
+
+
+async def _idle(worker: SagaWorker, tally: Tally, members: int, seconds: float) -> None:
+    """Return when all have begun, and then nothing has moved for so long, and nothing is under way."""
+    while True:
+        tally.heard.clear()
+        ready = tally.begun >= members and not tally.troubled
+        try:
+            async with asyncio.timeout(seconds if ready else None):
+                await tally.heard.wait()
+        except TimeoutError:
+            if not worker.busy:
+                return
+
+
+def _check(chosen: Config, sagas: Sagas) -> None:
+    """Ask for what will be needed before anything starts, so that a supervisor does not restart what cannot work."""
+    chosen.store_url()
+    if app.saga_inbox(sagas).consumers:
+        chosen.broker_url()
