@@ -9,13 +9,16 @@ BIN := .venv/bin
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help demo test check format docs bench services clean
+.PHONY: help demo example test check format docs bench services clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.stamp-core ## See the promise kept in one minute; needs nothing but Python
 	@$(BIN)/outrider demo $(ARGS)
+
+example: .venv/.stamp-core ## Orders over four services as a saga; ARGS="--fail payment" lets some fail
+	@$(BIN)/python -m examples.order_saga $(ARGS)
 
 test: .venv/.stamp ## Run the tests; ARGS="-k name" picks some
 	@scripts/ensure_servers.sh
@@ -25,7 +28,7 @@ test: .venv/.stamp ## Run the tests; ARGS="-k name" picks some
 check: .venv/.stamp ## Lint, format, types, import rules, links in the docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy $(wildcard outrider tests bench scripts)
+	@$(BIN)/mypy $(wildcard outrider tests bench scripts examples)
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/write_docs.py --check
 	@$(BIN)/python scripts/check_links.py

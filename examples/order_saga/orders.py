@@ -1,0 +1,73 @@
+"""What is ordered, and what a person does about orders that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from examples.order_saga.crew import outrider
+from examples.order_saga.database import execute
+from examples.order_saga.places import SHIPPING, SHOP, Places, Service
+from examples.order_saga.saga import Order
+from examples.order_saga.shipping import SEND
+from outrider.saga_store import Instance
+
+MISFORTUNES: dict[str, dict[str, str]] = {
+    "stock": {"goods": "unicorn"},
+    "payment": {"card": "expired"},
+    "shipping": {"address": "Atlantis"},
+    "compensation": {"card": "expired", "customer": "Mallory"},
+}
+"""What an order says that meets with one: no service is told to fail."""
+
+EVERY = 3
+END_AUDIT = "DELETE FROM audits WHERE customer = 'Mallory'"
+
+
+def wanted(run_id: str, count: int, fail: Sequence[str]) -> list[Order]:
+    """Return orders; every third meets with a misfortune, if there are any.
+
+    >>> [order.card for order in wanted("A", 4, ["payment"])]
+    ['expired', 'good', 'good', 'expired']
+    """
+    orders = []
+    for number in range(count):
+        unlucky = MISFORTUNES[fail[number // EVERY % len(fail)]] if fail and number % EVERY == 0 else {}
+        usual: dict[str, Any] = {"customer": "Alice", "goods": "lamp", "card": "good", "address": "Utrecht"}
+        orders.append(Order(f"{run_id}-{number + 1:03}", amount=1000 + 5 * number, **{**usual, **unlucky}))
+    return orders
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What has to be done by hand, where, and the order to give then."""
+
+    advice: str
+    service: Service
+    statement: str
+    values: tuple[str, ...]
+    verb: str
+
+
+def remedy(instance: Instance) -> Remedy:
+    """Say how to go on with an order that needs attention."""
+    order_id = instance.correlation_id
+    if instance.current_step == "ship":
+        # It is no use to retry: a refusal is final, and the barrier would give it again.
+        advice = "it is paid for, so it must arrive: send it by hand, and then say that this is done"
+        return Remedy(advice, SHIPPING, SEND, (order_id, "Atlantis, by submarine"), "resume")
+    advice = f"nobody may cancel it while its customer is audited: end that ({END_AUDIT}), then let it be tried again"
+    return Remedy(advice, SHOP, END_AUDIT, (), "retry")
+
+
+async def settle(places: Places, troubled: Sequence[Instance]) -> None:
+    """Do by hand what is to be done, and give the orders."""
+    verbs: dict[str, list[str]] = {}
+    for instance in troubled:
+        todo = remedy(instance)
+        async with places.transaction(todo.service) as tx:
+            await execute(tx, todo.statement, *todo.values)
+        verbs.setdefault(todo.verb, []).append(instance.correlation_id)
+    for verb, order_ids in verbs.items():
+        outrider(places, SHOP, "saga", verb, *order_ids, "--type", "order")
