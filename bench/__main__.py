@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rich.console import Console
 
-from bench import brokers, inbox, latency, staging, targets, throughput
+from bench import brokers, inbox, latency, saga, staging, targets, throughput
 from bench.report import Report
 from outrider.brokers.null import NullBroker
 from outrider.testing.servers import KafkaServer, PostgresServer, RabbitServer
@@ -72,6 +72,11 @@ class Bench:
         options = self._options
         self.report.intakes = asyncio.run(inbox.run(self.postgres.url, options.messages, options.rounds))
 
+    def saga(self) -> None:
+        """Sagas of three steps: ours beside DBOS."""
+        options = self._options
+        self.report.paces = asyncio.run(saga.run(self.postgres, options.sagas, options.hands, options.rounds))
+
     def _broker(self, arena: brokers.Arena, events: int) -> None:
         options = self._options
         measuring = brokers.run(arena, self.postgres, events=events, keys=options.keys, rounds=options.rounds)
@@ -87,6 +92,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "rabbitmq": Bench.rabbitmq,
     "latency": Bench.latency,
     "inbox": Bench.inbox,
+    "saga": Bench.saga,
 }
 
 
@@ -112,12 +118,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=5, help="give up on a drain to nowhere after this long")
     parser.add_argument("--transactions", type=int, default=1_000, help="transactions of each kind in the staging part")
     parser.add_argument("--keys", type=int, default=5_000, help="keys of the backlog for Kafka and RabbitMQ")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds for brokers and the inbox; the median counts")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds for brokers, inbox and sagas; the median counts")
     parser.add_argument("--rate", type=float, default=200, help="events per second in the latency part")
     parser.add_argument("--latency-seconds", type=float, default=3, help="how long each way is measured")
     parser.add_argument(
         "--messages", type=int, default=250, help="messages to the inbox one by one; many more in batches"
     )
+    parser.add_argument("--sagas", type=int, default=500, help="sagas of each kind in a round")
+    parser.add_argument("--hands", type=int, default=32, help="sagas at a time")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 

@@ -16,6 +16,7 @@ from bench.brokers import Arena, Score
 from bench.inbox import Intake
 from bench.latency import Latency
 from bench.load import Drain
+from bench.saga import Pace
 from bench.staging import Cost
 from bench.targets import Verdict
 
@@ -33,6 +34,7 @@ class Report:
     brokers: list[tuple[Arena, list[Score]]] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
     intakes: list[Intake] = field(default_factory=list)
+    paces: list[Pace] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -52,6 +54,7 @@ class Report:
             },
             "latency": [_plain(latency) for latency in self.latencies],
             "inbox": [_plain(intake) for intake in self.intakes],
+            "saga": [_plain(pace) for pace in self.paces],
             "targets": [{**verdict._asdict(), "met": verdict.met} for verdict in self.verdicts],
         }
 
@@ -63,6 +66,7 @@ class Report:
             *(_score_table(arena, scores) for arena, scores in self.brokers),
             *([_latency_table(self.latencies)] if self.latencies else []),
             *([_intake_table(self.intakes)] if self.intakes else []),
+            *([_pace_table(self.paces)] if self.paces else []),
         ]
         for table in tables:
             console.print(table)
@@ -122,6 +126,15 @@ def _intake_table(intakes: Sequence[Intake]) -> Table:
     return table
 
 
+def _pace_table(paces: Sequence[Pace]) -> Table:
+    table = Table(
+        "sagas of three steps", "at once", "sagas/s", "step p50 ms", "step p99 ms", "CPU ms client", "database"
+    )
+    for pace in paces:
+        table.add_row(pace.what, str(pace.hands), *(f"{figure:,.1f}" for figure in pace[3:]))
+    return table
+
+
 def _plain_drain(drain: Drain) -> dict[str, Any]:
     rates = {"events_per_second": round(drain.events_per_second), "wal_bytes": round(drain.wal_bytes_per_event)}
     return {"design": drain.design, "held_open": drain.held, "events": drain.events, **rates}
@@ -139,6 +152,6 @@ def _plain_score(score: Score) -> dict[str, Any]:
     }
 
 
-def _plain(measured: Latency | Intake) -> dict[str, Any]:
+def _plain(measured: Latency | Intake | Pace) -> dict[str, Any]:
     facts = measured._asdict()
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in facts.items()}

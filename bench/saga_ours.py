@@ -1,0 +1,96 @@
+"""Our side of the sagas: a worker in this process, which claims what clients start in transactions of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+import outrider
+from bench.saga import BODY, BUSINESS, CONNECTIONS, STEPS, Marks, RunOne
+from outrider.observer import Fact, SagaEnded
+from outrider.saga import Saga, Sagas, SagaWorker
+from outrider.stores.postgres import PostgresSagas
+
+
+@dataclass
+class State:
+    """What a saga keeps."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Ends:
+    """Tells whoever waits that a saga has ended."""
+
+    waiting: dict[UUID, asyncio.Future[str]] = field(default_factory=dict)
+
+    def notice(self, fact: Fact) -> None:
+        """Wake its client."""
+        if isinstance(fact, SagaEnded):
+            self.waiting.pop(fact.saga_id).set_result(fact.status)
+
+
+@asynccontextmanager
+async def local_steps(url: str, marks: Marks) -> AsyncIterator[RunOne]:
+    """Steps in the transaction that saves the saga: the row is written exactly once."""
+    saga = Saga("bench-local", State)
+
+    def writing(step: str) -> Any:
+        async def write(run: Any, tx: Any) -> None:
+            marks.pass_step(run.state.name)
+            await tx.execute(BUSINESS, run.state.name, step, BODY)
+
+        return write
+
+    for step in STEPS:
+        saga.local(name=step)(writing(step))
+    async with asyncpg.create_pool(url, max_size=CONNECTIONS) as pool, _running(url, pool, saga) as run_one:
+        yield run_one
+
+
+@asynccontextmanager
+async def calls(url: str, marks: Marks) -> AsyncIterator[RunOne]:
+    """Steps outside: the row is written at least once, under one idempotency key, and what was intended is known."""
+    saga = Saga("bench-call", State)
+    async with asyncpg.create_pool(url, max_size=CONNECTIONS) as pool:
+
+        def writing(step: str) -> Any:
+            async def write(run: Any) -> None:
+                marks.pass_step(run.state.name)
+                await pool.execute(BUSINESS, run.state.name, step, BODY)
+
+            return write
+
+        for step in STEPS:
+            saga.call(name=step)(writing(step))
+        async with _running(url, pool, saga) as run_one:
+            yield run_one
+
+
+@asynccontextmanager
+async def _running(url: str, pool: Any, saga: Saga[State]) -> AsyncIterator[RunOne]:
+    """Run a worker around the block."""
+    store, ends = await PostgresSagas.open(url, connections_max=CONNECTIONS), Ends()
+    worker = SagaWorker(store, Sagas(saga), outrider.stage, observer=ends)
+
+    async def run_one(name: str) -> None:
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with pool.acquire() as conn, conn.transaction():
+            ends.waiting[await saga.start(conn, State(name), correlation_id=name)] = ended
+        worker.wake()
+        assert await ended == "completed"
+
+    running = asyncio.create_task(worker.run())
+    try:
+        yield run_one
+    finally:
+        worker.stop()
+        await running
+        await store.close()
