@@ -7,6 +7,7 @@ OUTRIDER_REQUIRE_SERVICES=1 it fails instead. A server that is there and does no
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Some tests start one themselves."""
     with missing_servers_judged(item):
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Commands that run in this process set up logging, and the next test must not hear less because of that."""
+    root, ours = logging.getLogger(), logging.getLogger("outrider")
+    handlers, level = list(root.handlers), ours.level
+    yield
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+    ours.setLevel(level)
 
 
 @contextmanager

@@ -131,7 +131,10 @@ def test_on_postgresql_and_kafka_it_is_the_same_twice_in_a_row(empty_database: s
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_it_ends_no_process_stays(tmp_path: Path, number: signal.Signals) -> None:
     asked = command(tmp_path, "--orders", "200")
+    # A shell ignores SIGINT on behalf of what it runs in the background, this test for instance.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True) as example:
+        signal.signal(signal.SIGINT, usual)
         assert example.stdout
         assert next(line for line in example.stdout if "running" in line)
         assert len(processes_of(tmp_path)) == PROCESSES

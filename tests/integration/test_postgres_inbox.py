@@ -137,7 +137,7 @@ async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: PostgresBench)
 async def test_a_receipt_that_is_not_to_be_had_is_a_passing_trouble(
     inbox: PostgresInbox, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.stores.postgres.inbox.STATEMENT_SECONDS", 0.2)
+    monkeypatch.setattr("outrider.stores.postgres.lending.STATEMENT_SECONDS", 0.2)
     once = open_delivery(delivery(1))
     async with inbox.transaction() as tx:
         await inbox.admit(tx, "billing", [once], gated=False)

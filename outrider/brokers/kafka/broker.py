@@ -18,7 +18,7 @@ from outrider.brokers.kafka import settings as producer_settings
 from outrider.brokers.kafka.examine import examine, retention_days
 from outrider.brokers.kafka.probe import check_topic
 from outrider.brokers.kafka.session import BEHIND, UNKNOWN, Call, Report, Session, driver
-from outrider.brokers.kafka.verdicts import GAP, MISSING, PURGED, Failure, in_order, judge
+from outrider.brokers.kafka.verdicts import BARRED, GAP, MISSING, PURGED, Failure, in_order, judge
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
 from outrider.finding import Finding
@@ -155,9 +155,9 @@ class KafkaBroker:
             raise Transient(f"no metadata from Kafka: {session.trouble or error.args[0].str()}") from error
 
     async def _look_for(self, session: Session, topic: str) -> bool:
-        """Tell whether a topic is there by now; asking also makes the producer look again."""
+        """Tell whether a topic is there for us by now; asking also makes the producer look again."""
         found = (await self._ask(ANSWER_SECONDS_MAX, topic)).topics[topic]
-        absent = found.error is not None and found.error.name() in MISSING
+        absent = found.error is not None and found.error.name() in MISSING | BARRED
         (session.absent.add if absent else session.absent.discard)(topic)
         return not absent
 
