@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -50,6 +52,8 @@ class Arena:
     few_keys: bool = False
     apart: bool = False
     """Also measure with a core for the client alone, where the client is the limit."""
+    least: tuple[str, ...] = ()
+    """The module and the arguments of the least that could be called a relay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ def kafka(server: KafkaServer) -> Arena:
         client=lambda messages: clients.librdkafka(server.bootstrap, messages),
         reset=reset,
         apart=True,
+        least=("bench.least", server.bootstrap),
     )
 
 
@@ -176,6 +181,8 @@ class Field:
         ]
         if arena.few_keys:
             scores.append(await self._relayed(f"relay, 1 process, {FEW_KEYS} keys", keys=FEW_KEYS))
+        if arena.least:
+            scores.append(await self._least("fetch, produce, delete, and nothing else"))
         return scores + (await self._apart() if arena.apart else [])
 
     async def _apart(self) -> list[Score]:
@@ -199,6 +206,24 @@ class Field:
                 await publish()
             gc.unfreeze()
         return Score.of(what, events, watch)
+
+    async def _least(self, what: str) -> Score:
+        await self.arena.reset()
+        await backlog.fill(self.postgres.url, len(self.messages), self.keys)
+        module, *rest = self.arena.least
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, self.postgres.url, *rest, stdin=PIPE, stdout=PIPE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        async with asyncio.timeout(DRAIN_SECONDS_MAX):
+            assert await process.stdout.readline() == b"ready\n"
+            pids = {"client": process.pid, "database": self.postgres.pid, "broker": self.arena.server.pid}
+            with Watch(pids) as watch:
+                process.stdin.write(b"\n")
+                assert await process.stdout.readline() == b"done\n"
+            await process.wait()
+        return Score.of(what, len(self.messages), watch)
 
     async def _relayed(self, what: str, *, processes: int = 1, archive: bool = True, keys: int | None = None) -> Score:
         await self.arena.reset()

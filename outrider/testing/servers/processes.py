@@ -8,6 +8,7 @@ import pwd
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 PR_SET_PDEATHSIG = 1
+TICK_SECONDS = 0.005
 LIBC = ctypes.CDLL(None, use_errno=True)
 # The kernel's death signal fires when the thread that forked ends, not the process. One thread therefore forks
 # every server, and it lives as long as the interpreter.
@@ -83,6 +85,24 @@ def kill_all(pids: Sequence[int], seconds: float) -> None:
         end.register(handle, select.POLLIN)
         end.poll(seconds * 1000)
         os.close(handle)
+
+
+def until_stopped(pids: Sequence[int], seconds: float) -> None:
+    """Wait until every thread of processes that were told to stop has done so: one may be in the middle of a write."""
+    give_up = time.monotonic() + seconds
+    while moving := [pid for pid in pids if not _stopped(pid)]:
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"processes did not stop within {seconds:g} s: {moving}")
+        time.sleep(TICK_SECONDS)
+
+
+def _stopped(pid: int) -> bool:
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    # A zombie does nothing either, and whoever is gone has no state.
+    return all(state in "TtZX" for state in states)
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Self
 
-from outrider.testing.servers.processes import children_of, kill_all, send, spawn
+from outrider.testing.servers.processes import children_of, kill_all, send, spawn, until_stopped
 
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 30.0
@@ -150,9 +150,11 @@ class Server(ABC):
         """Freeze the server: its connections stay open and nothing answers."""
         if self._process is None or self._thaw is not None:
             return
+        frozen = self._freeze()
         # The helper thaws the server when its pipe closes, so a parent killed meanwhile leaves nothing frozen.
-        command = ["sh", "-c", 'read -r _; kill -CONT "$@"', "thaw", *map(str, self._freeze())]
+        command = ["sh", "-c", 'read -r _; kill -CONT "$@"', "thaw", *map(str, frozen)]
         self._thaw = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+        until_stopped(frozen, STOP_SECONDS_MAX)
 
     def resume(self) -> None:
         """Let a paused server go on."""
