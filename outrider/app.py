@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from outrider.broker import Broker
@@ -25,6 +25,7 @@ from outrider.saga.clerk import employ
 from outrider.saga.intake import Intake
 from outrider.saga.sagas import Sagas
 from outrider.saga_store import Entered, NewMail, NewSaga, Phase, SagaStore
+from outrider.schema import Schema
 from outrider.source import Source
 from outrider.store import Drafts, Hold, Placed, Store
 from outrider.stores.queries import identifier
@@ -140,50 +141,6 @@ def _unknown(conn: Any) -> Misuse:
 
 def _kind(conn: Any) -> str:
     return f"{type(conn).__module__}.{type(conn).__qualname__}"
-
-
-class Migration(Protocol):
-    """How far one migration has come."""
-
-    @property
-    def version(self) -> int: ...
-    @property
-    def migration(self) -> str: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def applied(self) -> int: ...
-    @property
-    def state(self) -> str: ...
-
-
-class Step(Protocol):
-    """One step of a migration."""
-
-    @property
-    def version(self) -> int: ...
-    @property
-    def migration(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def sql(self) -> str: ...
-
-
-class Schema(Protocol):
-    """Installing and upgrading a store, by the verbs that every SQL store has."""
-
-    async def status(self) -> Sequence[Migration]:
-        """Say how far each migration has come; changes nothing."""
-        ...
-
-    async def plan(self) -> Sequence[Step]:
-        """Return the steps that `migrate` would run; changes nothing."""
-        ...
-
-    async def migrate(self) -> Sequence[Step]:
-        """Run what is still to be done, and return it."""
-        ...
 
 
 async def open_store(url: str, *, schema: str = "outrider", archive: bool = True, clock: Clock | None = None) -> Store:

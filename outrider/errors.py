@@ -4,10 +4,13 @@
     ├── Misuse                the caller's code or settings must change
     │   ├── InvalidEvent      a field of an event cannot be staged; `path` names it
     │   ├── NotInTransaction  staging needs the caller's open transaction
+    │   ├── UnfitHandler      a handler did what none may
     │   └── BadSetting        a setting, or a relation between two, cannot work
     ├── Permanent             trying again will never help
     │   └── NotFound          what a person named is not there
     └── Transient             the same call may pass later
+        ├── ConcurrencyError  somebody else has changed it meanwhile
+        ├── TransactionLost   the connection was lost under a handler
         └── Unreachable       a server does not answer
 
 The text of an error says what happened and what to do about it.
@@ -42,6 +45,10 @@ class NotInTransaction(Misuse):
     """Staging outside a transaction would break the promise, so it is refused."""
 
 
+class UnfitHandler(Misuse):
+    """A handler did what none may, such as ending the transaction. To call it again could only do more harm."""
+
+
 class BadSetting(Misuse):
     """A setting is out of range or contradicts another one."""
 
@@ -56,6 +63,14 @@ class NotFound(Permanent):
 
 class Transient(OutriderError):
     """The same call may pass later."""
+
+
+class ConcurrencyError(Transient):
+    """Somebody else has changed the saga meanwhile; load it again and decide anew."""
+
+
+class TransactionLost(Transient):
+    """The transaction was lost under a handler, which is not to blame: its connection is gone."""
 
 
 class Unreachable(Transient):

@@ -21,16 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from outrider.delivery import Arrival, Delivery, InboxStream
-from outrider.errors import Misuse, Transient
 from outrider.outcome import Policy, Reason
-
-
-class UnfitHandler(Misuse):
-    """A handler did what none may, such as ending the transaction. To call it again could only do more harm."""
-
-
-class TransactionLost(Transient):
-    """The transaction was lost under a handler, which is not to blame: its connection is gone."""
 
 
 class Cause(StrEnum):

@@ -20,12 +20,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from outrider.errors import Transient
-
-
-class ConcurrencyError(Transient):
-    """Somebody else has changed the saga meanwhile; load it again and decide anew."""
-
 
 class Status(StrEnum):
     """Where a saga stands."""
@@ -297,6 +291,10 @@ class SagaStore(Protocol):
 
     async def prune(self, *, saga_days: float, audit_days: float, barrier_days: float) -> SagaPruned:
         """Remove, in small batches, what ended longer ago. A saga that needs attention stays."""
+        ...
+
+    async def hint(self) -> None:
+        """Tell workers, after a commit, that there is a saga or mail to look at."""
         ...
 
     def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:

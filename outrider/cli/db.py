@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app import Schema, Step, open_schema
+from outrider.app import open_schema
 from outrider.cli.errors import FINDING
 from outrider.cli.options import ConfigFile, Json, Place, SchemaName, StoreUrl
 from outrider.cli.output import emit, say, show_table
+from outrider.schema import Schema, Step
 
 app = typer.Typer(help="Install and upgrade the store.", no_args_is_help=True)
 Lanes = Annotated[int, typer.Option("--lanes", min=1, help="Lanes per band; fixed by the first install.")]

@@ -92,6 +92,8 @@ async def give(store: SagaStore, verb: str, typed: dict[UUID, str], saga_type: s
                 given.saga_ids.append(saga_id)
             else:
                 given.refusals.append(f"{text} takes no order {verb}: it has ended meanwhile")
+    if given.saga_ids:
+        await store.hint()
     return given
 
 

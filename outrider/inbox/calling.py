@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from outrider.delivery import Arrival
-from outrider.errors import OutriderError, Permanent
+from outrider.errors import OutriderError, Permanent, TransactionLost, UnfitHandler
 from outrider.inbox.router import Route
-from outrider.inbox_store import InboxStore, TransactionLost, UnfitHandler
+from outrider.inbox_store import InboxStore
 from outrider.outcome import Reason
 
 

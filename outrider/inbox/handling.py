@@ -14,13 +14,13 @@ from functools import partial
 
 from outrider.backoff import RetryPolicy
 from outrider.delivery import Arrival, InboxStream
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, UnfitHandler
 from outrider.inbox import turns
 from outrider.inbox.calling import HandlerFailed
 from outrider.inbox.failures import Failures
 from outrider.inbox.router import Routes
 from outrider.inbox.turns import Turns
-from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, UnfitHandler, Waits
+from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, Waits
 from outrider.observer import (
     ConsumerBroken,
     ConsumerBuried,

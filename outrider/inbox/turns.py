@@ -15,7 +15,7 @@ from uuid import UUID
 
 from outrider.codec.open import open_delivery
 from outrider.delivery import Arrival, InboxStream
-from outrider.errors import Misuse, OutriderError, Permanent
+from outrider.errors import Misuse, OutriderError, Permanent, UnfitHandler
 from outrider.inbox.calling import HandlerFailed, call, unfit
 from outrider.inbox.gate import Decision, Refuse, decide, numbered
 from outrider.inbox.router import Route, Routes
@@ -30,7 +30,6 @@ from outrider.inbox_store import (
     InboxStore,
     Stalled,
     Standing,
-    UnfitHandler,
     Waiting,
     Waits,
 )

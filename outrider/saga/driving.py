@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.clock import Clock
-from outrider.errors import Transient
+from outrider.errors import ConcurrencyError, Transient
 from outrider.observer import Observer
 from outrider.saga import acting
 from outrider.saga.acting import Acted
@@ -25,7 +25,7 @@ from outrider.saga.telling import facts_of
 from outrider.saga.trouble import Trouble
 from outrider.saga.turning import CommittedUnheard, Given, Turned, Turning
 from outrider.saga.waiting import wait_for
-from outrider.saga_store import Claim, ConcurrencyError, Record, SagaStore
+from outrider.saga_store import Claim, Record, SagaStore
 
 CANCEL_SECONDS = 5.0
 """How long a call that is cancelled may take to notice."""

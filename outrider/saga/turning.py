@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from outrider.errors import InvalidEvent, Transient
+from outrider.errors import ConcurrencyError, InvalidEvent, Transient
 from outrider.event import Event
 from outrider.saga import acting
 from outrider.saga.acting import Acted
@@ -22,7 +22,7 @@ from outrider.saga.journal import OPEN, Place
 from outrider.saga.merging import merged
 from outrider.saga.news import Absorb, Call, Local, Move, News, Plan, Raised, Result, Send, Succeeded
 from outrider.saga.plan import advance
-from outrider.saga_store import Claim, ConcurrencyError, Record, SagaStore, Turn
+from outrider.saga_store import Claim, Record, SagaStore, Turn
 
 T = TypeVar("T")
 Lot = tuple[Move, Sequence[Event]]

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.delivery import Arrival, Delivery, InboxStream
-from outrider.inbox_store import Applied, Buried, Cause, Conclusion, Entry, Stalled, Standing, UnfitHandler, Waits
+from outrider.errors import UnfitHandler
+from outrider.inbox_store import Applied, Buried, Cause, Conclusion, Entry, Stalled, Standing, Waits
 
 TOPIC_BYTES_MAX = 400
 
@@ -150,12 +151,6 @@ class Sheet:
 def only_applied(entries: Sequence[Entry]) -> bool:
     """Tell whether nothing happened but what nearly always does: delivered, and applied."""
     return all(type(entry.conclusion) is Applied and entry.arrival.waiting_id is None for entry in entries)
-
-
-ENDED = (
-    "ended the transaction that it was lent, so that only a part of what belongs together may be committed; leave "
-    "commit and rollback to outrider"
-)
 
 
 def may_go(cause: Cause | None, *, early: bool) -> bool:

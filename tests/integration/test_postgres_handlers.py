@@ -13,11 +13,11 @@ import pytest
 
 import outrider
 from outrider.backoff import RetryPolicy
-from outrider.errors import Misuse, Transient
+from outrider.errors import Misuse, Transient, UnfitHandler
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.inbox import Inbox, Result
 from outrider.inbox.router import Route
-from outrider.inbox_store import InboxCriteria, UnfitHandler
+from outrider.inbox_store import InboxCriteria
 from outrider.observer import ConsumerTroubled, HandlerRetried
 from outrider.stores.postgres import PostgresInbox
 from outrider.testing import ManualClock

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import outrider
 from outrider import Event, app, cli
 from outrider.drivers import asyncpg as driver
-from outrider.errors import Misuse
-from outrider.saga_store import ConcurrencyError, Instance, Phase, Status, Turn
+from outrider.errors import ConcurrencyError, Misuse
+from outrider.saga_store import Instance, Phase, Status, Turn
 from outrider.stores import migrations
 from outrider.stores.postgres import PostgresSagas, PostgresSchema
 from outrider.testing.saga_contract.bench import claim_of, new_saga, reply

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from outrider import Event, Inbox, RetryPolicy
 from outrider.app import open_schema
 from outrider.cli import app
+from outrider.cli.saga_orders import give
 from outrider.saga.barrier import Barrier
 from outrider.saga.definition import Saga, saga_id_of
 from outrider.saga.news import Claimed, Declined, News, Raised, Succeeded
@@ -28,6 +29,7 @@ from outrider.saga.plan import advance
 from outrider.saga.run import Run
 from outrider.saga.sagas import Sagas
 from outrider.saga_store import Claim, MailKind, NewMail, Phase, Record, Turn
+from outrider.stores.memory import MemorySagas, MemoryStore
 from outrider.stores.sqlite import SqliteSagas
 from outrider.testing import ManualClock
 
@@ -314,6 +316,16 @@ def test_an_order_is_mail_with_the_name_of_who_gave_it(failed: Office, verb: str
     )
     assert len(failed.mail()) == 2
     assert f"ordered {verb}" in failed("why", str(ORDER_ID)).stdout
+
+
+async def test_an_order_wakes_workers_that_listen() -> None:
+    memory = MemoryStore(clock=ManualClock())
+    store, new, woken = MemorySagas(memory), order.new(Order("A-7"), "A-7"), asyncio.Event()
+    async with store.transaction() as tx:
+        await store.start(tx, new)
+    async with store.wakeups(woken.set):
+        assert (await give(store, "retry", {new.saga_id: "A-7"}, None)).saga_ids == [new.saga_id]
+        assert woken.is_set()
 
 
 def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Office) -> None:

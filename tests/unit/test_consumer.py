@@ -11,9 +11,9 @@ import pytest
 
 from outrider.backoff import RetryPolicy
 from outrider.delivery import Arrival
-from outrider.errors import Misuse, Transient, Unreachable
+from outrider.errors import Misuse, Transient, UnfitHandler, Unreachable
 from outrider.inbox.router import Route
-from outrider.inbox_store import Admitted, UnfitHandler
+from outrider.inbox_store import Admitted
 from outrider.observer import (
     ConsumerBroken,
     ConsumerBuried,

@@ -12,9 +12,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from outrider.errors import ConcurrencyError
 from outrider.saga_store import (
     Claim,
-    ConcurrencyError,
     Entry,
     Instance,
     MailKind,

@@ -14,10 +14,10 @@ import pytest
 
 import outrider
 from outrider.delivery import Delivery, InboxStream
-from outrider.errors import Misuse, Permanent, Transient
+from outrider.errors import Misuse, Permanent, Transient, UnfitHandler
 from outrider.inbox.inbox import Inbox, Result
 from outrider.inbox.router import Route
-from outrider.inbox_store import InboxCriteria, Standing, UnfitHandler
+from outrider.inbox_store import InboxCriteria, Standing
 from outrider.observer import ConsumerTroubled, HandlerRetried
 from outrider.stores import migrations
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema, database

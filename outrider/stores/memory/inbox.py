@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from outrider.delivery import Arrival, InboxStream
+from outrider.errors import UnfitHandler
 from outrider.inbox_store import (
     Admitted,
     Applied,
@@ -25,12 +26,12 @@ from outrider.inbox_store import (
     Resumed,
     Stalled,
     Standing,
-    UnfitHandler,
     Waiting,
     Waits,
 )
 from outrider.outcome import Policy
-from outrider.stores.inbox_rows import ENDED, may_go
+from outrider.stores.inbox_rows import may_go
+from outrider.stores.lending import ENDED
 from outrider.stores.memory.inbox_desk import MemoryInboxDesk
 from outrider.stores.memory.inbox_tables import DeadArrival, InboxTables, Receipt, StreamRow
 from outrider.stores.memory.store import MemoryStore

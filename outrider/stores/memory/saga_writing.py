@@ -7,20 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from outrider.saga_store import (
-    ENDED,
-    Claim,
-    ConcurrencyError,
-    Entered,
-    Instance,
-    Mail,
-    NewMail,
-    NewSaga,
-    Note,
-    Phase,
-    Status,
-    Turn,
-)
+from outrider.errors import ConcurrencyError
+from outrider.saga_store import ENDED, Claim, Entered, Instance, Mail, NewMail, NewSaga, Note, Phase, Status, Turn
 from outrider.stores.memory.saga_tables import Passage, Passages, SagaRow
 from outrider.stores.memory.transaction import MemoryTransaction
 from outrider.stores.saga_rows import AUDIT_FACTS, STARTED, Sheet

@@ -12,9 +12,8 @@ from typing import Any
 
 import asyncpg
 
-from outrider.errors import Permanent
-from outrider.inbox_store import TransactionLost, UnfitHandler
-from outrider.stores.inbox_rows import ENDED
+from outrider.errors import Permanent, TransactionLost, UnfitHandler
+from outrider.stores.lending import ENDED
 from outrider.stores.postgres.database import translated
 
 NOT_ASYNCHRONOUS = (

@@ -14,7 +14,7 @@ import asyncpg
 from outrider.errors import Misuse, Transient
 from outrider.stores.postgres import calling
 from outrider.stores.postgres.database import STATEMENT_SECONDS, Database
-from outrider.stores.postgres.inbox_transaction import handling
+from outrider.stores.postgres.transaction import handling
 from outrider.stores.queries import identifier
 
 BATCH_MAX = 1000

@@ -13,16 +13,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from outrider.saga_store import (
-    Claim,
-    ConcurrencyError,
-    NewMail,
-    NewSaga,
-    Record,
-    SagaDesk,
-    SagaPruned,
-    Turn,
-)
+from outrider.errors import ConcurrencyError
+from outrider.saga_store import Claim, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn
 from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database
 from outrider.stores.postgres.lending import Lending

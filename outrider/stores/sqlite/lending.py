@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from outrider.clock import Clock, SystemClock
-from outrider.errors import Misuse, OutriderError, Permanent, Transient
-from outrider.inbox_store import TransactionLost, UnfitHandler
-from outrider.stores.inbox_rows import ENDED
+from outrider.errors import Misuse, OutriderError, Permanent, TransactionLost, Transient, UnfitHandler
+from outrider.stores.lending import ENDED
 from outrider.stores.sqlite.database import open_existing, translated, translation
 
 P = ParamSpec("P")

@@ -12,20 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from outrider.saga_store import (
-    Claim,
-    ConcurrencyError,
-    Entered,
-    Entry,
-    Instance,
-    Mail,
-    NewMail,
-    NewSaga,
-    Note,
-    Phase,
-    Record,
-    Turn,
-)
+from outrider.errors import ConcurrencyError
+from outrider.saga_store import Claim, Entered, Entry, Instance, Mail, NewMail, NewSaga, Note, Phase, Record, Turn
 from outrider.stores.saga_rows import STARTED, Sheet, entry_of, entry_row, in_turn, instance_of, mail_of
 from outrider.stores.sqlite.rows import load as load_sql
 from outrider.stores.sqlite.rows import to_moment, to_seconds

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import Permanent
+from outrider.errors import Permanent, UnfitHandler
 from outrider.event import Event
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Route
-from outrider.inbox_store import InboxCriteria, UnfitHandler
+from outrider.inbox_store import InboxCriteria
 from outrider.observer import ConsumerBroken
 from outrider.testing.inbox_contract.bench import TOPIC, TYPE, Hand, InboxBench, delivery
 

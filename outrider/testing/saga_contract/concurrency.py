@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from outrider.saga_store import ConcurrencyError, Status
+from outrider.errors import ConcurrencyError
+from outrider.saga_store import Status
 from outrider.testing.saga_contract.bench import LEASE_SECONDS, SagaBench, claim_of, new_saga, reply
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from outrider.saga_store import ConcurrencyError, Entry, Note, Phase, Progress, Record, Status
+from outrider.errors import ConcurrencyError
+from outrider.saga_store import Entry, Note, Phase, Progress, Record, Status
 from outrider.testing.saga_contract.bench import LEASE_SECONDS, TRACE, SagaBench, claim_of, new_saga, reply
 
 RESERVE = Entry("reserve", Phase.ACTION, Progress.INTENDED, 1, attempts=1)
