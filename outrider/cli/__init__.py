@@ -18,8 +18,8 @@ from outrider.cli.errors import Group
 app = typer.Typer(
     name="outrider",
     cls=Group,
-    help="Transactional outbox and inbox. If the transaction commits, its event is delivered, in order per key; at the "
-    "other end, its effect happens once.",
+    help="Transactional outbox, inbox and sagas. If the transaction commits, its event is delivered, in order per key; "
+    "at the other end, its effect happens once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

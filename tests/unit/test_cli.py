@@ -426,7 +426,7 @@ def test_every_number_of_the_relay_is_explained_in_the_words_of_the_documentatio
 
 
 def test_help_says_what_it_is_for_and_the_least_that_can_be_asked_for(bare: Shell) -> None:
-    assert "outbox and inbox" in bare("--help", COLUMNS="200").stdout
+    assert "outbox, inbox and sagas" in bare("--help", COLUMNS="200").stdout
     assert "500 at least" in bare("demo", "--help", COLUMNS="200").stdout
 
 
