@@ -182,6 +182,8 @@ async def open_sagas(url: str, *, schema: str = "outrider") -> SagaStore:
 def saga_inbox(sagas: Sagas, *, outbox: Outbox | None = None, observer: Observer | None = None) -> Inbox:
     """Return the inbox through which sagas get their replies: a consumer for each type, called `saga.` and the type.
 
+    Before that comes the name of the sagas, if they have one.
+
     >>> from dataclasses import dataclass
     >>> from outrider.saga import Saga
     >>> @dataclass
@@ -194,9 +196,10 @@ def saga_inbox(sagas: Sagas, *, outbox: Outbox | None = None, observer: Observer
     """
     inbox, intake = Inbox(), Intake(sagas, outbox or _default, observer)
     for saga_type in intake.saga_types:
-        consumer = f"saga.{saga_type}"
+        consumer = sagas.consumer(saga_type)
         # Replies wait for each other in no order: a step takes its own from the mailbox.
-        inbox.consumer(consumer, dead_letter_policy=Policy.SKIP)
+        # What participants on this store have answered is for the sagas' own workers to forget.
+        inbox.consumer(consumer, dead_letter_policy=Policy.SKIP, barrier_days=None)
         for topic, event_type in intake.replies(saga_type):
             inbox.handler(event_type, consumer=consumer, topic=topic)(intake.handler(saga_type))
     return inbox

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +29,8 @@ class RetryPolicy:
     max_attempts: int = 10
 
     def __post_init__(self) -> None:
+        for name in self.__slots__:
+            _check_number(name, getattr(self, name))
         checks = {
             "base_seconds": self.base_seconds > 0,
             "factor": 1 <= self.factor <= FACTOR_MAX,
@@ -65,3 +68,10 @@ class RetryPolicy:
         3
         """
         return cls(**stored)
+
+
+def _check_number(name: str, value: Any) -> None:
+    whole = name == "max_attempts"
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise BadSetting(f"retry.{name} = {value!r} cannot work; use {'a whole number' if whole else 'a number'}")

@@ -6,6 +6,7 @@ Also here, because every side must agree on them: which stream an event belongs 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -25,6 +26,14 @@ BAND_NAMES = ("high", "normal", "low")
 
 GAPLESS = {"gapless": "true"}
 """The header of an event that was numbered by us: a number that is missing in its stream means an event is missing."""
+
+TOPIC = re.compile(r"[A-Za-z0-9._\-]{1,249}")
+"""What every broker takes for the name of a topic, but for `.` and `..`."""
+
+EVENT_TYPE_BYTES_MAX = 240
+
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+"""A W3C traceparent."""
 
 SKIPPED_TYPE = "outrider.skipped"
 """The type of the marker published in the place of an event that was skipped."""

@@ -239,6 +239,10 @@ class InboxStore(Protocol):
         """Remove what is older, in small batches. A dead letter that holds its stream stays."""
         ...
 
+    async def prune_barriers(self, days: float) -> int:
+        """Remove, in small batches, what participants of sagas answered longer ago; return how many rows."""
+        ...
+
     async def close(self) -> None:
         """Let go of connections and threads."""
         ...

@@ -321,11 +321,12 @@ class ConsumerRecovered(Fact):
 
 @dataclass(frozen=True, slots=True)
 class InboxUpkeepDone(Fact):
-    """Old receipts and dead letters were removed."""
+    """Old receipts, dead letters and barriers were removed."""
 
     consumer: str
     receipts: int
     dead_letters: int
+    barriers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +390,47 @@ class SagaStepFailed(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class SagaStepRaised(Fact):
+    """The code of a step raised: its traceback, for whoever looks closely."""
+
+    saga_id: UUID
+    saga_type: str
+    step: str
+    phase: str
+    traceback: str
+
+    level: ClassVar[str] = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaStepUndone(Fact):
+    """The store failed under a local step, in a way that may pass. It is done again; if that goes on, it is charged."""
+
+    saga_id: UUID
+    saga_type: str
+    step: str
+    phase: str
+    times: int
+    error: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaCallStray(Fact):
+    """A call ignores that it was cancelled, and goes on beside whatever comes next. `strays` is how many of them do."""
+
+    saga_id: UUID
+    saga_type: str
+    step: str
+    phase: str
+    attempt: int
+    strays: int
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
 class SagaNeedsAttention(Fact):
     """A saga cannot go on without a person. This is the alert hook."""
 
@@ -424,12 +466,24 @@ class SagaDropped(Fact):
 
 @dataclass(frozen=True, slots=True)
 class MailUnknown(Fact):
-    """An event came for a saga that is not there, has ended, or has it already; it was dropped."""
+    """An event came for nobody here: its saga is another's, has ended, or has it already; it was dropped."""
 
     saga_type: str
     saga_id: UUID | None
     event_id: UUID | None
     event_type: str
+
+    level: ClassVar[str] = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class MailUnaddressed(Fact):
+    """An event of a type that sagas wait for does not say which one it is for; it was dropped."""
+
+    saga_type: str
+    event_id: UUID | None
+    event_type: str
+    remedy: str
 
     level: ClassVar[str] = "warning"
 

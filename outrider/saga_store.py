@@ -12,7 +12,7 @@ Rules every adapter keeps, and the contract suite checks:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,6 +66,13 @@ class MailKind(StrEnum):
     ORDER = "order"
 
 
+class Undelivered(StrEnum):
+    """Where an event is that has not left its store: `waiting` in the outbox, or `buried` among the dead letters."""
+
+    WAITING = "waiting"
+    BURIED = "buried"
+
+
 class NewSaga(NamedTuple):
     """A saga to be started; its id is made of its type and its correlation id, so starting it twice is one start."""
 
@@ -75,6 +82,8 @@ class NewSaga(NamedTuple):
     correlation_id: str
     state: bytes
     traceparent: str | None = None
+    outline: str = ""
+    """The definition in short, by which a change of it is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,8 @@ class Instance:
     wake_at: datetime | None
     owner: str | None
     epoch: int
+    outline: str = ""
+    """What its definition was in short when it was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,10 @@ class Entry:
     error: str | None = None
     intended_at: datetime | None = None
     ended_at: datetime | None = None
+    event_id: UUID | None = None
+    """The event that settled it, if one has; the same event answers no other step. Until then, of a step that is asked
+    for, the command that was staged last; and of one that cannot take its answer in, that answer.
+    """
 
 
 class Mail(NamedTuple):
@@ -137,7 +152,7 @@ class Mail(NamedTuple):
 
 
 class NewMail(NamedTuple):
-    """Mail to be posted."""
+    """Mail to be posted; with `saga_type`, only if the saga is of that type."""
 
     saga_id: UUID
     kind: MailKind
@@ -145,6 +160,7 @@ class NewMail(NamedTuple):
     key: str | None
     body: bytes
     event_id: UUID
+    saga_type: str | None = None
 
 
 class Note(NamedTuple):
@@ -251,13 +267,30 @@ class SagaStore(Protocol):
     """What a saga worker needs."""
 
     desk: SagaDesk
+    one_at_a_time: bool
+    """Whether a transaction that is lent keeps everything else waiting, renewals included."""
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Open a transaction; commit when the block ends, roll back when it raises."""
         ...
 
+    def lend(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction for a step's function. Claims, renewals and turns never wait for one of these to end."""
+        ...
+
+    def objection(self, function: Callable[..., Any]) -> str | None:
+        """Say why a step's function cannot work in a transaction of this store; None if it can."""
+        ...
+
     async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
-        """Run a step's function with its argument and the transaction, in the way that suits the driver."""
+        """Run a step's function with its argument and the transaction, in the way that suits the driver.
+
+        Raises TransactionLost if the store is to blame, and UnfitHandler if the function did what none may.
+        """
+        ...
+
+    def sever(self, tx: Any) -> None:
+        """Cut a transaction off from a function that does not end: whatever that still does to it is undone."""
         ...
 
     async def start(self, tx: Any, saga: NewSaga) -> bool:
@@ -265,7 +298,10 @@ class SagaStore(Protocol):
         ...
 
     async def post(self, tx: Any, mail: Sequence[NewMail]) -> int:
-        """Put mail into the boxes of sagas that exist and have not ended, or have failed; return how many were new."""
+        """Put mail into the boxes of sagas that exist and have not ended, or have failed; return how many were new.
+
+        What is meant for a saga of another type is not kept.
+        """
         ...
 
     async def claim(
@@ -287,6 +323,10 @@ class SagaStore(Protocol):
 
         `turn.instance.version` is the one expected; the stored one is one higher afterwards.
         """
+        ...
+
+    async def undelivered(self, tx: Any, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
+        """Return those events that are still in the outbox or among the dead letters; all others have left."""
         ...
 
     async def prune(self, *, saga_days: float, audit_days: float, barrier_days: float) -> SagaPruned:

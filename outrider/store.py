@@ -209,6 +209,10 @@ class Desk(Protocol):
         """Name topics of undelivered events, sorted. Of a large backlog only the oldest events are looked at."""
         ...
 
+    async def relays(self) -> int:
+        """Count the relays that are alive."""
+        ...
+
     async def blocked_streams(self, limit: int) -> list[Held]:
         """List blocked streams, held ones first."""
         ...

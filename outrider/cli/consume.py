@@ -16,11 +16,10 @@ from outrider import app, config
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
 from outrider.cli.process import die_with_parent, on_stop_signals
-from outrider.cli.target import hint, imported
+from outrider.cli.target import find_inbox
 from outrider.config import Config
 from outrider.errors import Misuse
 from outrider.inbox.consumer import Consumer
-from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
 from outrider.observer import ConsumerBuried, ConsumerStarted, ConsumerStopped, Fact, Handled, Observers
 
@@ -132,12 +131,3 @@ async def _idle(tally: Tally, consumers: Sequence[Consumer], seconds: float) -> 
             # What is being handled, or will be tried again, is not heard of meanwhile.
             if not any(consumer.busy for consumer in consumers):
                 return
-
-
-def find_inbox(target: str) -> Inbox:
-    """Return the inbox that `module:name` means."""
-    module, name = imported(target, "inbox", "shop.handlers:inbox")
-    found = getattr(module, name, None)
-    if isinstance(found, Inbox):
-        return found
-    raise Misuse(f"{target} is not an inbox; {hint(module, name, (Inbox,), 'define one: inbox = outrider.Inbox()')}")

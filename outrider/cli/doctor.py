@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -12,13 +12,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.consume import find_inbox
+from outrider.app import saga_inbox
 from outrider.cli.errors import FINDING, UNREACHABLE
 from outrider.cli.examination import examine, worst
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
 from outrider.cli.output import console, emit, say
+from outrider.cli.target import find_inbox, find_sagas, imported, is_sagas
 from outrider.config import load
 from outrider.finding import Finding, Level
+from outrider.inbox.inbox import Inbox
+from outrider.inbox.router import Routes
 
 STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.REFUSE: "bold red"}
 
@@ -36,18 +39,34 @@ def doctor(
         list[str] | None,
         typer.Option("--consume", metavar="MODULE:NAME", help="Examine the consumers of this inbox too."),
     ] = None,
+    sagas: Annotated[
+        list[str] | None,
+        typer.Option("--sagas", metavar="MODULE:NAME", help="Examine the topics and consumers of these sagas too."),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning as well.")] = False,
     json: Json = False,
 ) -> None:
     """Examine store and broker, change nothing, and say what to do. Exits with 1 on a refusal, 3 if one is away."""
     chosen = load({"config": config, "store": store, "broker": broker, "schema": schema})
-    consumers = [routes for target in consume or () for routes in find_inbox(target).chosen([]).values()]
-    findings = asyncio.run(examine(chosen, topic or (), consumers))
+    holding = [target for target in consume or () if _holds_sagas(target)]
+    known = [find_sagas(target) for target in [*(sagas or ()), *holding]]
+    consumers = _routes(find_inbox(target) for target in consume or () if target not in holding)
+    named = [*(topic or ()), *(name for each in known for name in each.topics)]
+    findings = asyncio.run(examine(chosen, named, consumers, _routes(map(saga_inbox, known))))
     if json:
         emit({"verdict": worst(findings), "findings": [asdict(finding) for finding in findings]})
     else:
         _show(findings)
     raise typer.Exit(exit_code(findings, strict=strict))
+
+
+def _routes(inboxes: Iterable[Inbox]) -> list[Routes]:
+    return [routes for inbox in inboxes for routes in inbox.chosen([]).values()]
+
+
+def _holds_sagas(target: str) -> bool:
+    module, name = imported(target, "inbox", "shop.handlers:inbox")
+    return is_sagas(getattr(module, name, None))
 
 
 def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:

@@ -30,12 +30,17 @@ CHECKS = {
 _ORDER = (Level.REFUSE, Level.WARN, Level.OK)
 
 
-async def examine(chosen: Config, topics: Iterable[str] = (), consumers: Sequence[Routes] = ()) -> list[Finding]:
-    """Examine both sides, for the topics given, configured, consumed and staged; the worst comes first."""
+async def examine(
+    chosen: Config, topics: Iterable[str] = (), consumers: Sequence[Routes] = (), of_sagas: Sequence[Routes] = ()
+) -> list[Finding]:
+    """Examine both sides, for the topics given, configured, consumed and staged; the worst comes first.
+
+    A reply that is read again after its receipt is gone does no harm to a saga, so receipts of those do not matter.
+    """
     of_store, staged = await _store(chosen)
-    consumed = [topic for routes in consumers for topic in routes.topics]
+    consumed = [topic for routes in (*consumers, *of_sagas) for topic in routes.topics]
     named = list(dict.fromkeys([*chosen.topics, *topics, *consumed, *staged]))[:TOPICS_MAX]
-    found = [*of_store, *await _broker(chosen, named, consumers)]
+    found = [*of_store, *await _broker(chosen, named, consumers, of_sagas)]
     return sorted((_clean(finding) for finding in found), key=lambda finding: _ORDER.index(finding.level))
 
 
@@ -67,14 +72,16 @@ async def _store(chosen: Config) -> tuple[list[Finding], list[str]]:
         return [*found, judge_error("store", error)], []
 
 
-async def _broker(chosen: Config, topics: Sequence[str], consumers: Sequence[Routes]) -> list[Finding]:
+async def _broker(
+    chosen: Config, topics: Sequence[str], consumers: Sequence[Routes], of_sagas: Sequence[Routes]
+) -> list[Finding]:
     try:
         async with asyncio.timeout(SIDE_SECONDS_MAX):
             url = chosen.broker_url()
             broker = await app.open_broker(url)
             try:
                 found = [*await broker.examine(topics), *await _receipts(broker, consumers)]
-                found += await _sources(url, consumers)
+                found += await _sources(url, [*consumers, *of_sagas])
             finally:
                 await broker.close()
     except (OutriderError, TimeoutError) as error:

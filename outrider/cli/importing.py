@@ -10,7 +10,7 @@ import typer
 
 from outrider.config import redacted
 from outrider.errors import Misuse, OutriderError
-from outrider.inbox.where import short_path, where
+from outrider.where import short_path, where
 
 
 def cannot_import(module_name: str, error: Exception) -> Misuse:

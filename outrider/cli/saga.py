@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json as jsonlib
 from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from outrider.cli import saga_graph, saga_orders, saga_run
+from outrider.cli import saga_graph, saga_orders, saga_outbox, saga_run
 from outrider.cli.options import ConfigFile, Json, Limit, Place, SchemaName, StoreUrl
 from outrider.cli.output import emit, say, show_facts, show_table
 from outrider.cli.saga_choice import Id, OfType, recorded, with_store
@@ -76,15 +77,17 @@ def show(
     audit: Annotated[int, typer.Option("--audit", min=0, help="How many lines of its trail, the latest.")] = 20,
     json: Json = False,
 ) -> None:
-    """Show one saga: how it stands, its journal, the mail that waits, and the end of its trail."""
-    view = with_store(Place(config, store, schema), lambda opened: _look(opened, id, saga_type, audit))
+    """Show one saga: how it stands, its journal, the mail that waits, what has not left, and the end of its trail."""
+    place = Place(config, store, schema)
+    view = with_store(place, lambda opened: _look(opened, id, saga_type, audit))
+    post = asyncio.run(saga_outbox.look(place, view.record.instance.saga_id))
     facts = _without_state(view.record.instance)
     if state:
         facts["state"] = jsonlib.loads(view.record.instance.state)
     journal = [asdict(entry) for entry in view.record.journal]
     mail = [_mail(letter, body=state) for letter in view.record.mail]
     if json:
-        emit({**facts, "journal": journal, "mail": mail, "audit": view.audit})
+        emit({**facts, "journal": journal, "mail": mail, "outbox": post.facts, "audit": view.audit})
         return
     show_facts(facts)
     say("")
@@ -92,6 +95,9 @@ def show(
     if mail:
         say("\nmail that waits")
         show_table(MAIL if state else MAIL[:-1], mail, empty="")
+    if post.undelivered or post.dead:
+        say("\nin the outbox, or buried")
+        show_table(saga_outbox.COLUMNS, post.facts["events"], empty="")
     if view.audit:
         say("\ntrail")
         show_table(AUDIT, view.audit, empty="")
@@ -113,20 +119,25 @@ def why(
 ) -> None:
     """Say in plain words what a saga waits for, who has it, what comes next, and which command helps."""
     known = find_sagas(sagas) if sagas else None
-    record: Record = with_store(Place(config, store, schema), lambda opened: recorded(opened.desk, id, saga_type))
+    place = Place(config, store, schema)
+    record: Record = with_store(place, lambda opened: recorded(opened.desk, id, saga_type))
     instance = record.instance
-    told = explain(record, _definition(known, instance))
-    reasons = [*told.reasons, *_not_among(sagas, known, instance)]
+    post = asyncio.run(saga_outbox.look(place, instance.saga_id))
+    definition = _definition(known, instance)
+    told = explain(record, definition)
+    reasons = [*told.reasons, *saga_outbox.reasons(post, record.now), *_not_among(sagas, known, instance)]
+    helps = [*saga_outbox.helps(post, record, definition), *told.helps]
     if json:
         facts = _without_state(instance)
-        emit({**{name: facts[name] for name in NAMED}, "reasons": reasons, "helps": [h._asdict() for h in told.helps]})
+        named = {name: facts[name] for name in NAMED}
+        emit({**named, "reasons": reasons, "helps": [h._asdict() for h in helps], "outbox": post.facts})
         return
     say(f"{instance.saga_type} {instance.correlation_id} is {instance.status}")
     for reason in reasons:
         say(f"- {reason}")
-    if told.helps:
+    if helps:
         say("what helps")
-    for command, effect in told.helps:
+    for command, effect in helps:
         say(f"  {command}  {effect}")
 
 

@@ -7,6 +7,7 @@ ends the process at once; other workers go on when its claims are over, and call
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
@@ -153,8 +154,8 @@ async def work(chosen: Config, sagas: Sagas, settings: SagaSettings, until_idle:
     observer = Observers([app.log_observer(), tally])
     outbox = app.Outbox(schema=chosen.schema)
     store = await app.open_sagas(chosen.store_url(), schema=chosen.schema)
-    worker = SagaWorker(store, sagas, outbox.stage, settings, observer)
     try:
+        worker = SagaWorker(store, sagas, outbox.stage, settings, observer)
         inbox = app.saga_inbox(sagas, outbox=outbox, observer=observer)
         # The worker listens to the consumers, since what they handle is mail for it.
         async with _consumers(chosen, inbox, Observers([observer, worker])) as consumers:
@@ -194,6 +195,9 @@ async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: Tally, 
                 await asyncio.wait([watching, *running], return_when=asyncio.FIRST_COMPLETED)
                 watching.cancel()
                 stop()
+    if worker.strays:
+        # Nothing can end a call that ignores it, and the event loop would wait for it for ever.
+        asyncio.get_running_loop().call_later(worker.settings.stop_seconds, os._exit, 1)
 
 
 async def _idle(worker: SagaWorker, tally: Tally, members: int, seconds: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from outrider.cli.importing import cannot_import
 from outrider.config import nearest
 from outrider.errors import Misuse
+from outrider.inbox.inbox import Inbox
 from outrider.saga.definition import Saga
 from outrider.saga.sagas import Sagas
 
@@ -36,6 +37,29 @@ def hint(module: ModuleType, name: str, kinds: tuple[type, ...], remedy: str) ->
     known = [each for each, value in vars(module).items() if isinstance(value, kinds)]
     near = nearest(name, known) or next(iter(known), None)
     return f"did you mean {module.__name__}:{near}?" if near else remedy
+
+
+def find_inbox(target: str) -> Inbox:
+    """Return the inbox that `module:name` means."""
+    module, name = imported(target, "inbox", "shop.handlers:inbox")
+    found = getattr(module, name, None)
+    if isinstance(found, Inbox):
+        return found
+    if is_sagas(found):
+        raise Misuse(
+            f"{target} holds sagas, which receive their replies by themselves; run: outrider saga run {target}"
+        )
+    raise Misuse(f"{target} is not an inbox; {hint(module, name, (Inbox,), 'define one: inbox = outrider.Inbox()')}")
+
+
+def is_sagas(found: Any) -> bool:
+    """Tell whether somebody who names this means sagas.
+
+    >>> is_sagas("order"), is_sagas([])
+    (False, False)
+    """
+    several = isinstance(found, list | tuple) and bool(found) and all(isinstance(each, Saga) for each in found)
+    return several or isinstance(found, Saga | Sagas)
 
 
 def find_sagas(target: str) -> Sagas:

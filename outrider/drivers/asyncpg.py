@@ -28,7 +28,7 @@ async def start_saga(conn: Any, new: NewSaga, schema: str) -> bool:
     async with conn.transaction():
         await start_saga(conn, NewSaga(saga_id, "order", 1, "A-7", b"{}"), "outrider")
     """
-    with _in_transaction(conn, schema):
+    with _in_transaction(conn, schema, "the saga", "start it"):
         return bool(await conn.fetch(queries.load_saga(schema)["start"], *start_parameters(new)))
 
 
@@ -67,14 +67,14 @@ async def barrier_keep(  # noqa: PLR0917 - every driver takes the same, in the s
 
 
 @contextmanager
-def _in_transaction(conn: Any, schema: str) -> Iterator[None]:
+def _in_transaction(conn: Any, schema: str, what: str = "the event", do: str = "stage") -> Iterator[None]:
     """Refuse what is no connection in a transaction; say what to do where nothing is installed."""
     if not hasattr(conn, "is_in_transaction"):
         raise Misuse("a pool is not a connection; use: async with pool.acquire() as conn, conn.transaction(): ...")
     if not conn.is_in_transaction():
         raise NotInTransaction(
-            "this connection is not in a transaction, so the event could not share the fate of your change; "
-            "stage inside `async with conn.transaction():`"
+            f"this connection is not in a transaction, so {what} could not share the fate of your change; "
+            f"{do} inside `async with conn.transaction():`"
         )
     try:
         yield

@@ -22,7 +22,7 @@ async def start_saga(tx: MemoryTransaction, new: NewSaga, schema: str) -> bool:
     async with store.transaction() as tx:
         await start_saga(tx, NewSaga(saga_id, "order", 1, "A-7", b"{}"), "")
     """
-    _in_transaction(tx)
+    _in_transaction(tx, "start the saga")
     return await saga_writing.start(tx, new)
 
 
@@ -55,6 +55,6 @@ async def barrier_keep(  # noqa: PLR0917 - every driver takes the same, in the s
     await saga_writing.keep(tx, participant, key, phase, reply)
 
 
-def _in_transaction(tx: MemoryTransaction) -> None:
+def _in_transaction(tx: MemoryTransaction, do: str = "stage") -> None:
     if not tx.open:
-        raise NotInTransaction("this transaction has ended; stage inside `async with store.transaction() as tx`")
+        raise NotInTransaction(f"this transaction has ended; {do} inside `async with store.transaction() as tx`")

@@ -32,7 +32,7 @@ def start_saga(conn: sqlite3.Connection, new: NewSaga, schema: str = "", *, cloc
         conn.execute("BEGIN IMMEDIATE")
         start_saga(conn, NewSaga(saga_id, "order", 1, "A-7", b"{}"))
     """
-    _in_transaction(conn)
+    _in_transaction(conn, "the saga")
     return run(conn, lambda cursor: saga_verbs.start(cursor, new, _seconds(clock)))
 
 
@@ -73,9 +73,9 @@ def _seconds(clock: Clock | None) -> float:
     return (clock or SystemClock()).now().timestamp()
 
 
-def _in_transaction(conn: sqlite3.Connection) -> None:
+def _in_transaction(conn: sqlite3.Connection, what: str = "the event") -> None:
     if not conn.in_transaction:
         raise NotInTransaction(
-            "the connection has no open transaction, so the event would not commit together with anything; "
+            f"the connection has no open transaction, so {what} would not commit together with anything; "
             'execute "BEGIN IMMEDIATE" first, or write your business rows first'
         )

@@ -10,6 +10,7 @@ from outrider.errors import OutriderError, Permanent, TransactionLost, UnfitHand
 from outrider.inbox.router import Route
 from outrider.inbox_store import InboxStore
 from outrider.outcome import Reason
+from outrider.where import text_of
 
 
 class HandlerFailed(OutriderError):
@@ -23,18 +24,6 @@ class HandlerFailed(OutriderError):
     def hopeless(self) -> bool:
         """Tell whether trying again will never help."""
         return isinstance(self.error, Permanent)
-
-
-def text_of(error: BaseException) -> str:
-    """Return what an error says. One that cannot say it is no reason to stop the other keys.
-
-    >>> text_of(ValueError("no such order"))
-    'no such order'
-    """
-    try:
-        return "; ".join([str(error), *getattr(error, "__notes__", [])])
-    except Exception as trouble:
-        return f"(its text cannot be made: {type(trouble).__name__})"
 
 
 async def call(store: InboxStore, route: Route, lot: list[Arrival], tx: Any, limit_seconds: float | None) -> None:

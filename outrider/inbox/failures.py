@@ -14,10 +14,10 @@ from uuid import UUID
 from outrider.delivery import Arrival
 from outrider.inbox.calling import HandlerFailed
 from outrider.inbox.router import Routes
-from outrider.inbox.where import where
 from outrider.inbox_store import Buried
 from outrider.observer import HandlerRetried, Observer
 from outrider.outcome import Reason
+from outrider.where import where
 
 ERROR_CHARACTERS_MAX = 1000
 

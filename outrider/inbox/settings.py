@@ -38,7 +38,8 @@ class ConsumerSettings:
     """Limits and times of a consumer; the defaults suit most.
 
     `in_flight_max` bounds what has been received and not yet acked; `waiting_max` the events of one stream that wait in
-    the database. `batch_max` above 1 puts that many messages into one transaction.
+    the database. `batch_max` above 1 puts that many messages into one transaction. `barrier_days` is how long the
+    participants of sagas on this store remember what they have answered; None leaves that to the sagas' own workers.
 
     >>> ConsumerSettings(gate="strict").gated
     True
@@ -56,6 +57,7 @@ class ConsumerSettings:
     in_flight_max: int = 1000
     receipt_days: float = 14.0
     dead_letter_days: float = 30.0
+    barrier_days: float | None = 90.0
     stop_seconds: float = 10.0
     tend_seconds: float = 5.0
 
@@ -67,9 +69,10 @@ class ConsumerSettings:
             except ValueError:
                 valid = ", ".join(kind)
                 raise BadSetting(f"{name} = {getattr(self, name)!r} is not known (valid: {valid})") from None
-        for name in ("waiting_max", "batch_max", "concurrency", "in_flight_max", "receipt_days", "tend_seconds"):
-            if getattr(self, name) <= 0:
-                raise BadSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")
+        for name in (*_WHOLE, "receipt_days", "barrier_days", "tend_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise BadSetting(f"{name} = {value} cannot work; it must be above 0")
         if self.batch_max > self.in_flight_max:
             raise BadSetting(
                 f"batch_max ({self.batch_max}) is more than in_flight_max ({self.in_flight_max}), so that no batch "
@@ -89,7 +92,8 @@ class ConsumerSettings:
 
 _WHOLE = ("waiting_max", "batch_max", "concurrency", "in_flight_max")
 _SECONDS = ("gap_timeout_seconds", "handler_timeout_seconds", "stop_seconds", "tend_seconds")
-_DAYS = ("receipt_days", "dead_letter_days")
+_DAYS = ("receipt_days", "dead_letter_days", "barrier_days")
+_OPTIONAL = ("handler_timeout_seconds", "barrier_days")
 
 
 def _check_types(settings: ConsumerSettings) -> None:
@@ -99,7 +103,7 @@ def _check_types(settings: ConsumerSettings) -> None:
     for name in (*_WHOLE, *_SECONDS, *_DAYS):
         value = getattr(settings, name)
         kinds = (int,) if name in _WHOLE else (int, float)
-        none_allowed = name == "handler_timeout_seconds" and value is None
+        none_allowed = name in _OPTIONAL and value is None
         if not none_allowed and (isinstance(value, bool) or not isinstance(value, kinds)):
             wanted = "a whole number" if name in _WHOLE else "a number"
             raise BadSetting(f"{name} = {value!r} is not {wanted}, without quotes, such as {name}=10")

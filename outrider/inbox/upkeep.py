@@ -68,5 +68,6 @@ class Upkeep:
         pruned = await self.store.prune(
             self.routes.consumer, receipt_days=settings.receipt_days, dead_letter_days=settings.dead_letter_days
         )
-        if any(pruned):
-            self.observer.notice(InboxUpkeepDone(self.routes.consumer, *pruned))
+        barriers = 0 if settings.barrier_days is None else await self.store.prune_barriers(settings.barrier_days)
+        if any(pruned) or barriers:
+            self.observer.notice(InboxUpkeepDone(self.routes.consumer, *pruned, barriers))

@@ -15,22 +15,31 @@ from fnmatch import fnmatchcase
 from typing import Any
 from uuid import UUID
 
+from outrider.backoff import RetryPolicy
 from outrider.errors import InvalidEvent
-from outrider.event import GAPLESS, Event, band_of, default_topic, uuid7
+from outrider.event import (
+    EVENT_TYPE_BYTES_MAX,
+    GAPLESS,
+    TOPIC,
+    TRACEPARENT,
+    Event,
+    band_of,
+    default_topic,
+    uuid7,
+)
 from outrider.outbox.payload import bad_characters, payload_text
 from outrider.store import Draft, Drafts
 
 TopicRule = Callable[[str, str | None, str | None], str]
 
-_TOPIC = re.compile(r"[A-Za-z0-9._\-]{1,249}")
 _HEADER = re.compile(r"[A-Za-z0-9._\-]{1,100}")
 _TRACE = {
-    "traceparent": re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+    "traceparent": TRACEPARENT,
     "trace_id": re.compile(r"[0-9a-f]{32}"),
 }
 _TEXT_FIELDS = ("event_type", "aggregate_type", "aggregate_id", "key", "routing_key", "saga_id")
 _YEARS = range(1900, 9000)
-_TEXT_BYTES_MAX = {"event_type": 240}
+_TEXT_BYTES_MAX = {"event_type": EVENT_TYPE_BYTES_MAX}
 _RESERVED = frozenset(
     {"message_id", "event_type", "key", "sequence", "schema_version", "skipped", "replayed", "band", "gapless", "topic"}
 )
@@ -137,6 +146,8 @@ def _check_fields(event: Event, at: str) -> None:
         raise InvalidEvent(f"{at}sequence", f"{event.sequence!r} is not a sequence", 'use "auto" or a whole number')
     if event.sequence not in (None, "auto"):
         _check_number(event.sequence, 0, 2**63 - 1, f"{at}sequence")
+    if event.retry is not None and not isinstance(event.retry, RetryPolicy):
+        raise InvalidEvent(f"{at}retry", f"{event.retry!r} is no policy", "pass RetryPolicy(max_attempts=5), or None")
     for name in ("created_at", "available_at"):
         _check_time(getattr(event, name), f"{at}{name}")
 
@@ -173,13 +184,15 @@ def _topic(event: Event, rules: StagingRules, at: str) -> str:
     if event.topic is not None:
         _check_text(event.topic, f"{at}topic")
     topic = event.topic or rules.topic_rule(event.event_type, None, event.routing_key)
-    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+    if not TOPIC.fullmatch(topic) or topic in (".", ".."):
         remedy = "use letters, digits, '.', '_' and '-', at most 249"
         raise InvalidEvent(f"{at}topic", f"{topic!r} has characters a broker refuses", remedy)
     return topic
 
 
 def _headers(event: Event, at: str) -> str:
+    if not isinstance(event.headers, Mapping):
+        raise InvalidEvent(f"{at}headers", f"{event.headers!r:.80} is no mapping", 'pass {"name": "value"}')
     for name, value in event.headers.items():
         path = f"{at}headers.{name}"
         if not _HEADER.fullmatch(str(name)):

@@ -2,10 +2,21 @@
 
 from outrider.saga.barrier import Barrier, Refusal
 from outrider.saga.definition import Saga
-from outrider.saga.errors import Refused
+from outrider.saga.errors import AlreadyStarted, Refused
 from outrider.saga.run import Reply, Run
 from outrider.saga.sagas import Sagas
 from outrider.saga.settings import SagaSettings
 from outrider.saga.worker import SagaWorker
 
-__all__ = ["Barrier", "Refusal", "Refused", "Reply", "Run", "Saga", "SagaSettings", "SagaWorker", "Sagas"]
+__all__ = [
+    "AlreadyStarted",
+    "Barrier",
+    "Refusal",
+    "Refused",
+    "Reply",
+    "Run",
+    "Saga",
+    "SagaSettings",
+    "SagaWorker",
+    "Sagas",
+]

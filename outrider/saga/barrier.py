@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from outrider.backoff import RetryPolicy
 from outrider.errors import Misuse, Permanent
 from outrider.event import Event
-from outrider.saga.acting import KEY_HEADER, PHASE_HEADER
+from outrider.saga.acting import ANSWERED_HEADER, KEY_HEADER, PHASE_HEADER
 from outrider.saga.clerk import Clerk, usual
+from outrider.saga.keys import unfit_key
 from outrider.saga_store import Phase
 
 Doing = Callable[[Event, Any], Any]
@@ -98,7 +99,8 @@ class Barrier:
     async def undo(self, tx: Any, command: Event, undo: Doing, *, nothing: Event) -> Passed:
         """Undo what an action did, once, and reply; with `nothing`, if it never came or was refused.
 
-        From then on the action is ignored, should it still come::
+        An action that was answered has come, even if the barrier has forgotten it by now. From then on the action is
+        ignored, should it still come::
 
             await stock.undo(tx, command, put_back, nothing=Event("stock.released", {}))
         """
@@ -106,7 +108,8 @@ class Barrier:
         entered = await self._clerk.barrier_enter(tx, self.participant, asked.key, asked.phase)
         if not entered.fresh:
             return await self._repeat(tx, asked, entered.reply)
-        if entered.barred or await self._refused(tx, asked.key):
+        never_came = entered.barred and command.headers.get(ANSWERED_HEADER) != "true"
+        if never_came or await self._refused(tx, asked.key):
             return await self._answer(tx, asked, nothing)
         reply = await _done(undo, command, tx)
         if isinstance(reply, Refusal):
@@ -147,10 +150,17 @@ class Barrier:
 def _read(command: Event, phase: Phase) -> _Command:
     """Read what makes an event a command; anything else would be as wrong the next time."""
     key, said = command.headers.get(KEY_HEADER), command.headers.get(PHASE_HEADER)
-    if not key or said not in list(Phase):
+    if not key or not said:
         raise Permanent(
             f"{command.event_type} is no command of a saga: its headers {KEY_HEADER} and {PHASE_HEADER} are missing; "
             "handle it without a barrier"
+        )
+    if wrong := unfit_key(key):
+        raise Permanent(f"{command.event_type} is no command of a saga: its header {KEY_HEADER} {wrong}")
+    if said not in list(Phase):
+        raise Permanent(
+            f"{command.event_type} is no command of a saga: its header {PHASE_HEADER} is {said[:40]!r}; there are "
+            f"{', '.join(Phase)}"
         )
     if said != phase:
         right = "undo" if said == Phase.COMPENSATION else "act"

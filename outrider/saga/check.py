@@ -1,27 +1,23 @@
-"""What is wrong with a definition, told when it is imported: every error names the line to fix, and how.
-
-Steps refer to each other by name, also to later ones. So while a saga is being written only that is checked which no
-later step can put right.
-"""
+"""What is wrong with a part of a definition, told when it is imported: every error names the line to fix, and how."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 from collections.abc import Mapping
-from graphlib import CycleError, TopologicalSorter
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 from outrider.errors import Misuse
-from outrider.saga.steps import Function, Kind, Step
+from outrider.event import EVENT_TYPE_BYTES_MAX, TOPIC, TRACEPARENT, default_topic
+from outrider.saga.steps import Function
+from outrider.saga.values import shown
 
 NAME_CHARACTERS_MAX = 200
 SECONDS_MAX = 3650 * 86_400
 VERSION_MAX = 2**31 - 1
-
-Steps = Mapping[str, Step]
+GENERATOR = "has a yield in it, so that a call of it runs nothing; take the yield out"
 
 
 def where() -> str:
@@ -37,87 +33,6 @@ def where() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def check_steps(steps: Steps, *, complete: bool) -> None:
-    """Refuse steps that cannot work together. If they are not complete, what a later step may cure is let pass."""
-    unknown = [(step, name) for step in steps.values() for name in step.after if name not in steps]
-    if unknown and not complete:
-        return
-    for step, name in unknown:
-        names = ", ".join(steps)
-        raise Misuse(f"{step.line}: {step.name} comes after {name!r}, which is no step; there are: {names}")
-    before = _before(steps)
-    _check_pivot(steps, before)
-    _check_waits(steps, before)
-
-
-def _before(steps: Steps) -> dict[str, frozenset[str]]:
-    """Return, for each step, all that are done before it begins."""
-    try:
-        order = list(TopologicalSorter({step.name: step.after for step in steps.values()}).static_order())
-    except CycleError as error:
-        raise _circle(steps, error.args[1][1:]) from None
-    before: dict[str, frozenset[str]] = {}
-    for name in order:
-        direct = steps[name].after
-        before[name] = frozenset(direct).union(*(before[earlier] for earlier in direct))
-    return before
-
-
-def _circle(steps: Steps, names: list[str]) -> Misuse:
-    """Make the error of steps that wait for each other; it begins with the one that closed the circle."""
-    written = list(steps)
-    backward = names[::-1]
-    last = backward.index(max(backward, key=written.index))
-    circle = [*backward[last:], *backward[:last], backward[last]]
-    lines = ", ".join(f"{name} at {steps[name].line}" for name in circle[1:])
-    return Misuse(
-        f"{steps[circle[0]].line}: {' waits for '.join(circle)}, so none of them can begin; take one of these names "
-        f"out of an after=[…] ({lines})"
-    )
-
-
-def _check_pivot(steps: Steps, before: Mapping[str, frozenset[str]]) -> None:
-    pivots = [step for step in steps.values() if step.pivot]
-    if not pivots:
-        return
-    pivot, *more = pivots
-    if more:
-        raise Misuse(
-            f"{more[0].line}: {more[0].name} is a second pivot, after {pivot.name} ({pivot.line}); there is one "
-            "point of no return: take pivot=True from one of them"
-        )
-    for step in steps.values():
-        _check_beside_pivot(step, pivot, before)
-
-
-def _check_beside_pivot(step: Step, pivot: Step, before: Mapping[str, frozenset[str]]) -> None:
-    after = pivot.name in before[step.name]
-    if step is not pivot and not after and step.name not in before[pivot.name]:
-        raise Misuse(
-            f"{step.line}: {step.name} is neither before nor after the pivot {pivot.name} ({pivot.line}), so nobody "
-            f"could say whether it may be undone; put it before or after {pivot.name} with after=[…]"
-        )
-    if step.undo and step is pivot:
-        raise Misuse(
-            f"{step.line}: {step.name} is the pivot and has an undo, which would never run; take one of them away"
-        )
-    if step.undo and after:
-        raise Misuse(
-            f"{step.line}: {step.name} has an undo and comes after the pivot {pivot.name} ({pivot.line}), where "
-            f"nothing is undone; take the undo away, or put {step.name} before {pivot.name}"
-        )
-
-
-def _check_waits(steps: Steps, before: Mapping[str, frozenset[str]]) -> None:
-    for one, other in combinations([step for step in steps.values() if step.kind is Kind.WAIT], 2):
-        together = one.name not in before[other.name] and other.name not in before[one.name]
-        if together and (shared := one.replies.keys() & other.replies.keys()):
-            raise Misuse(
-                f"{other.line}: {other.name} and {one.name} ({one.line}) may both be waiting for {min(shared)}, and "
-                "nobody could say whose it is; put one after the other, or wait once"
-            )
-
-
 def check_name(name: Any, what: str, line: str) -> str:
     """Refuse a name that could not be stored, or read by people.
 
@@ -131,6 +46,59 @@ def check_name(name: Any, what: str, line: str) -> str:
             "spaces around them"
         )
     return str(name)
+
+
+def check_event_type(event_type: Any, line: str) -> str:
+    """Refuse a type of event that could not be staged, or that no broker would deliver.
+
+    >>> check_event_type("stock.reserve", "order.py:7")
+    'stock.reserve'
+    """
+    name = check_name(event_type, "an event", line)
+    if (size := len(name.encode())) > EVENT_TYPE_BYTES_MAX:
+        raise Misuse(f"{line}: {name!r:.80} has {size} bytes; use at most {EVENT_TYPE_BYTES_MAX} for a type of event")
+    return name
+
+
+def check_topic(topic: Any, line: str) -> str:
+    """Refuse a topic that a broker would refuse.
+
+    >>> check_topic("stock", "order.py:7")
+    'stock'
+    """
+    name = check_name(topic, "a topic", line)
+    if not TOPIC.fullmatch(name) or name in (".", ".."):
+        raise Misuse(
+            f"{line}: the topic {name!r:.80} has characters a broker refuses; use letters, digits, '.', '_' and '-'"
+        )
+    return name
+
+
+def check_reply(event_type: Any, topic: str | None, line: str) -> None:
+    """Refuse an answer that could not come: by its type, or by the topic that it would come on.
+
+    >>> check_reply("stock.reserved", None, "order.py:7")
+    """
+    name = check_event_type(event_type, line)
+    if topic is not None:
+        check_topic(topic, line)
+    elif not TOPIC.fullmatch(came_on := default_topic(name, None, None)):
+        raise Misuse(
+            f"{line}: {name!r:.80} would come on the topic {came_on!r:.80}, which a broker refuses; use letters, "
+            "digits, '.', '_' and '-', or name the topic that it comes on"
+        )
+
+
+def check_traceparent(traceparent: Any, line: str) -> None:
+    """Refuse what is no W3C traceparent: no event of the saga could be staged with it.
+
+    >>> check_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "starting order")
+    """
+    if traceparent is None or (isinstance(traceparent, str) and TRACEPARENT.fullmatch(traceparent)):
+        return
+    raise Misuse(
+        f"{line}: {shown(traceparent)} is not a W3C traceparent; pass the header on as it came, or leave it out"
+    )
 
 
 def check_version(version: Any, line: str) -> int:
@@ -151,9 +119,20 @@ def check_seconds(seconds: Any, name: str, line: str) -> float:
     30.0
     """
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not math.isfinite(seconds) or not 0 < seconds <= SECONDS_MAX:
-        raise Misuse(f"{line}: {name}={seconds!r} cannot work; use a number above 0, at most {SECONDS_MAX} (ten years)")
+    if not number or not 0 < seconds <= SECONDS_MAX:
+        raise Misuse(
+            f"{line}: {name}={shown(seconds)} cannot work; use a number above 0, at most {SECONDS_MAX} (ten years)"
+        )
     return float(seconds)
+
+
+def check_bare(given: Any, example: str, line: str) -> None:
+    """Refuse a decorator that was given its function at once.
+
+    >>> check_bare(None, "@order.local()", "order.py:7")
+    """
+    if given is not None:
+        raise Misuse(f"{line}: a decorator with options takes no function itself; write {example}, with parentheses")
 
 
 def check_function(function: Function, arguments: str, line: str, *, waits: bool | None = None) -> None:
@@ -165,14 +144,36 @@ def check_function(function: Function, arguments: str, line: str, *, waits: bool
         inspect.signature(function).bind(*arguments.split(", "))
     except TypeError as error:
         raise Misuse(f"{line}: {name} cannot be called with ({arguments}): {error}; let it take these") from None
-    asynchronous = inspect.iscoroutinefunction(inspect.unwrap(function))
+    except ValueError:
+        # Some that are written in C do not tell what they take.
+        return
+    code = _code_of(function)
+    if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+        raise Misuse(f"{line}: {name} {GENERATOR}")
+    asynchronous = inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(function)
     if waits is False and asynchronous:
         raise Misuse(f"{line}: {name} is async, and may only compute; write def, and put what takes time into a step")
-    if waits and inspect.isfunction(function) and not asynchronous:
+    if waits and inspect.isfunction(code) and not asynchronous:
         raise Misuse(
             f"{line}: {name} would stop all other sagas while it runs; write async def, and call what blocks with "
             "await asyncio.to_thread(…)"
         )
+
+
+def _code_of(function: Any) -> Any:
+    """Return the function that is run in the end, behind wrappers, partials, methods and objects that can be called.
+
+    >>> _code_of(partial(partial(check_bare, None), "")) is check_bare
+    True
+    """
+    function = inspect.unwrap(function)
+    if isinstance(function, partial):
+        return _code_of(function.func)
+    if inspect.ismethod(function):
+        return _code_of(function.__func__)
+    if inspect.isroutine(function) or isinstance(function, type):
+        return function
+    return inspect.unwrap(type(function).__call__)
 
 
 def distinct(names: Mapping[str, str | None], line: str) -> None:

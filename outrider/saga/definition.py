@@ -7,17 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 from uuid import UUID, uuid5
 
 from outrider.backoff import RetryPolicy
 from outrider.errors import Misuse
-from outrider.saga.acts import act_of, request_act, undo_act, wait_act
-from outrider.saga.check import check_function, check_name, check_seconds, check_steps, check_version, where
+from outrider.saga.acts import act_of, request_act, undo_act, wait_act, whole
+from outrider.saga.amending import amended
+from outrider.saga.check import (
+    check_bare,
+    check_function,
+    check_name,
+    check_seconds,
+    check_traceparent,
+    check_version,
+    where,
+)
 from outrider.saga.clerk import Clerk, usual
-from outrider.saga.errors import BadState
-from outrider.saga.state import check_type, encode
+from outrider.saga.errors import AlreadyStarted, BadState
+from outrider.saga.keeping import sealed
+from outrider.saga.ordering import Ordered
+from outrider.saga.outline import outline
+from outrider.saga.state import check_type
 from outrider.saga.steps import Act, Command, Definition, Kind, Step
 from outrider.saga.writing import (
     After,
@@ -66,7 +79,7 @@ class Saga(Generic[S]):
         except BadState as error:
             raise Misuse(f"{self.line}: the state of {saga_type} cannot be stored: {error}") from error
         self.version, self.state_type = check_version(version, self.line), state_type
-        self._steps: dict[str, Step] = {}
+        self._ordered = Ordered()
         self._last: tuple[str, ...] = ()
         self._branches: list[str] | None = None
         self._definition: Definition | None = None
@@ -76,7 +89,10 @@ class Saga(Generic[S]):
 
     def local(
         self,
+        bare: None = None,
+        /,
         *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         name: str | None = None,
         after: After | None = None,
         retry: RetryPolicy | None = None,
@@ -84,17 +100,21 @@ class Saga(Generic[S]):
     ) -> Callable[[LocalFunction[S]], LocalStep[S]]:
         """Add a step that runs in the very transaction that saves the saga, so its effect happens exactly once.
 
-        Without a name it has the function's; without `after`, it comes after the step written before it::
+        When `timeout_seconds` are over it is rolled back, which counts as an attempt. Without a name it has the
+        function's; without `after`, it comes after the step written before it::
 
             @order.local()
             async def create(run, tx):
                 await tx.execute("INSERT INTO orders (id) VALUES ($1)", run.state.order_id)
+
+        What the function returns is not used; only `run.state` is kept.
         """
         line = where()
+        check_bare(bare, "@….local()", line)
 
         def register(function: LocalFunction[S]) -> LocalStep[S]:
             check_function(function, "run, tx", line)
-            act = act_of(function, retry, line)
+            act = act_of(function, retry, line, timeout_seconds)
             step = Step(name or name_of(function), Kind.LOCAL, act, None, self._after(after, line), pivot, line=line)
             return LocalStep(self._add(step), self._keep)
 
@@ -102,6 +122,8 @@ class Saga(Generic[S]):
 
     def call(
         self,
+        bare: None = None,
+        /,
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
         name: str | None = None,
@@ -118,6 +140,7 @@ class Saga(Generic[S]):
                 run.state.charge = await bank.charge(run.state.amount, key=run.key)
         """
         line = where()
+        check_bare(bare, "@….call()", line)
         seconds = check_seconds(timeout_seconds, "timeout_seconds", line)
 
         def register(function: CallFunction[S]) -> CallStep[S]:
@@ -147,8 +170,9 @@ class Saga(Generic[S]):
     ) -> RequestStep[S]:
         """Add a command to another service, which answers with an event.
 
-        The command that undoes it goes to the same topic under the same key, so that it cannot overtake. Without an
-        answer in `timeout_seconds` the command goes out again, with the same idempotency key::
+        The command that undoes it goes to the same topic under the same key, so that it cannot overtake; it carries
+        the same payload, made of the state at that time, unless there is an `undo_payload`. Without an answer in
+        `timeout_seconds` the command goes out again, with the same idempotency key::
 
             reserve = order.request(
                 "stock.reserve", topic="stock", reply="stock.reserved", refusal="stock.refused",
@@ -219,23 +243,24 @@ class Saga(Generic[S]):
             yield
         finally:
             self._branches = None
-        followed = {name for branch in branches for name in self._steps[branch].after}
+        followed = {name for branch in branches for name in self._ordered.steps[branch].after}
         self._last = tuple(branch for branch in branches if branch not in followed) or self._last
-        check_steps(self._steps, complete=False)
 
     @property
     def definition(self) -> Definition:
         """Return the saga as the plan sees it, checked."""
         if self._definition is None:
             self.check()
-            self._definition = Definition(self.saga_type, self.version, MappingProxyType(dict(self._steps)))
+            steps = MappingProxyType({name: whole(step) for name, step in self._ordered.steps.items()})
+            amend = partial(amended, self.state_type)
+            self._definition = Definition(self.saga_type, self.version, steps, amend, outline(steps))
         return self._definition
 
     def check(self) -> None:
         """Refuse a definition that cannot work, with the line to fix."""
-        if not self._steps:
+        if not self._ordered.steps:
             raise Misuse(f"{self.line}: the saga {self.saga_type} has no steps; add one, such as @….local()")
-        check_steps(self._steps, complete=True)
+        self._ordered.check()
 
     def new(self, state: S, correlation_id: str, *, traceparent: str | None = None) -> NewSaga:
         """Return a saga to be started. The same type and correlation id are the same saga, however often started.
@@ -254,8 +279,11 @@ class Saga(Generic[S]):
             wanted = self.state_type.__name__
             raise Misuse(f"the saga {self.saga_type} keeps a {wanted}, not a {type(state).__name__}; start it with one")
         check_name(correlation_id, "a saga's correlation id", f"starting {self.saga_type}")
+        check_traceparent(traceparent, f"starting {self.saga_type}")
         saga_id = saga_id_of(self.saga_type, correlation_id)
-        return NewSaga(saga_id, definition.saga_type, definition.version, correlation_id, encode(state), traceparent)
+        stored = sealed(self.state_type, state)
+        name = saga_id, definition.saga_type, definition.version, correlation_id
+        return NewSaga(*name, stored, traceparent, definition.outline)
 
     async def start(
         self,
@@ -265,25 +293,31 @@ class Saga(Generic[S]):
         correlation_id: str,
         traceparent: str | None = None,
         outbox: Clerk | None = None,
+        must_be_new: bool = False,
     ) -> UUID:
         """Start a saga inside the caller's own transaction; return its id. It runs once that has committed.
 
-        Starting it again with the same correlation id changes nothing. Takes the connections that `outrider.stage`
-        takes; `outbox` is an `Outbox` of yours, for another schema::
+        Starting it again with the same correlation id changes nothing, also with another state; with `must_be_new` it
+        raises AlreadyStarted. Takes the connections that `outrider.stage` takes; `outbox` is an `Outbox` of yours, for
+        another schema::
 
             async with conn.transaction():
                 saga_id = await order.start(conn, Order("A-7", 12), correlation_id="A-7")
         """
         new = self.new(state, correlation_id, traceparent=traceparent)
-        await (outbox or usual()).start_saga(conn, new)
+        if not await (outbox or usual()).start_saga(conn, new) and must_be_new:
+            raise AlreadyStarted(
+                f"there is a saga {self.saga_type} {correlation_id} already, and it was left as it is; use another "
+                "correlation id, or take must_be_new away if starting it twice is to be one start"
+            )
         return new.saga_id
 
     def _after(self, after: After | None, line: str) -> tuple[str, ...]:
-        return self._last if after is None else names_of(after, line)
+        return self._last if after is None else names_of(after, line, self._keep)
 
     def _add(self, step: Step) -> Step:
         check_name(step.name, "a step", step.line)
-        if (known := self._steps.get(step.name)) is not None:
+        if (known := self._ordered.steps.get(step.name)) is not None:
             raise Misuse(
                 f'{step.line}: there is a step {step.name} already, at {known.line}; give one another name="…"'
             )
@@ -295,9 +329,8 @@ class Saga(Generic[S]):
         return step
 
     def _keep(self, step: Step) -> None:
-        steps = {**self._steps, step.name: step}
-        check_steps(steps, complete=False)
-        self._steps, self._definition = steps, None
+        self._ordered.keep(step)
+        self._definition = None
 
 
 def saga_id_of(saga_type: str, correlation_id: str) -> UUID:

@@ -1,12 +1,13 @@
 """States of steps that ran side by side, put together.
 
 Each began with the state as it was, and changed fields of it. What one changed is kept when the other is saved; of two
-that changed the same field, the later one wins.
+that changed the same field, the later one wins, and it is told which field that was.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 ABSENT = object()
@@ -24,6 +25,28 @@ def merged(current: bytes, before: bytes, after: bytes) -> bytes:
         return current
     together = _merged(json.loads(current), json.loads(before), json.loads(after))
     return json.dumps(together, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def overwritten(current: bytes, before: bytes, after: bytes) -> list[str]:
+    """Return the fields that somebody else has changed since `before`, and that are now overwritten with another value.
+
+    >>> overwritten(b'{"total":1,"car":null}', b'{"total":0,"car":null}', b'{"total":2,"car":"C"}')
+    ['total']
+    """
+    if before in (current, after):
+        return []
+    return list(_overwritten(json.loads(current), json.loads(before), json.loads(after), ""))
+
+
+def _overwritten(current: Any, before: Any, after: Any, path: str) -> Iterator[str]:
+    if _same(before, after) or _same(current, before) or _same(current, after):
+        return
+    if not all(isinstance(one, dict) for one in (current, before, after)):
+        yield path
+        return
+    for name in dict.fromkeys([*after, *before]):
+        now, old, new = (one.get(name, ABSENT) for one in (current, before, after))
+        yield from _overwritten(now, old, new, f"{path}.{name}" if path else name)
 
 
 def _merged(current: Any, before: Any, after: Any) -> Any:

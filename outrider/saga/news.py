@@ -23,7 +23,13 @@ def key_of(saga_id: UUID, step: str) -> str:
 
 
 class Claimed(NamedTuple):
-    """The saga has just been claimed: nothing of it is under way here, whatever its journal says."""
+    """The saga has just been claimed: nothing of it is under way here, whatever its journal says.
+
+    `begun` are the attempts that may have been begun, if the worker knows them since it had the saga before; whatever
+    else the journal intends costs no attempt then.
+    """
+
+    begun: frozenset[tuple[str, Phase, int]] | None = None
 
 
 class Succeeded(NamedTuple):
@@ -42,7 +48,7 @@ class Declined(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """It raised; also told of a reply that could not be taken into the state.
+    """It raised; with `reply`, it is a reply that could not be taken into the state.
 
     That reply is then left in the mailbox for this turn. Of a step that begins in this very turn it must be told once
     more in the next one, without a release between: the plan cannot charge an attempt before the step has begun.
@@ -51,6 +57,7 @@ class Raised(NamedTuple):
     step: str
     phase: Phase
     error: str
+    reply: bool = False
 
 
 class TimedOut(NamedTuple):
@@ -105,6 +112,7 @@ class Absorb(NamedTuple):
     step: str
     phase: Phase
     mail: Mail
+    attempt: int = 1
 
 
 Move = Call | Local | Send | Absorb

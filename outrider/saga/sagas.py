@@ -6,20 +6,23 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outrider.errors import Misuse
+from outrider.saga.check import check_name
 from outrider.saga.definition import Saga
 
 
 class Sagas:
     """Sagas that are run together; versions of one type stand side by side until the old one's have ended.
 
-    Run them with `outrider saga run module:sagas`::
+    Where two services on one broker have a saga of the same type, each names its own, so that neither consumes what
+    answers the other. Run them with `outrider saga run module:sagas`::
 
-        sagas = Sagas(order, refund)
+        sagas = Sagas(order, refund, name="shop")
     """
 
-    def __init__(self, *sagas: Saga[Any]) -> None:
+    def __init__(self, *sagas: Saga[Any], name: str | None = None) -> None:
         if not sagas:
             raise Misuse("there are no sagas to run; name them: Sagas(order, refund)")
+        self.name = None if name is None else check_name(name, "sagas", "Sagas(…, name=…)")
         self._sagas: dict[tuple[str, int], Saga[Any]] = {}
         for saga in sagas:
             self._add(saga)
@@ -46,6 +49,27 @@ class Sagas:
         if isinstance(found, Iterable) and not isinstance(found, str | bytes):
             return cls(*found)
         raise Misuse(f"{found!r} is no saga; name a Saga, a list of them, or Sagas(…)")
+
+    def consumer(self, saga_type: str) -> str:
+        """Return the name of the consumer that receives the replies of a type.
+
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Order:
+        ...     order_id: str
+        >>> order = Saga("order", Order)
+        >>> _ = order.sleep(seconds=60, name="cool_down")
+        >>> Sagas(order).consumer("order"), Sagas(order, name="shop").consumer("order")
+        ('saga.order', 'shop.saga.order')
+        """
+        return f"saga.{saga_type}" if self.name is None else f"{self.name}.saga.{saga_type}"
+
+    @property
+    def topics(self) -> list[str]:
+        """Return the topics that commands go to."""
+        steps = [step for saga in self for step in saga.definition.steps.values()]
+        commands = [act.command for step in steps for act in (step.action, step.undo) if act and act.command]
+        return sorted({command.topic for command in commands if command.topic})
 
     @property
     def versions(self) -> frozenset[tuple[str, int]]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 from outrider.errors import BadSetting
+
+HIGHEST, DAYS_MAX = 1_000_000, 36_500
+"""Far more than makes sense of anything here, and little enough for every clock and calendar."""
 
 LEASE_MARGIN = 0.9
 """A worker trusts this much of a claim, counted from asking for it, by its own clock."""
@@ -30,14 +35,16 @@ class SagaSettings:
     poll_seconds_max: float = 1.0
     stop_seconds: float = 10.0
     upkeep_seconds: float = 600.0
-    saga_days: float = 30.0
+    saga_days: float = 90.0
     audit_days: float = 365.0
     barrier_days: float = 90.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise BadSetting(f"{field.name} = {getattr(self, field.name)} cannot work; it must be above 0")
+            _check_number(field.name, getattr(self, field.name))
+        self._check_relations()
+
+    def _check_relations(self) -> None:
         if self.poll_seconds_min > self.poll_seconds_max:
             raise BadSetting(
                 f"poll_seconds_min ({self.poll_seconds_min}) is more than poll_seconds_max ({self.poll_seconds_max}); "
@@ -54,8 +61,24 @@ class SagaSettings:
                 f"audit_days ({self.audit_days}) is less than saga_days ({self.saga_days}), so that a saga would be "
                 "there without its trail; raise audit_days"
             )
+        if self.saga_days < self.barrier_days:
+            raise BadSetting(
+                f"saga_days ({self.saga_days}) is less than barrier_days ({self.barrier_days}), so that a saga could "
+                "be started again under its old name while participants still answer its keys from memory, and do "
+                "nothing; raise saga_days, or lower barrier_days"
+            )
 
     @property
     def renew_seconds(self) -> float:
         """Return how long to wait between two renewals."""
         return self.lease_seconds / RENEWALS
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuse what is no number that could be counted or waited for."""
+    whole = name == "concurrency"
+    highest = DAYS_MAX if name.endswith("_days") else HIGHEST
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not 0 < value <= highest:
+        kind = "a whole number" if whole else "a number"
+        raise BadSetting(f"{name} = {value!r} cannot work; it must be {kind} above 0, at most {highest:,}")

@@ -1,7 +1,7 @@
 """A saga's state as JSON text, and back: dataclasses, and models that write themselves as pydantic's do.
 
 What is written is read back equal, or is refused with the path of the field; nothing is dropped on the way. A field
-that a type has gained since is filled from its default.
+that a type has gained since is filled from its default; one that it does not know is left to whoever keeps the text.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from outrider.saga.containers import JSON_SCALARS, dict_of, either, list_of, optional, tuple_of, tuple_with
 from outrider.saga.errors import BadState
+from outrider.saga.likeness import derived, difference
+from outrider.saga.models import check_model, is_model, model_codec
 from outrider.saga.values import (
     ANYTHING,
     OTHER_VERSION,
@@ -24,7 +26,7 @@ from outrider.saga.values import (
     Codec,
     enum_codec,
     literal_codec,
-    plain,
+    lost,
     unfit,
     unreadable,
 )
@@ -48,15 +50,33 @@ def check_type(state_type: Any) -> None:
     ...
     outrider.saga.errors.BadState: Order.tags: the type set[str] cannot be stored; use ...
     """
-    if not isinstance(state_type, type) or not (_is_model(state_type) or dataclasses.is_dataclass(state_type)):
+    if not isinstance(state_type, type) or not (is_model(state_type) or dataclasses.is_dataclass(state_type)):
         shown = getattr(state_type, "__name__", repr(state_type))
         raise BadState(shown, "it is neither a dataclass nor a pydantic model", "decorate it with @dataclass")
+    inside(state_type)
+
+
+@lru_cache(maxsize=1024)
+def inside(state_type: type) -> frozenset[type]:
+    """Return the classes with fields that a state is made of, itself among them.
+
+    >>> @dataclasses.dataclass
+    ... class Order:
+    ...     amount: int
+    >>> inside(Order) == {Order}
+    True
+    """
     todo, seen = [state_type], set[type]()
     while todo:
         found = todo.pop()
-        if found not in seen and not _is_model(found):
+        if found not in seen:
             seen.add(found)
-            todo.extend(inner for codec in _fields(found).values() for inner in codec.inside)
+            todo.extend(check_model(found) if is_model(found) else _held(found))
+    return frozenset(seen)
+
+
+def _held(kind: type) -> list[type]:
+    return [inner for codec in _fields(kind).values() for inner in codec.inside]
 
 
 def encode(state: Any) -> bytes:
@@ -69,13 +89,34 @@ def encode(state: Any) -> bytes:
     >>> encode(Order("A-7"))
     b'{"order_id":"A-7","paid":false}'
     """
-    name = type(state).__name__
+    return as_text(written(state), type(state).__name__)
+
+
+def written(state: Any) -> Any:
+    """Return a state as values that are JSON as they stand."""
+    kind: Any = type(state)
+    name = kind.__name__
     try:
-        written = _codec(type(state), name).write(state, name)
-        return json.dumps(written, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return _whole(kind).write(state, name)
+    except RecursionError as error:
+        raise _endless(name, error) from error
+
+
+def as_text(values: Any, name: str) -> bytes:
+    """Return such values as JSON text.
+
+    >>> as_text({"order_id": "A-7"}, "Order")
+    b'{"order_id":"A-7"}'
+    """
+    try:
+        return json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (RecursionError, ValueError) as error:
-        remedy = "store less: references instead of things that contain each other"
-        raise BadState(name, f"it cannot be written as JSON ({error})", remedy) from error
+        raise _endless(name, error) from error
+
+
+def _endless(name: str, error: Exception) -> BadState:
+    remedy = "store less: references instead of things that contain each other"
+    return BadState(name, f"it cannot be written as JSON ({error})", remedy)
 
 
 def decode(state_type: type[S], stored: bytes) -> S:
@@ -88,17 +129,34 @@ def decode(state_type: type[S], stored: bytes) -> S:
     >>> decode(Order, b'{"order_id": "A-7"}').paid
     False
     """
-    name = state_type.__name__
+    return read(state_type, parsed(state_type, stored))
+
+
+def parsed(state_type: type, stored: bytes) -> Any:
+    """Return what is stored as JSON values."""
     try:
-        found = json.loads(stored)
+        return json.loads(stored)
     except ValueError as error:
-        raise BadState(name, f"what is stored is not JSON ({error})", "restore the row from a backup") from error
-    result: S = _codec(state_type, name).read(found, name)
+        problem = f"what is stored is not JSON ({error})"
+        raise BadState(state_type.__name__, problem, "restore the row from a backup") from error
+
+
+def read(state_type: type[S], values: Any) -> S:
+    """Make a state of JSON values."""
+    kind: Any = state_type
+    result: S = _whole(kind).read(values, kind.__name__)
     return result
 
 
-def _is_model(kind: Any) -> bool:
-    return all(callable(getattr(kind, name, None)) for name in ("model_dump_json", "model_validate_json"))
+@lru_cache(maxsize=1024)
+def _whole(kind: Any) -> Codec:
+    return _codec(kind, kind.__name__)
+
+
+@lru_cache(maxsize=1024)
+def _own(kind: Any) -> frozenset[str]:
+    """Return the fields that a constructor does not take."""
+    return frozenset(field.name for field in dataclasses.fields(kind) if not field.init)
 
 
 @lru_cache(maxsize=1024)
@@ -128,8 +186,8 @@ def _codec(hint: Any, path: str) -> Codec:
     if isinstance(hint, type) and get_origin(hint) is None:
         if issubclass(hint, Enum):
             return enum_codec(hint, path)
-        if _is_model(hint):
-            return Codec(partial(_write_model, hint), partial(_read_model, hint))
+        if is_model(hint):
+            return model_codec(hint)
         if dataclasses.is_dataclass(hint):
             return Codec(partial(_write_fields, hint), partial(_read_fields, hint), (hint,))
     return _composed(hint, path)
@@ -174,22 +232,30 @@ def _write_fields(kind: Any, value: Any, path: str) -> dict[str, Any]:
     fields = _fields(kind)
     if type(value) is not kind:
         raise unfit(path, value, kind.__name__)
-    for name in getattr(value, "__dict__", ()):
-        # Properties that remember their value, and what __post_init__ keeps to itself, come back by themselves.
-        if name not in fields and not name.startswith("_") and not hasattr(kind, name):
+    result = {name: codec.write(getattr(value, name), f"{path}.{name}") for name, codec in fields.items()}
+    # Properties that remember their value come back by themselves.
+    more = [name for name in getattr(value, "__dict__", ()) if name not in fields and not derived(kind, name)]
+    if more:
+        _check_undeclared(kind, value, more, _read_fields(kind, result, path), path)
+    return result
+
+
+def _check_undeclared(kind: Any, value: Any, names: list[str], back: Any, path: str) -> None:
+    """Refuse what is no field, but for what __post_init__ keeps to itself and makes again when it is read back."""
+    for name in names:
+        if name not in getattr(back, "__dict__", ()):
             problem = f"{kind.__name__} declares no such field, so it would be lost"
             raise BadState(f"{path}.{name}", problem, f"add {name} to the fields of {kind.__name__}")
-    return {name: codec.write(getattr(value, name), f"{path}.{name}") for name, codec in fields.items()}
+        if found := difference(getattr(value, name), getattr(back, name), f"{path}.{name}"):
+            raise lost(*found)
 
 
 def _read_fields(kind: Any, stored: Any, path: str) -> Any:
     if not isinstance(stored, dict):
         raise unreadable(path, stored, kind.__name__)
-    codecs = _fields(kind)
-    if unknown := [name for name in stored if name not in codecs]:
-        raise BadState(f"{path}.{unknown[0]}", f"it is stored, and {kind.__name__} has no such field", OTHER_VERSION)
-    values = {name: codecs[name].read(one, f"{path}.{name}") for name, one in stored.items()}
-    own = {field.name for field in dataclasses.fields(kind) if not field.init}
+    known = [(name, codec) for name, codec in _fields(kind).items() if name in stored]
+    values = {name: codec.read(stored[name], f"{path}.{name}") for name, codec in known}
+    own = _own(kind)
     try:
         made = kind(**{name: value for name, value in values.items() if name not in own})
     except Exception as error:
@@ -198,20 +264,3 @@ def _read_fields(kind: Any, stored: Any, path: str) -> Any:
     for name in own & values.keys():
         object.__setattr__(made, name, values[name])
     return made
-
-
-def _write_model(kind: Any, value: Any, path: str) -> Any:
-    if type(value) is not kind:
-        raise unfit(path, value, kind.__name__)
-    try:
-        # By alias, and without what is computed: that is what the model itself reads back.
-        return plain(json.loads(value.model_dump_json(by_alias=True, round_trip=True)), path)
-    except ValueError as error:
-        raise BadState(path, f"the model cannot be written as JSON ({error})", "change its fields") from error
-
-
-def _read_model(kind: Any, stored: Any, path: str) -> Any:
-    try:
-        return kind.model_validate_json(json.dumps(stored))
-    except ValueError as error:
-        raise BadState(path, f"the model does not take what is stored ({error})", OTHER_VERSION) from error

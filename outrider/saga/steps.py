@@ -91,6 +91,10 @@ class Definition:
     saga_type: str
     version: int
     steps: Mapping[str, Step]
+    amend: Callable[[bytes, Mapping[str, Any]], bytes] | None = None
+    """Puts other values into fields of a stored state; raises BadState if they do not fit."""
+    outline: str = ""
+    """The definition in short, by which a change of it is noticed."""
 
     @property
     def pivot(self) -> Step | None:

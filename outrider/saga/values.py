@@ -33,7 +33,11 @@ class Codec(NamedTuple):
 
 def shown(value: Any) -> str:
     """Show a value in an error, in short."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:
+        # A number of too many digits has no text, and a class of somebody's may fail at it.
+        text = f"a {type(value).__name__} that cannot be shown ({error})"
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
@@ -49,6 +53,16 @@ def unfit(path: str, value: Any, wanted: str) -> BadState:
 def unreadable(path: str, stored: Any, wanted: str) -> BadState:
     """Make the error of something stored that does not fit the field any more."""
     return BadState(path, f"the stored {shown(stored)} is not {wanted}", OTHER_VERSION)
+
+
+def lost(path: str, value: Any, back: Any) -> BadState:
+    """Make the error of a value that would not be the same any more when it is read back.
+
+    >>> str(lost("Order.extra", (1, 2), [1, 2]))
+    'Order.extra: (1, 2) would come back as [1, 2]; change the value, its type, or the code that makes it another'
+    """
+    problem = f"{shown(value)} would come back as {shown(back)}"
+    return BadState(path, problem, "change the value, its type, or the code that makes it another")
 
 
 def _text(value: Any, path: str) -> str:
@@ -72,6 +86,8 @@ def _number(value: Any, path: str) -> float:
         number = float(value)
     except OverflowError:
         raise unfit(path, value, "float") from None
+    if isinstance(value, int) and number != value:
+        raise BadState(path, f"{shown(value)} has more digits than a float keeps", "declare the field as int")
     if not math.isfinite(number):
         raise BadState(path, f"{number} is not JSON", "store None or a number")
     return number

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from uuid import UUID
 
 from outrider.clock import Clock, SystemClock
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, Transient
 from outrider.observer import (
     Fact,
     Handled,
@@ -27,11 +27,17 @@ from outrider.observer import (
 )
 from outrider.saga.clerk import Stage
 from outrider.saga.driving import Drive, Means
+from outrider.saga.faults import RAISED, described
+from outrider.saga.fitting import check_locals
 from outrider.saga.sagas import Sagas
-from outrider.saga.settings import SagaSettings
-from outrider.saga.trouble import Trouble
+from outrider.saga.settings import LEASE_MARGIN, SagaSettings
+from outrider.saga.strays import Strays
+from outrider.saga.trouble import Spoilt, Trouble
 from outrider.saga.waiting import wait_for
 from outrider.saga_store import Record, SagaStore
+
+LONGER_SECONDS = 0.1
+"""How long claims stay renewed for longer, as several local steps may follow each other."""
 
 LOST = "its claim was lost: another worker has it, or will have it"
 
@@ -62,18 +68,36 @@ class SagaWorker:
             clock or SystemClock(),
             chance or random.Random(),
         )
+        check_locals(store, self.sagas)
         self.name = f"saga-worker-{self.chance.getrandbits(48):012x}"
         self._trouble = Trouble(self.name, self.observer, self.chance)
-        self._means = Means(store, stage, self.settings, self.observer, self.clock, self.chance, self._trouble)
+        self._means = Means(
+            store,
+            stage,
+            self.settings,
+            self.observer,
+            self.clock,
+            self.chance,
+            self._trouble,
+            Strays(self.observer),
+            self._ahead,
+        )
+        self._spoilt = Spoilt()
         self._drives: dict[UUID, Drive] = {}
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._due_at: float | None = None
-        self._stopping, self._wake = asyncio.Event(), asyncio.Event()
+        self._stopping, self._wake, self._longer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._keeping_busy: list[float] = []
 
     @property
     def busy(self) -> int:
         """Return how many sagas it has."""
         return len(self._drives)
+
+    @property
+    def strays(self) -> int:
+        """Return how many calls go on that were cancelled; a process with such calls may have to be ended by force."""
+        return len(self._means.strays.tasks)
 
     def stop(self) -> None:
         """Ask for a clean stop: no new claims, calls under way may finish, and everything is given back."""
@@ -102,6 +126,7 @@ class SagaWorker:
             async with self.store.wakeups(self.wake), asyncio.TaskGroup() as tasks:
                 duties = [
                     tasks.create_task(self._repeat(self.renew, self.settings.renew_seconds)),
+                    tasks.create_task(self._repeat(self._moved_back, 0.0)),
                     tasks.create_task(self._repeat(self.tend, self.settings.upkeep_seconds)),
                 ]
                 await self._claiming()
@@ -131,15 +156,53 @@ class SagaWorker:
             await asyncio.wait(list(self._tasks.values()))
 
     async def renew(self) -> None:
-        """Renew all claims, in one statement; drop what is not held any more."""
-        drives = dict(self._drives)
-        if not drives:
+        """Renew all claims; those of calls for longer, while a local step may keep everything waiting."""
+        drives, longer_seconds = list(self._drives.values()), max(self._keeping_busy, default=0.0)
+        calls = [drive for drive in drives if drive.calling and longer_seconds]
+        await self._renew(calls, self.settings.lease_seconds + longer_seconds)
+        await self._renew([drive for drive in drives if drive not in calls], self.settings.lease_seconds)
+
+    async def _renew(self, drives: Sequence[Drive], seconds: float) -> None:
+        """Renew claims, in one statement; drop what is not held any more."""
+        claims = {drive: drive.claim for drive in drives}
+        if not claims:
             return
-        held = await self.store.renew([drive.claim for drive in drives.values()], self.settings.lease_seconds)
-        for saga_id, drive in drives.items():
-            if saga_id not in held and self._drives.get(saga_id) is drive and not drive.in_turn:
+        asked_at = self.clock.boot_seconds()
+        held = await self.store.renew(list(claims.values()), seconds)
+        for drive, claim in claims.items():
+            if claim.saga_id in held:
+                drive.claimed_until = asked_at + seconds * LEASE_MARGIN
+            elif self._drives.get(claim.saga_id) is drive and drive.claim == claim and not drive.in_turn:
                 # One that is in a turn may just have been given back; if not, its save finds out by itself.
-                self._tasks[saga_id].cancel()
+                self._tasks[claim.saga_id].cancel()
+
+    @asynccontextmanager
+    async def _ahead(self, seconds: float) -> AsyncIterator[None]:
+        """Renew before a local step, where one keeps everything waiting and a call's claim would end meanwhile."""
+        if not self.store.one_at_a_time:
+            yield
+            return
+        until = self.clock.boot_seconds() + seconds
+        calling = [drive for drive in self._drives.values() if drive.calling]
+        self._keeping_busy.append(seconds)
+        try:
+            if any(drive.claimed_until < until for drive in calling):
+                self._longer.set()
+                try:
+                    await self._renew(calling, self.settings.lease_seconds + max(self._keeping_busy))
+                except Transient as error:
+                    self._trouble.met(str(error))
+            yield
+        finally:
+            self._keeping_busy.remove(seconds)
+
+    async def _moved_back(self) -> None:
+        """Renew as usual after claims were renewed for longer, or they would outlast a worker that dies by as much."""
+        await self._longer.wait()
+        await asyncio.sleep(LONGER_SECONDS)
+        if not self._keeping_busy:
+            self._longer.clear()
+            await self.renew()
 
     async def tend(self) -> None:
         """Remove what is old."""
@@ -154,8 +217,10 @@ class SagaWorker:
         instance = record.instance
         saga = self.sagas.find(instance.saga_type, instance.definition_version)
         assert saga is not None, "only what is here is claimed"
+        if (known := self._drives.get(instance.saga_id)) and known.adopt(record):
+            return
         self._lose(instance.saga_id)
-        drive = Drive(self._means, saga, record)
+        drive = Drive(self._means, saga, record, stop=self._spoilt.verdict(instance.saga_id))
         self._drives[instance.saga_id] = drive
         self._tasks[instance.saga_id] = asyncio.create_task(self._drive(drive), name=f"saga-{instance.saga_id}")
 
@@ -183,8 +248,12 @@ class SagaWorker:
         except asyncio.CancelledError:
             self.observer.notice(SagaDropped(self.name, saga_id, LOST))
             raise
-        except Exception as error:
-            self.observer.notice(SagaDropped(self.name, saga_id, f"{type(error).__name__}: {error}"))
+        except RAISED as error:
+            if not isinstance(error, Transient):
+                self._spoilt.met(saga_id, described(error))
+            self.observer.notice(SagaDropped(self.name, saga_id, described(error)))
+        else:
+            self._spoilt.over(saga_id)
 
     def _released(self, drive: Drive) -> None:
         """Remember when the next one is due, and look at once if there was no room before."""

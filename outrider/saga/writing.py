@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from outrider.backoff import RetryPolicy
 from outrider.errors import Misuse
 from outrider.saga.acts import act_of
-from outrider.saga.check import check_function, where
+from outrider.saga.check import check_bare, check_function, where
 from outrider.saga.run import Reply, Run
 from outrider.saga.steps import Act, Command, Step
 
@@ -50,25 +50,34 @@ class Written(Generic[S]):
 class LocalStep(Written[S]):
     """A step in the transaction that saves the saga. Calling it calls its function, for tests."""
 
+    @property
+    def __wrapped__(self) -> Any:
+        """Return the step's function, which says what can be done with it."""
+        return self._step.action.function
+
     def __call__(self, run: Run[S], tx: Any) -> Any:
         """Call the step's function."""
         assert self._step.action.function
         return self._step.action.function(run, tx)
 
-    def undo(self, *, retry: RetryPolicy | None = None) -> Callable[[LocalFunction[S]], LocalFunction[S]]:
+    def undo(
+        self, bare: None = None, /, *, retry: RetryPolicy | None = None, timeout_seconds: float | None = None
+    ) -> Callable[[LocalFunction[S]], LocalFunction[S]]:
         """Say how the step is undone.
 
-        This runs in the transaction that saves the saga, too::
+        This runs in the transaction that saves the saga, too; without `timeout_seconds` it has as long as the action::
 
             @create.undo()
             async def cancel(run, tx):
                 await tx.execute("DELETE FROM orders WHERE id = $1", run.state.order_id)
         """
         line = where()
+        check_bare(bare, "@….undo()", line)
+        seconds = self._step.action.timeout_seconds if timeout_seconds is None else timeout_seconds
 
         def register(function: LocalFunction[S]) -> LocalFunction[S]:
             check_function(function, "run, tx", line)
-            self._undo(act_of(function, retry, line), line)
+            self._undo(act_of(function, retry, line, seconds), line)
             return function
 
         return register
@@ -77,13 +86,18 @@ class LocalStep(Written[S]):
 class CallStep(Written[S]):
     """A step outside any transaction. Calling it calls its function, for tests."""
 
+    @property
+    def __wrapped__(self) -> Any:
+        """Return the step's function, which says what can be done with it."""
+        return self._step.action.function
+
     def __call__(self, run: Run[S]) -> Any:
         """Call the step's function."""
         assert self._step.action.function
         return self._step.action.function(run)
 
     def undo(
-        self, *, retry: RetryPolicy | None = None, timeout_seconds: float | None = None
+        self, bare: None = None, /, *, retry: RetryPolicy | None = None, timeout_seconds: float | None = None
     ) -> Callable[[CallFunction[S]], CallFunction[S]]:
         """Say how the step is undone; it may be asked to undo what never happened, or what is undone already.
 
@@ -94,6 +108,7 @@ class CallStep(Written[S]):
                 await bank.refund(run.key)
         """
         line = where()
+        check_bare(bare, "@….undo()", line)
         seconds = self._step.action.timeout_seconds if timeout_seconds is None else timeout_seconds
 
         def register(function: CallFunction[S]) -> CallFunction[S]:
@@ -117,6 +132,7 @@ class AnsweredStep(Written[S]):
                 run.state.reservation = reply.payload["reservation"]
         """
         line = where()
+        check_bare(event_type if callable(event_type) else None, '@….on("…"), with the type of the reply', line)
 
         def register(function: ReplyFunction[S]) -> ReplyFunction[S]:
             self._check_reply(event_type, line)
@@ -156,7 +172,7 @@ class RequestStep(AnsweredStep[S]):
     def undo_payload(self, function: PayloadFunction[S]) -> PayloadFunction[S]:
         """Say what the command that undoes it carries, made of the state.
 
-        Without it, that is an empty object::
+        Without it, that is what `payload` makes of the state at that time::
 
             @reserve.undo_payload
             def what_to_release(state):
@@ -197,8 +213,8 @@ def name_of(function: Any) -> str:
     return getattr(function, "__name__", "")
 
 
-def names_of(after: After, line: str) -> tuple[str, ...]:
-    """Return the names that an `after` means.
+def names_of(after: After, line: str, keep: Callable[[Step], None] | None = None) -> tuple[str, ...]:
+    """Return the names that an `after` means; `keep` is that of the saga, whose steps alone it may name.
 
     >>> names_of(["create", "create"], "order.py:7")
     ('create',)
@@ -207,4 +223,6 @@ def names_of(after: After, line: str) -> tuple[str, ...]:
     for one in given:
         if not isinstance(one, str | Written):
             raise Misuse(f"{line}: after={one!r} is no step; name steps, such as after=['create']")
+        if isinstance(one, Written) and keep and one._keep != keep:
+            raise Misuse(f"{line}: after={one!r} is a step of another saga; name one of this")
     return tuple(dict.fromkeys(one.name if isinstance(one, Written) else one for one in given))

@@ -22,7 +22,7 @@ def load(package: str, filename: str, constants: Mapping[str, str]) -> dict[str,
     """Return the blocks of a file by name, in file order, with constants filled in.
 
     >>> sorted(load("outrider.stores.postgres", "sql/lanes.sql", constants("outrider")))[:2]
-    ['beat', 'claim']
+    ['alive', 'beat']
     """
     return {name: fill(body, constants) for name, body in blocks(package, filename)}
 

@@ -82,7 +82,7 @@ class Sheet(NamedTuple):
             list(last.values()),
             sorted(taken),
             sorted(set(turn.seen) - taken),
-            [note._replace(detail=clean(note.detail)) for note in turn.notes],
+            [_clean_note(note) for note in turn.notes],
             turn.wake_seconds if turn.release else lease_seconds,
         )
 
@@ -91,8 +91,13 @@ def entry_row(entry: Entry) -> tuple[Any, ...]:
     """Return a line of the journal as columns, in the order of its fields."""
     return (
         *(entry.step, entry.phase, entry.progress, entry.place, entry.attempts, entry.due_at, entry.error),
-        *(entry.intended_at, entry.ended_at),
+        *(entry.intended_at, entry.ended_at, entry.event_id),
     )
+
+
+def _clean_note(note: Note) -> Note:
+    # Whoever gives an order names himself, and a name can be anything that his terminal lets through.
+    return note._replace(what=clean(note.what), actor=clean(note.actor), detail=clean(note.detail))
 
 
 def _cleaned(text: str | None) -> str | None:

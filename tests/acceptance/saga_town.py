@@ -70,7 +70,8 @@ def order_saga(bank: Bank, *, reserve_seconds: float = 30, charge_seconds: float
     """Make the saga of the documentation."""
     order = Saga("order", Order)
 
-    @order.local()
+    # On SQLite the calls of a worker that is lost may wait for as long as a local step may take, and for its lease.
+    @order.local(timeout_seconds=5)
     async def create(run: Any, tx: Any) -> None:
         await execute(tx, "INSERT INTO orders (id) VALUES (?)", run.state.order_id)
 

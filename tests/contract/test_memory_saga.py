@@ -33,6 +33,10 @@ class MemoryBench(SagaBench):
         tx.commit()
         yield tx
 
+    @asynccontextmanager
+    async def outbox(self) -> AsyncIterator[MemoryStore]:
+        yield self._beside
+
 
 @pytest.fixture
 def bench() -> SagaBench:

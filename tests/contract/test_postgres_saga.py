@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -11,7 +11,7 @@ import pytest
 
 from outrider.drivers import asyncpg as driver
 from outrider.saga_store import SagaStore
-from outrider.stores.postgres import PostgresSagas
+from outrider.stores.postgres import PostgresSagas, PostgresStore
 from outrider.testing import ManualClock
 from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
 from tests.contract.test_postgres import OWN_THE_CLOCK
@@ -24,9 +24,9 @@ class PostgresBench(SagaBench):
 
     driver = driver
 
-    def __init__(self, store: PostgresSagas, other: PostgresSagas, clock: ManualClock, pool: Any) -> None:
+    def __init__(self, store: PostgresSagas, other: PostgresSagas, clock: ManualClock, pool: Any, url: str) -> None:
         super().__init__(store, clock)
-        self._other, self._pool = other, pool
+        self._other, self._pool, self._url = other, pool, url
 
     def other(self) -> SagaStore:
         return self._other
@@ -34,6 +34,12 @@ class PostgresBench(SagaBench):
     def outside(self) -> AbstractAsyncContextManager[Any]:
         lent: AbstractAsyncContextManager[Any] = self._pool.acquire()
         return lent
+
+    @asynccontextmanager
+    async def outbox(self) -> AsyncIterator[PostgresStore]:
+        store = await PostgresStore.open(self._url, connections_max=2)
+        yield store
+        await store.close()
 
     async def advance(self, *, seconds: float) -> None:
         await super().advance(seconds=seconds)
@@ -46,7 +52,7 @@ class TestPostgresSagas(ConcurrentSagaContract):
         async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
             await pool.execute(OWN_THE_CLOCK)
             store, other = await PostgresSagas.open(postgres_url), await PostgresSagas.open(postgres_url)
-            yield PostgresBench(store, other, ManualClock(), pool)
+            yield PostgresBench(store, other, ManualClock(), pool, postgres_url)
             await store.close()
             await other.close()
 
@@ -56,4 +62,4 @@ class TestPostgresSagasOverAPool(ConcurrentSagaContract):
     async def bench(self, postgres_url: str) -> AsyncIterator[SagaBench]:
         async with asyncpg.create_pool(postgres_url, min_size=1, max_size=8) as pool:
             await pool.execute(OWN_THE_CLOCK)
-            yield PostgresBench(PostgresSagas.over(pool), PostgresSagas.over(pool), ManualClock(), pool)
+            yield PostgresBench(PostgresSagas.over(pool), PostgresSagas.over(pool), ManualClock(), pool, postgres_url)

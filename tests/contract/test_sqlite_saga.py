@@ -15,10 +15,10 @@ import pytest
 
 from outrider import app
 from outrider.drivers import sqlite3 as driver
-from outrider.errors import Misuse
+from outrider.errors import Misuse, UnfitHandler
 from outrider.saga_store import Phase, SagaStore
 from outrider.stores import migrations
-from outrider.stores.sqlite import SqliteSagas, SqliteSchema
+from outrider.stores.sqlite import SqliteSagas, SqliteSchema, SqliteStore
 from outrider.testing import ManualClock
 from outrider.testing.saga_contract import SagaBench, SagaContract
 from outrider.testing.saga_contract.bench import new_saga
@@ -40,6 +40,12 @@ class SqliteBench(SagaBench):
     async def outside(self) -> AsyncIterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self._path)) as conn:
             yield conn
+
+    @asynccontextmanager
+    async def outbox(self) -> AsyncIterator[SqliteStore]:
+        store = SqliteStore(self._path, clock=self.clock)
+        yield store
+        await store.close()
 
     async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
         timed = {} if verb == "barrier_keep" else {"clock": self.clock}
@@ -115,6 +121,29 @@ async def test_a_step_that_is_a_plain_function_runs_beside_the_event_loop(bench:
     with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
         async with bench.store.transaction() as tx:
             await bench.store.call(lambda argument, conn: conn.commit(), None, tx)
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_step_that_begins_another_transaction_is_unfit(bench: SagaBench, end: str, fails: bool) -> None:
+    def another(_: object, conn: sqlite3.Connection) -> None:
+        conn.execute(end)
+        conn.execute("BEGIN")
+        assert not fails
+
+    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+        async with bench.store.lend() as tx:
+            await bench.store.call(another, None, tx)
+
+
+async def test_a_statement_of_a_plain_function_ends_when_it_is_cut_off(bench: SagaBench) -> None:
+    endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+
+    with pytest.raises(TimeoutError):
+        async with bench.store.lend() as tx, asyncio.timeout(0.05):
+            await bench.store.call(lambda _, conn: conn.execute(endless).fetchone(), None, tx)
+    async with asyncio.timeout(10):
+        assert (await bench.store.desk.counts())["started"] == 0
 
 
 async def test_an_installation_without_sagas_is_told_what_to_run_and_upgrades(

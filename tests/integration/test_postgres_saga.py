@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -15,17 +16,25 @@ import pytest
 from typer.testing import CliRunner
 
 import outrider
-from outrider import Event, app, cli
+from outrider import Event, RetryPolicy, app, cli
 from outrider.drivers import asyncpg as driver
-from outrider.errors import ConcurrencyError, Misuse
+from outrider.errors import ConcurrencyError, Misuse, UnfitHandler
+from outrider.observer import SagaStepUndone, SagaWorkerTroubled
+from outrider.saga import Saga, Sagas, SagaWorker
 from outrider.saga_store import Instance, Phase, Status, Turn
 from outrider.stores import migrations
 from outrider.stores.postgres import PostgresSagas, PostgresSchema
+from outrider.testing import Notebook
 from outrider.testing.saga_contract.bench import claim_of, new_saga, reply
 
 pytestmark = pytest.mark.postgres
 
 ORDER = [("order", 1)]
+
+
+@dataclass
+class Placed:
+    blob: str = ""
 
 
 async def _start(sagas: PostgresSagas, count: int) -> list[UUID]:
@@ -173,6 +182,150 @@ async def test_a_step_that_ends_the_transaction_is_told(postgres_url: str) -> No
     with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
         async with sagas.transaction() as tx:
             await sagas.call(commit, None, tx)
+    await sagas.close()
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+async def test_a_step_that_begins_another_transaction_is_told_when_it_is_saved(postgres_url: str, end: str) -> None:
+    sagas = await PostgresSagas.open(postgres_url)
+    [saga_id] = await _start(sagas, 1)
+    [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
+
+    async def another(_: object, tx: Any) -> None:
+        await tx.execute(f"{end}; BEGIN")
+
+    async def turn() -> None:
+        async with sagas.lend() as tx:
+            assert await sagas.load(tx, saga_id, for_update=True)
+            await sagas.call(another, None, tx)
+            await sagas.save(tx, claim_of(record), Turn(_ended(record.instance)), 15)
+
+    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+        await turn()
+    shown = await sagas.desk.show(saga_id)
+    assert shown is not None
+    assert shown.instance.version == 0
+    await sagas.close()
+
+
+async def test_claims_renewals_and_turns_never_wait_for_functions_that_hang(postgres_url: str) -> None:
+    sagas = await PostgresSagas.open(postgres_url, connections_max=4)
+    await _start(sagas, 1)
+    hung, goes_on = asyncio.Barrier(3), asyncio.Event()
+
+    async def hangs() -> None:
+        async with sagas.lend():
+            await hung.wait()
+            await goes_on.wait()
+
+    async def waits() -> None:
+        async with sagas.lend():
+            pass
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        for work in (hangs, hangs, waits, waits):
+            tasks.create_task(work())
+        await hung.wait()
+        [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
+        assert await sagas.renew([claim_of(record)], 15) == {record.instance.saga_id}
+        async with sagas.transaction() as tx:
+            await sagas.save(tx, claim_of(record), Turn(record.instance), 15)
+        goes_on.set()
+    await sagas.close()
+
+
+async def test_a_plain_function_is_refused_when_a_worker_is_made(postgres_url: str) -> None:
+    sagas = await PostgresSagas.open(postgres_url)
+    order: Saga[Placed] = Saga("order", Placed)
+
+    @order.local()
+    def create(run: Any, tx: Any) -> None:
+        tx.execute("SELECT 1")
+
+    told = r"the step create of order: .*create \(.*test_postgres_saga\.py:\d+\) is a plain function"
+    with pytest.raises(UnfitHandler, match=told):
+        SagaWorker(sagas, Sagas(order), outrider.stage)
+    await sagas.close()
+
+
+async def test_a_connection_that_is_lost_under_a_local_step_costs_no_attempt(postgres_url: str, conn: Any) -> None:
+    sagas = await PostgresSagas.open(postgres_url)
+    order: Saga[Placed] = Saga("order", Placed)
+    tries = list[int]()
+
+    @order.local(retry=RetryPolicy(max_attempts=1))
+    async def create(run: Any, tx: Any) -> None:
+        tries.append(run.attempt)
+        if len(tries) == 1:
+            pid = await tx.fetchval("SELECT pg_backend_pid()")
+            await conn.execute("SELECT pg_terminate_backend($1)", pid)
+        await tx.execute("SELECT 1")
+
+    async with sagas.transaction() as tx:
+        saga_id = await order.start(tx, Placed(), correlation_id="A-7")
+    worker = SagaWorker(sagas, Sagas(order), outrider.stage)
+    while await worker.work():
+        await worker.rest()
+    shown = await sagas.desk.show(saga_id)
+    assert shown is not None
+    assert (shown.instance.status, tries) == (Status.COMPLETED, [1, 1])
+    await sagas.close()
+
+
+async def test_a_local_step_that_ignores_its_end_can_do_nothing_any_more(postgres_url: str, conn: Any) -> None:
+    sagas = await PostgresSagas.open(postgres_url)
+    order: Saga[Placed] = Saga("order", Placed)
+    goes_on, ended = asyncio.Event(), asyncio.Event()
+    await conn.execute("CREATE TABLE effect (a integer)")
+
+    @order.local(retry=RetryPolicy(max_attempts=1), timeout_seconds=0.05)
+    async def create(run: Any, tx: Any) -> None:
+        await tx.execute("INSERT INTO effect VALUES (1)")
+        while not goes_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await goes_on.wait()
+        try:
+            await tx.execute("INSERT INTO effect VALUES (2)")
+        finally:
+            ended.set()
+
+    async with sagas.transaction() as tx:
+        saga_id = await order.start(tx, Placed(), correlation_id="A-7")
+    worker = SagaWorker(sagas, Sagas(order), outrider.stage)
+    while await worker.work():
+        await worker.rest()
+    goes_on.set()
+    async with asyncio.timeout(10):
+        await ended.wait()
+    shown = await sagas.desk.show(saga_id)
+    assert shown is not None
+    assert shown.instance.status is Status.COMPENSATED
+    assert await conn.fetchval("SELECT count(*) FROM effect") == 0
+    await sagas.close()
+
+
+async def test_a_step_that_spoils_our_own_statements_is_charged_in_the_end(postgres_url: str) -> None:
+    sagas = await PostgresSagas.open(postgres_url)
+    order: Saga[Placed] = Saga("order", Placed)
+    notebook = Notebook()
+
+    @order.local(retry=RetryPolicy(max_attempts=1))
+    async def create(run: Any, tx: Any) -> None:
+        await tx.execute("CREATE TABLE slow (a integer)")
+        await tx.execute("SET LOCAL lock_timeout = '1ms'; SET LOCAL statement_timeout = '1ms'")
+        run.state.blob = "x" * 4_000_000
+
+    async with sagas.transaction() as tx:
+        saga_id = await order.start(tx, Placed(), correlation_id="A-7")
+    worker = SagaWorker(sagas, Sagas(order), outrider.stage, observer=notebook)
+    while await worker.work():
+        await worker.rest()
+    shown = await sagas.desk.show(saga_id)
+    assert shown is not None
+    assert shown.instance.status is Status.COMPENSATED
+    assert "the store has failed under it 5 times in a row" in (shown.journal[0].error or "")
+    assert [fact.times for fact in notebook.of(SagaStepUndone)] == [1, 2, 3, 4, 5]
+    assert not notebook.of(SagaWorkerTroubled)
     await sagas.close()
 
 

@@ -87,6 +87,8 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(sagas: PostgresSag
     assert await used_indexes(conn, 64, sagas.sql["renew"], ids, ["ann"] * 64, [1] * 64, 15.0) == instance
     mail = post_parameters([reply(saga_id) for saga_id in [*ids[:50], *(uuid4() for _ in range(50))]])
     assert await used_indexes(conn, 100, sagas.sql["post"], *mail) == instance
+    outbox = {"outbox_pkey", "outbox_dead_letter_pkey"}
+    assert await used_indexes(conn, 64, sagas.sql["undelivered"], ids) == outbox
     assert await used_indexes(conn, 1, sagas.sql["answered"], "stock", "k", "action") == {"saga_barrier_pkey"}
     assert await used_indexes(conn, 1, sagas.sql["keep"], "stock", "k", "action", "{}") == {"saga_barrier_pkey"}
 

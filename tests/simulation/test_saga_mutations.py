@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import pytest
 
 from outrider.saga import compensation, mailbox, orders, outcomes
 from outrider.saga import journal as journals
-from outrider.saga.journal import OPEN, Journal, Place
+from outrider.saga.journal import OPEN, Journal
 from outrider.saga.news import Call
 from outrider.saga.plan import halted
 from outrider.saga.steps import Kind
@@ -87,6 +87,18 @@ def an_order_to_compensate_does_not_wait_for_the_pivot(patch: pytest.MonkeyPatch
     patch.setattr(orders, "_pivot_is_out", lambda journal: False)
 
 
+def an_order_that_waited_for_the_pivot_does_not_care_what_came_of_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(orders, "_pivot_failed_since", lambda journal, mail: False)
+
+
+def an_attempt_that_raised_tells_what_came_of_an_earlier_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(outcomes, "doubted", lambda entry: False)
+
+
+def an_answer_that_comes_late_counts_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mailbox, "missed", lambda entry: False)
+
+
 def an_order_to_compensate_leaves_out_what_may_have_happened(patch: pytest.MonkeyPatch) -> None:
     def only_done(journal: Journal, entry: Entry) -> bool:
         return journal.step(entry).undo is not None and entry.progress is Progress.DONE
@@ -95,8 +107,8 @@ def an_order_to_compensate_leaves_out_what_may_have_happened(patch: pytest.Monke
 
 
 def a_call_that_raised_did_not_happen(patch: pytest.MonkeyPatch) -> None:
-    def refuse(journal: Journal, entry: Entry, error: str) -> None:
-        journal.settle(entry, Progress.REFUSED, error)
+    def refuse(journal: Journal, entry: Entry, error: str, after: str = "") -> None:
+        journal.settle(entry, Progress.REFUSED, after + error)
 
     patch.setattr(outcomes, "refused_but_perhaps_done", refuse)
 
@@ -116,12 +128,19 @@ def late_replies_are_kept(patch: pytest.MonkeyPatch) -> None:
 def deadlines_come_before_replies(patch: pytest.MonkeyPatch) -> None:
     read = mailbox.read
 
-    def read_late(journal: Journal, unreadable: Collection[Place] = ()) -> None:
+    def read_late(journal: Journal) -> None:
         if not halted(journal):
             outcomes.pass_time(journal)
-        read(journal, unreadable)
+        read(journal)
 
     patch.setattr(mailbox, "read", read_late)
+
+
+def what_has_not_left_is_charged(patch: pytest.MonkeyPatch) -> None:
+    def charge(journal: Journal, entry: Entry, _: object) -> None:
+        outcomes.unknown(journal, entry, "no answer within a time")
+
+    patch.setattr(outcomes, "_ask_for_patience", charge)
 
 
 def attempts_have_no_end(patch: pytest.MonkeyPatch) -> None:
@@ -143,14 +162,18 @@ MUTATIONS: dict[Mutation, str] = {
     a_failed_compensation_stops_the_others: "was not undone",
     a_failed_compensation_counts_as_done: "it is compensated, and needs_attention",
     there_is_a_way_back_after_the_pivot: "pivot",
-    an_order_to_compensate_does_not_wait_for_the_pivot: "while the pivot was out",
+    an_order_to_compensate_does_not_wait_for_the_pivot: "pivot was",
+    an_order_that_waited_for_the_pivot_does_not_care_what_came_of_it: "what waited for the pivot was undone",
+    an_attempt_that_raised_tells_what_came_of_an_earlier_one: "may be on its way",
+    an_answer_that_comes_late_counts_for_nothing: "its answer lies in the box",
     an_order_to_compensate_leaves_out_what_may_have_happened: "stands at 1",
     a_call_that_raised_did_not_happen: "happened",
     what_a_lost_worker_had_begun_is_left_alone: "does not come to rest",
-    an_early_event_is_dropped: "its event had come",
+    an_early_event_is_dropped: "it rests and is running",
     late_replies_are_kept: "mail",
     deadlines_come_before_replies: "its event had come",
     attempts_have_no_end: "attempted",
+    what_has_not_left_is_charged: "had not left",
 }
 
 

@@ -10,7 +10,7 @@ from outrider.saga_store import Status
 from tests.simulation.sagas.world import run
 
 CHUNK = 100
-SEEDS = 500
+SEEDS = 600
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))

@@ -9,9 +9,21 @@ from typing import Any
 from uuid import UUID
 
 from outrider.backoff import RetryPolicy
-from outrider.saga.plan import Absorb, Claimed, Declined, News, Plan, Raised, Succeeded, TimedOut, advance, key_of
+from outrider.saga.plan import (
+    Absorb,
+    Claimed,
+    Declined,
+    News,
+    Plan,
+    Raised,
+    Succeeded,
+    TimedOut,
+    advance,
+    key_of,
+    overdue,
+)
 from outrider.saga.steps import Act, Command, Definition, Kind, Step
-from outrider.saga_store import Entry, MailKind, Phase, Progress, Status
+from outrider.saga_store import Entry, MailKind, Phase, Progress, Status, Undelivered
 from tests.simulation.sagas.shelf import SAGA_ID, Shelf
 
 ACTION, COMPENSATION = Phase.ACTION, Phase.COMPENSATION
@@ -71,11 +83,13 @@ class Case:
         self.definition, self.shelf, self.events, self.epoch = saga(*groups), Shelf(), 0, 0
         self.plan = self.tell(Claimed())
 
-    def tell(self, *news: News, seconds: float = 0) -> Plan:
-        """Let time pass, tell the plan, and save what it says."""
+    def tell(self, *news: News, seconds: float = 0, where: Undelivered | None = None) -> Plan:
+        """Let time pass, tell the plan, and save what it says; commands that are overdue are where it is said."""
         self.shelf.now += timedelta(seconds=seconds)
         self.shelf.instance = replace(self.shelf.instance, owner="w", epoch=1)
-        self.plan = advance(self.definition, self.shelf.load(), news, random.Random(1))
+        record = self.shelf.load()
+        undelivered = {event_id: where for event_id in overdue(record) if where}
+        self.plan = advance(self.definition, record, news, random.Random(1), undelivered)
         self.shelf.save("w", 1, self.plan)
         return self.plan
 

@@ -29,7 +29,6 @@ from outrider.testing import ManualClock, MemoryBroker, Notebook
 
 ONCE = RetryPolicy(jitter=0, max_attempts=1)
 TWICE = RetryPolicy(jitter=0, max_attempts=2)
-THRICE = RetryPolicy(jitter=0, max_attempts=3)
 PLAIN = RetryPolicy(jitter=0)
 LEASE_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0

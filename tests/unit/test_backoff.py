@@ -38,6 +38,11 @@ def test_no_number_of_attempts_overflows() -> None:
         ("jitter", -0.1),
         ("jitter", 1),
         ("max_attempts", 0),
+        ("max_attempts", 2.5),
+        ("max_attempts", True),
+        ("base_seconds", float("nan")),
+        ("cap_seconds", float("inf")),
+        ("factor", float("nan")),
     ],
 )
 def test_a_policy_that_cannot_work_is_refused_by_name(name: str, value: float) -> None:
@@ -52,3 +57,8 @@ def test_a_policy_survives_being_stored() -> None:
 
 def test_a_foreign_policy_may_say_only_what_differs() -> None:
     assert RetryPolicy.from_json({"max_attempts": 3}) == RetryPolicy(max_attempts=3)
+
+
+def test_a_text_is_no_number_of_seconds() -> None:
+    with pytest.raises(BadSetting, match=r"retry\.base_seconds = '1' cannot work; use a number"):
+        RetryPolicy(base_seconds="1")  # type: ignore[arg-type]

@@ -343,3 +343,24 @@ def test_a_management_url_that_is_none_is_refused_without_repeating_it(url: str)
     with pytest.raises(BadSetting, match="write http://host:15672") as refused:
         RabbitBroker("amqp://localhost", management=url)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["--sagas", "--consume"])
+def test_the_topics_of_sagas_are_examined_and_their_receipts_are_not(doctor: Doctor, option: str) -> None:
+    seen: list[list[str]] = []
+    looked = EmbeddedBroker.examine
+
+    async def examine(self: EmbeddedBroker, topics: Any) -> list[Finding]:
+        seen.append(list(topics))
+        return await looked(self, topics)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EmbeddedBroker, "examine", examine)
+        found = doctor.findings(option, "tests.unit.test_cli_saga_orders:sagas")
+    assert seen == [["parcel", "events.parcel.sent"]]
+    assert "receipts-shorter-than-retention" not in found
+
+
+def test_sagas_that_are_taken_for_an_inbox_are_sent_where_they_belong(doctor: Doctor) -> None:
+    told = doctor("consume", "tests.unit.test_cli_saga_orders:sagas", code=2).stderr
+    assert "outrider saga run tests.unit.test_cli_saga_orders:sagas" in told

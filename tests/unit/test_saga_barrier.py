@@ -153,6 +153,34 @@ async def test_what_was_refused_is_not_undone() -> None:
     assert sorted(await stock.replies(), key=str) == [refused, refused, ("stock.released", {"nothing": True})]
 
 
+async def test_what_was_answered_is_undone_although_the_barrier_has_forgotten_it() -> None:
+    saga = _waiting()
+    stock = Stock(shop=Shop(saga))
+    saga_id = await begun(stock.shop, saga)
+    [asked] = await stock.shop.sent()
+    await stock.act(asked)
+    await stock.shop.answer(asked, "stock.reserved")
+    await stock.shop.works()
+    stock.shop.clock.advance(seconds=91 * 86_400)
+    await stock.shop.worker.tend()
+    await stock.shop.order(saga_id, "compensate")
+    await stock.shop.works()
+    [undo] = [event for event in await stock.shop.sent() if event.event_type == "stock.release"]
+    assert await stock.undo(undo) is Passed.DONE
+    assert stock.done == ["did", "undid"]
+
+
+async def test_what_no_event_has_answered_is_not_said_to_be_answered() -> None:
+    saga = _waiting()
+    stock = Stock(shop=Shop(saga))
+    saga_id = await begun(stock.shop, saga)
+    await stock.shop.order(saga_id, "compensate")
+    await stock.shop.works()
+    undo = (await stock.shop.sent())[-1]
+    assert await stock.undo(undo) is Passed.DONE
+    assert (undo.event_type, stock.done) == ("stock.release", [])
+
+
 async def test_an_action_that_raises_leaves_no_trace() -> None:
     stock = Stock(Event("stock.reserved", {"price": float("nan")}))
     with pytest.raises(InvalidEvent, match="price"):
@@ -166,6 +194,12 @@ async def test_an_event_that_is_no_command_is_refused_for_good() -> None:
     stock = Stock()
     with pytest.raises(Permanent, match="saga_key"):
         await stock.act(command(headers={}))
+    with pytest.raises(Permanent, match=r"saga_phase is 'dance'"):
+        await stock.act(command("dance"))
+    with pytest.raises(Permanent, match="saga_key has a NUL"):
+        await stock.act(command(step="a\0b"))
+    with pytest.raises(Permanent, match="saga_key is longer"):
+        await stock.act(command(step="x" * 1000))
     with pytest.raises(Permanent, match=r"let its handler call undo\(\)"):
         await stock.act(command("compensation"))
     with pytest.raises(Permanent, match=r"let its handler call act\(\)"):

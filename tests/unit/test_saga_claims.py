@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -16,7 +18,8 @@ from outrider.observer import (
     SagaWorkerRecovered,
     SagaWorkerTroubled,
 )
-from outrider.saga_store import Progress, Status, Turn
+from outrider.saga import Saga
+from outrider.saga_store import Claim, Progress, Status, Turn
 from tests.unit.saga_shop import (
     LEASE_SECONDS,
     ONCE,
@@ -157,25 +160,153 @@ async def test_nobody_takes_a_saga_while_its_local_function_runs_however_long_th
     assert await shop.status(saga_id) is Status.COMPLETED
 
 
-async def test_no_call_begins_when_the_claim_may_have_ended() -> None:
-    saga, log = order_saga(), list[str]()
+async def test_a_call_that_cannot_begin_since_the_claim_may_have_ended_costs_no_attempt() -> None:
+    saga, log = order_saga(), list[int]()
 
     @saga.local()
     async def create(run: Any, tx: Any) -> None:
         # The machine is suspended for so long after this turn is saved, that the claim may have ended.
         tx.on_commit.append(lambda: shop.clock.advance(seconds=LEASE_SECONDS * 0.95))
 
-    @saga.call()
+    @saga.call(retry=ONCE)
     async def charge(run: Any) -> None:
-        log.append("charge")
+        log.append(run.attempt)
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
-    assert log == []
-    assert len(shop.notebook.of(SagaDropped)) == 1
-    await shop.passes(LEASE_SECONDS)
-    assert log == ["charge"]
+    assert "action handed over" in await shop.trail(saga_id)
+    assert log == [1]
     assert await shop.status(saga_id) is Status.COMPLETED
+
+
+async def test_a_local_step_may_take_nearly_as_long_as_a_lease_before_a_call_begins() -> None:
+    saga, log = order_saga(), list[int]()
+
+    @saga.local()
+    async def create(run: Any, tx: Any) -> None:
+        shop.clock.advance(seconds=LEASE_SECONDS * 0.95)
+
+    @saga.call(retry=ONCE)
+    async def charge(run: Any) -> None:
+        log.append(run.attempt)
+
+    shop = Shop(saga)
+    saga_id = await begun(shop, saga)
+    assert log == [1]
+    assert await shop.status(saga_id) is Status.COMPLETED
+    assert "action handed over" not in await shop.trail(saga_id)
+
+
+async def test_a_worker_that_claims_anew_what_it_still_drives_goes_on_with_it() -> None:
+    saga, begins, goes_on, attempts = order_saga(), asyncio.Event(), asyncio.Event(), list[int]()
+
+    @saga.call(retry=ONCE)
+    async def charge(run: Any) -> None:
+        attempts.append(run.attempt)
+        begins.set()
+        await goes_on.wait()
+
+    shop = Shop(saga)
+    saga_id = await shop.start(saga, Order("A-7"))
+    await shop.worker.work()
+    await until(begins)
+    shop.clock.advance(seconds=LEASE_SECONDS)
+    assert await shop.worker.work() == 1
+    await shop.worker.renew()
+    goes_on.set()
+    await shop.worker.rest()
+    assert attempts == [1]
+    assert await shop.progress(saga_id, "charge") == (DONE, 1)
+    assert not shop.notebook.of(SagaDropped)
+
+
+async def test_a_worker_lets_go_of_what_another_has_written_before_it_claims_it_anew() -> None:
+    saga, begins, attempts = order_saga(), asyncio.Event(), list[int]()
+
+    @saga.call(retry=PLAIN)
+    async def charge(run: Any) -> None:
+        attempts.append(run.attempt)
+        begins.set()
+        if len(attempts) < 3:
+            await asyncio.Event().wait()
+
+    shop, other = Shop(saga), None
+    saga_id = await shop.start(saga, Order("A-7"))
+    for worker in (shop.worker, other := shop.hire(seed=1), shop.worker):
+        begins.clear()
+        await worker.work()
+        await until(begins)
+        shop.clock.advance(seconds=LEASE_SECONDS)
+    await shop.worker.rest()
+    await other.renew()
+    await other.rest()
+    assert attempts == [1, 2, 3]
+    assert await shop.progress(saga_id, "charge") == (DONE, 3)
+
+
+async def test_calls_keep_their_claims_while_a_local_step_keeps_a_whole_store_waiting() -> None:
+    saga, begins, goes_on = order_saga(), asyncio.Event(), asyncio.Event()
+    slow = Saga("slow", Order)
+
+    @saga.call(retry=ONCE)
+    async def charge(run: Any) -> None:
+        begins.set()
+        await goes_on.wait()
+
+    @slow.local(timeout_seconds=2 * LEASE_SECONDS)
+    async def create(run: Any, tx: Any) -> None:
+        # Nobody can renew meanwhile, and another worker looks as soon as it ends.
+        shop.clock.advance(seconds=2 * LEASE_SECONDS)
+        tx.on_commit.append(lambda: found.append(1))
+
+    shop, found = Shop(saga, slow), list[int]()
+    shop.store.one_at_a_time = True
+    saga_id = await shop.start(saga, Order("A-7"))
+    await shop.worker.work()
+    await until(begins)
+    await shop.start(slow, Order("A-8"))
+    await shop.worker.work()
+    await shop.notebook.heard(SagaEnded)
+    assert found == [1]
+    assert await shop.hire(seed=1).work() == 0
+    goes_on.set()
+    await shop.worker.rest()
+    assert await shop.progress(saga_id, "charge") == (DONE, 1)
+
+
+async def test_claims_that_a_local_step_made_longer_are_those_of_calls_and_are_moved_back_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saga, begins, goes_on, moved_back = order_saga(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+    slow = Saga("slow", Order)
+
+    @saga.call()
+    async def charge(run: Any) -> None:
+        begins.set()
+        await goes_on.wait()
+
+    @slow.local(timeout_seconds=600)
+    async def create(run: Any, tx: Any) -> None:
+        """Take no time at all."""
+
+    shop, renewed = Shop(saga, slow), list[tuple[int, float]]()
+    shop.store.one_at_a_time = True
+    renew = shop.store.renew
+
+    async def renewing(claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
+        renewed.append((len(claims), lease_seconds))
+        if len(renewed) == 2:
+            moved_back.set()
+        return await renew(claims, lease_seconds)
+
+    monkeypatch.setattr(shop.store, "renew", renewing)
+    await shop.start(saga, Order("A-7"))
+    async with running(shop.hire(lease_seconds=60)):
+        await until(begins)
+        await shop.start(slow, Order("A-8"), "A-8")
+        await until(moved_back)
+        assert renewed == [(1, 660), (1, 60)]
+        goes_on.set()
 
 
 async def test_no_more_sagas_are_claimed_than_may_run_at_a_time() -> None:
@@ -325,7 +456,7 @@ async def test_a_commit_that_nobody_heard_of_loses_no_step_and_repeats_none(turn
     saga, log = order_saga(), list[str]()
     local(saga, log, "a")
 
-    @saga.call()
+    @saga.call(retry=ONCE)
     async def charge(run: Any) -> None:
         log.append("charge")
 
@@ -357,7 +488,7 @@ async def test_a_saga_that_cannot_be_saved_is_dropped_and_does_not_spin() -> Non
     saga_id = await begun(shop, saga)
     assert log == ["save"]
     [fact] = shop.notebook.of(SagaDropped)
-    assert fact.error == "RuntimeError: a bug"
+    assert fact.error.startswith("RuntimeError: a bug (tests/unit/test_saga_claims.py:")
     await shop.passes(LEASE_SECONDS)
     assert len(await shop.sent()) == 1
     assert await shop.status(saga_id) is Status.RUNNING

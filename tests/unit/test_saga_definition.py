@@ -40,6 +40,7 @@ async def local(run: Run[Order], tx: Any) -> None: ...
 async def call(run: Run[Order]) -> None: ...
 
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STOCK: dict[str, Any] = {"command": "stock.reserve", "topic": "stock", "reply": "stock.reserved"}
 
 
@@ -189,11 +190,11 @@ def test_a_definition_is_made_once_and_anew_when_a_step_is_added() -> None:
 def test_the_same_type_and_correlation_id_are_the_same_saga() -> None:
     order = Saga("order", Order, version=3)
     order.local(name="create")(local)
-    new = order.new(Order("A-7", 12), "A-7", traceparent="00-1")
+    new = order.new(Order("A-7", 12), "A-7", traceparent=TRACE)
     assert new.saga_id == saga_id_of("order", "A-7") == UUID("18c147b0-5392-5c4a-996b-330d304e2d64")
     assert new[1:4] == ("order", 3, "A-7")
     assert decode(Order, new.state) == Order("A-7", 12)
-    assert new.traceparent == "00-1"
+    assert new.traceparent == TRACE
     assert len({saga_id_of("order", "A-7"), saga_id_of("order", "A-8"), saga_id_of("orde", "rA-7")}) == 3
 
 
@@ -402,7 +403,7 @@ def test_replies_to_one_step_are_of_different_types() -> None:
         order.request(**STOCK, undo="stock.reserve", undone="stock.released")
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5", True, None, 1e12])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5", True, None, 1e12, 10**30])
 def test_a_time_is_a_number_above_nothing(seconds: Any) -> None:
     order = order_saga()
     with refusal(f"timeout_seconds={seconds!r} cannot work"):
@@ -428,9 +429,9 @@ def test_undoing_a_call_has_a_time_that_works() -> None:
 
 def test_types_and_topics_are_names() -> None:
     order = order_saga()
-    with refusal("'' cannot name an event or a topic"):
+    with refusal("'' cannot name a topic"):
         order.request("stock.reserve", topic="", reply="stock.reserved")
-    with refusal("'' cannot name an event or a topic"):
+    with refusal("'' cannot name an event"):
         order.request("stock.reserve", topic="stock", reply="")
     with refusal("' ' cannot name an event"):
         order.request(**STOCK, undo=" ", undone="stock.released")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from outrider.saga.plan import Absorb, Raised
-from outrider.saga_store import Phase, Progress, Status
-from tests.unit.saga_case import COMPENSATION, Case, call, nothing, request, told, wait
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from outrider.saga.mailbox import KEPT_MAX, refusal_of, surplus
+from outrider.saga.plan import Absorb, Plan, Raised, Unfit
+from outrider.saga_store import Mail, MailKind, Phase, Progress, Status
+from tests.simulation.sagas.shelf import EPOCH, SAGA_ID
+from tests.unit.saga_case import COMPENSATION, Case, call, nothing, request, saga, told, wait
 
 
 def test_an_early_reply_stays_in_the_mailbox_until_its_step_waits() -> None:
@@ -90,23 +97,112 @@ def test_an_event_under_the_key_of_a_step_that_it_does_not_answer_is_taken_by_a_
     assert case.status is Status.COMPLETED
 
 
-def test_what_is_answered_already_is_not_asked_for_again() -> None:
-    case = Case(request("a", attempts=1), call("b"))
-    case.answer("yes", "a")
-    case.declines("b")
+def test_a_step_that_failed_as_unknown_is_settled_by_its_answer_and_the_saga_goes_on() -> None:
+    case = Case(request("a", attempts=1, takes={"yes": nothing}), call("b"))
     case.tell(seconds=10)
-    case.answer("undone", "a")
-    assert (case.status, case.mail) == (Status.FAILED, ["undone"])
-    assert told(case.order("retry")) == []
+    assert (case.status, case.attention) == (Status.FAILED, True)
+    plan = case.answer("yes", "a")
+    assert (case.status, case.attention, told(plan)) == (Status.RUNNING, False, ["absorb a", "call b action 1"])
+    assert [(note.what, note.step) for note in plan.notes[:3]] == [
+        ("answered after all", "a"),
+        ("action done", "a"),
+        ("became running", None),
+    ]
+
+
+def test_a_step_that_failed_as_unknown_is_settled_by_its_refusal_and_the_saga_is_undone() -> None:
+    case = Case(call("a"), request("b", pivot=True, undo=False, attempts=1))
+    case.succeeds("a")
+    case.tell(seconds=10)
+    assert told(case.answer("no", "b")) == ["call a compensation 1"]
+    assert (case.status, case.attention, case.undone()) == (Status.COMPENSATING, False, ["a"])
+
+
+def test_of_several_that_failed_as_unknown_the_saga_waits_for_the_last_answer() -> None:
+    case = Case([request("a", attempts=1), request("b", attempts=1), request("c", attempts=1)], call("d"))
+    case.tell(seconds=10)
+    case.answer("yes", "a")
+    case.answer("no", "b")
+    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    case.answer("yes", "c")
+    assert (case.status, case.attention, case.undone()) == (Status.COMPENSATING, False, ["c", "a"])
+
+
+def test_an_answer_settles_its_step_and_leaves_failed_what_no_answer_can_settle() -> None:
+    case = Case([call("a", undo=False, attempts=1), request("b", attempts=1)], call("c"))
+    case.tell(seconds=10)
+    case.raises("a")
+    assert told(case.answer("yes", "b")) == []
+    assert (case.status, case.attention, case.progress("b")) == (Status.FAILED, True, Progress.DONE)
+    assert told(case.order("resume")) == ["call c action 1"]
+
+
+def test_a_refusal_after_the_pivot_that_comes_late_is_told_and_needs_a_person_still() -> None:
+    case = Case(call("a", pivot=True, undo=False), request("b", undo=False, attempts=1))
+    case.succeeds("a")
+    case.tell(seconds=10)
+    plan = case.answer("no", "b")
+    assert (case.status, case.attention, case.mail) == (Status.FAILED, True, [])
+    assert plan.attention == ("action of b failed: refused after the pivot: answered by no",)
+    assert "became running" not in [note.what for note in plan.notes]
+    assert case.answer("yes", "b").entries == ()
+
+
+def test_an_event_that_comes_after_its_time_and_after_the_pivot_lets_the_saga_go_on() -> None:
+    case = Case(call("a", pivot=True, undo=False), wait("b"))
+    case.succeeds("a")
+    case.tell(seconds=10)
+    assert (case.status, case.attention) == (Status.FAILED, True)
+    case.answer("event b")
+    assert (case.status, case.attention) == (Status.COMPLETED, False)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_compensation_that_failed_as_unknown_is_settled_by_its_answer_whenever_it_comes(others: bool) -> None:
+    case = Case(call("a"), request("b", attempts=1), call("c"))
+    case.succeeds("a")
+    case.answer("yes", "b")
+    case.declines("c")
+    case.tell(seconds=10)
+    assert (case.status, case.attention) == (Status.COMPENSATING, True)
+    if others:
+        case.succeeds("a", phase=COMPENSATION)
+        assert case.status is Status.FAILED
+    case.answer("undone", "b")
+    assert (case.attention, case.mail) == (False, [])
+    if not others:
+        case.succeeds("a", phase=COMPENSATION)
     assert case.status is Status.COMPENSATED
 
 
-def test_a_reply_that_cannot_be_taken_is_counted_while_the_request_waits_to_be_asked_again() -> None:
-    case = Case(request("a", attempts=3))
+def test_an_answer_to_a_step_that_a_person_has_settled_or_given_up_changes_nothing() -> None:
+    for verb in ("resume", "compensate"):
+        case = Case(request("a", attempts=1), call("b"))
+        case.tell(seconds=10)
+        case.order(verb)
+        plan = case.answer("no", "a")
+        assert (plan.entries, [note.what for note in plan.notes], case.mail) == ((), ["reply dropped"], [])
+
+
+def test_attempts_to_take_a_reply_in_are_counted_by_themselves_and_made_when_they_are_due() -> None:
+    case = Case(request("a", takes={"yes": nothing}))
     case.tell(seconds=10)
     case.post("yes", "a")
-    case.raises("a")
-    assert (case.progress("a"), case.entry("a").attempts) == (Progress.RETRYING, 2)
+    case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
+    assert (case.progress("a"), case.entry("a").attempts) == (Progress.RETRYING, 1)
+    assert told(case.tell(seconds=1)) == []
+    plan = case.tell(seconds=1)
+    assert [move.attempt for move in plan.moves if isinstance(move, Absorb)] == [2]
+
+
+def test_what_is_answered_is_not_asked_again_when_its_answer_raises_in_the_turn_that_obeys_retry() -> None:
+    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case.tell(seconds=10)
+    case.post("yes", "a")
+    case.post("retry")
+    plan = case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
+    assert (told(plan), case.status, case.mail, plan.wake_seconds) == ([], Status.RUNNING, ["yes"], 0)
+    assert told(case.tell()) == ["absorb a"]
 
 
 def test_a_reply_is_taken_into_the_state_before_the_command_that_may_need_it_is_sent() -> None:
@@ -119,15 +215,15 @@ def test_a_reply_is_taken_into_the_state_before_the_command_that_may_need_it_is_
 def test_a_reply_that_cannot_be_taken_into_the_state_waits_for_the_next_attempt() -> None:
     case = Case(request("a", attempts=3, takes={"yes": nothing}))
     case.post("yes", "a")
-    plan = case.tell(Raised("a", Phase.ACTION, "bad reply"))
+    plan = case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
     assert (plan.taken, case.progress("a"), told(plan)) == ((), Progress.RETRYING, [])
     assert told(case.tell(seconds=5)) == ["absorb a"]
 
 
 def test_a_reply_that_never_can_be_taken_into_the_state_needs_a_person_and_stays() -> None:
-    case = Case(request("a", takes={"yes": nothing}))
+    case = Case(request("a", attempts=1, takes={"yes": nothing}))
     case.post("yes", "a")
-    case.tell(Raised("a", Phase.ACTION, "bad reply"))
+    case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
     assert (case.status, case.attention, case.mail) == (Status.FAILED, True, ["yes"])
     assert told(case.order("retry")) == ["absorb a"]
 
@@ -144,3 +240,123 @@ def test_a_saga_that_has_ended_keeps_no_mail() -> None:
     case.answer("event c")
     case.declines("a")
     assert (case.status, case.mail) == (Status.COMPENSATED, [])
+
+
+def bad(case: Case) -> Plan:
+    """Let the answer that a step would take now raise."""
+    return case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_good_answer_takes_the_place_of_one_that_could_not_be_taken_in(together: bool) -> None:
+    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case.post("yes", "a")
+    if together:
+        case.post("yes", "a")
+        assert (bad(case).wake_seconds, case.mail, case.attention) == (0, ["yes"], False)
+        plan = case.tell()
+    else:
+        bad(case)
+        assert (case.status, case.attention, case.mail) == (Status.FAILED, True, ["yes"])
+        plan = case.answer("yes", "a")
+        assert "reply set aside" in [note.what for note in plan.notes]
+    assert [(move.mail.event_id, move.attempt) for move in plan.moves if isinstance(move, Absorb)] == [(UUID(int=2), 1)]
+    assert (case.status, case.mail, case.entry("a").event_id) == (Status.COMPLETED, [], UUID(int=2))
+
+
+def test_an_answer_that_could_not_be_taken_in_has_all_its_attempts_before_another_takes_its_place() -> None:
+    case = Case(request("a", attempts=2, takes={"yes": nothing}))
+    case.post("yes", "a")
+    bad(case)
+    case.answer("yes", "a")
+    assert (case.progress("a"), case.mail) == (Progress.RETRYING, ["yes", "yes"])
+    case.shelf.now += timedelta(seconds=5)
+    plan = bad(case)
+    assert (case.mail, plan.notes[0].what) == (["yes"], "reply set aside")
+    assert [move.mail.event_id for move in case.tell().moves if isinstance(move, Absorb)] == [UUID(int=2)]
+
+
+def test_of_many_answers_that_wait_for_a_bad_one_to_be_set_aside_the_last_is_kept() -> None:
+    case = Case(request("a", attempts=2, takes={"yes": nothing}))
+    case.post("yes", "a")
+    bad(case)
+    for _ in range(5):
+        case.answer("yes", "a")
+    assert [mail.event_id.int for mail in case.shelf.mail.values()] == [1, 6]
+
+
+def test_an_answer_that_is_bad_too_gets_attempts_of_its_own_and_stays_in_the_place_of_the_first() -> None:
+    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case.post("yes", "a")
+    bad(case)
+    case.post("yes", "a")
+    bad(case)
+    assert (case.status, case.attention) == (Status.FAILED, True)
+    assert [mail.event_id.int for mail in case.shelf.mail.values()] == [2]
+    assert case.tell().moves == ()
+
+
+def test_an_answer_that_spoils_the_state_makes_room_for_a_good_one_as_well() -> None:
+    case = Case(request("a", takes={"yes": nothing}))
+    case.post("yes", "a")
+    case.tell(Unfit("a", Phase.ACTION, "r is no text"))
+    assert (case.status, case.mail) == (Status.FAILED, ["yes"])
+    assert told(case.answer("yes", "a")) == ["absorb a"]
+    assert case.status is Status.COMPLETED
+
+
+def test_a_bad_answer_is_dropped_once_its_step_is_being_undone() -> None:
+    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case.post("yes", "a")
+    bad(case)
+    case.order("compensate")
+    assert (case.undone(), case.mail) == (["a"], [])
+
+
+def test_an_answer_in_the_turn_that_begins_its_step_does_not_replace_the_command() -> None:
+    case = Case(request("a"), request("b"))
+    case.post("yes", "b")
+    plan = case.answer("yes", "a")
+    assert (told(plan), case.mail) == (["send b action 1"], [])
+    assert "reply dropped" in [note.what for note in plan.notes]
+
+
+def test_an_answer_in_the_turn_that_begins_to_undo_its_step_does_not_replace_the_command() -> None:
+    case = Case(request("a"), call("b"))
+    case.answer("yes", "a")
+    case.post("undone", "a")
+    plan = case.declines("b")
+    assert (told(plan), case.progress("a", COMPENSATION), case.mail) == (
+        ["send a compensation 1"],
+        Progress.INTENDED,
+        [],
+    )
+
+
+def test_a_refusal_whose_payload_nobody_can_read_is_a_refusal() -> None:
+    mail = Mail(1, MailKind.REPLY, "no", None, b"[" * 100_000, UUID(int=1), EPOCH)
+    assert refusal_of(mail) == "answered by no"
+
+
+def test_a_participant_that_answers_under_the_id_of_the_command_is_heard() -> None:
+    case = Case(request("a"))
+    asked = case.entry("a").event_id
+    assert asked is not None
+    case.shelf.post(MailKind.REPLY, "yes", f"{SAGA_ID}:a", asked)
+    case.tell()
+    assert case.status is Status.COMPLETED
+
+
+def test_a_saga_whose_definition_lacks_a_step_keeps_the_newest_replies_only() -> None:
+    case = Case(request("a"))
+    case.definition = saga(request("b"))
+    for _ in range(5):
+        case.answer("yes", "a")
+    case.answer("other")
+    assert [mail.event_id.int for mail in case.shelf.mail.values()] == [4, 5, 6]
+    assert "replies dropped" in [note.what for note in case.shelf.notes]
+
+
+def test_a_box_that_nobody_reads_has_an_end_whatever_the_keys() -> None:
+    letters = [Mail(n, MailKind.REPLY, "yes", f"key {n}", b"{}", UUID(int=n), EPOCH) for n in range(KEPT_MAX + 7)]
+    assert [mail.mail_id for mail in surplus(letters)] == [6, 5, 4, 3, 2, 1, 0]

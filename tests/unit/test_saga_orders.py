@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
-from outrider.saga.plan import Call, wanted
-from outrider.saga.steps import Step
+from outrider.saga.plan import Call, Claimed, Plan, wanted
+from outrider.saga.steps import Definition, Step
 from outrider.saga_store import Progress, Status
-from tests.unit.saga_case import COMPENSATION, Case, call, local, request, sleep, told, wait
+from tests.unit.saga_case import COMPENSATION, Case, call, local, nothing, request, saga, sleep, told, wait
 
 
 def test_a_failed_step_lets_what_is_under_way_here_end_and_asks_for_a_person_at_once() -> None:
@@ -19,23 +22,54 @@ def test_a_failed_step_lets_what_is_under_way_here_end_and_asks_for_a_person_at_
     assert case.progress("c") is Progress.INTENDED
 
 
-def test_a_failed_saga_is_not_moved_by_replies_or_time() -> None:
-    case = Case([call("a", undo=False), request("b"), wait("c")])
+def test_a_failed_saga_is_not_moved_by_time_nor_by_replies_to_what_has_not_failed() -> None:
+    case = Case([call("a", undo=False), request("b"), wait("c")], call("d"))
     case.exhausts("a")
-    before = dict(case.shelf.journal)
+    before = case.entry("a"), case.entry("c")
     case.post("yes", "b")
-    case.tell(seconds=999)
-    assert (case.status, case.shelf.journal, case.mail) == (Status.FAILED, before, ["yes"])
+    plan = case.tell(seconds=999)
+    assert (case.status, case.attention, told(plan), plan.wake_seconds) == (Status.FAILED, True, [], None)
+    assert (case.entry("a"), case.entry("c")) == before
+    assert (case.progress("b"), case.mail) == (Progress.DONE, [])
 
 
-def test_a_reply_that_came_while_the_saga_had_failed_is_taken_when_it_goes_on() -> None:
-    case = Case(request("a", attempts=1))
+@pytest.mark.parametrize("verb", ["retry", "resume", "compensate"])
+def test_an_answer_is_read_before_an_order_that_came_with_it_or_before_it_is_obeyed(verb: str) -> None:
+    case = Case(
+        call("a"), request("b", pivot=True, undo=False, attempts=1, takes={"yes": nothing}), call("c", undo=False)
+    )
+    case.succeeds("a")
     case.tell(seconds=10)
-    for _ in range(3):
-        case.answer("yes", "a")
-    assert (case.status, case.mail) == (Status.FAILED, ["yes"])
-    assert told(case.order("retry")) == []
-    assert (case.status, case.attention) == (Status.COMPLETED, False)
+    assert case.status is Status.FAILED
+    case.post(verb)
+    case.post("yes", "b")
+    assert told(case.tell()) == ["absorb b", "call c action 1"]
+    assert (case.status, case.attention, case.undone(), case.mail) == (Status.RUNNING, False, [], [])
+
+
+def test_an_answer_that_came_before_the_order_to_compensate_is_taken_into_the_state_that_the_undo_sees() -> None:
+    case = Case(request("a", takes={"yes": nothing}))
+    case.post("yes", "a")
+    case.post("compensate")
+    assert told(case.tell()) == ["absorb a", "send a compensation 1"]
+
+
+def test_resume_that_came_with_a_refusal_of_what_had_failed_settles_nothing_else() -> None:
+    case = Case(call("a"), [request("b", attempts=1), wait("c", seconds=None)])
+    case.succeeds("a")
+    case.tell(seconds=10)
+    case.post("no", "b")
+    plan = case.order("resume")
+    assert (case.status, case.undone(), case.progress("c")) == (Status.COMPENSATING, ["a"], Progress.REFUSED)
+    assert "ignored, because nothing stands failed any more" in [note.detail for note in plan.notes]
+
+
+def test_a_parked_saga_says_that_it_goes_on_when_retry_finds_nothing_that_failed() -> None:
+    case = Case(request("a"))
+    definition, case.definition = case.definition, Case(request("other")).definition
+    case.tell()
+    case.definition = definition
+    assert case.order("retry").notes[-1].detail == "goes on where it stood"
 
 
 def test_retry_gives_what_failed_a_new_budget() -> None:
@@ -86,6 +120,7 @@ def test_retry_makes_a_waiting_attempt_due_now() -> None:
 def test_compensate_undoes_what_is_done_and_what_may_have_happened() -> None:
     case = Case(call("a"), [call("b"), request("c"), local("d"), wait("e")])
     case.succeeds("a")
+    case.raises("b")
     case.order("compensate")
     assert (case.status, case.undone()) == (Status.COMPENSATING, ["c", "b", "a"])
     assert case.plan.wake_seconds == 10
@@ -99,13 +134,41 @@ def test_compensate_undoes_what_failed_as_unknown() -> None:
     assert (case.status, case.attention, case.undone()) == (Status.COMPENSATING, False, ["b", "a"])
 
 
-def test_a_result_that_comes_after_the_order_to_compensate_changes_nothing() -> None:
+def test_compensate_waits_for_a_call_that_is_under_way_and_undoes_what_came_of_it() -> None:
     case = Case(call("a"))
     move = case.plan.moves[0]
     assert isinstance(move, Call)
     case.order("compensate")
-    assert not wanted(case.shelf.load().journal, move)
-    assert case.succeeds("a").entries == ()
+    assert wanted(case.shelf.load().journal, move)
+    assert (case.status, case.mail, case.undone()) == (Status.RUNNING, ["compensate"], [])
+    assert told(case.succeeds("a")) == ["call a compensation 1"]
+    assert case.mail == []
+
+
+@pytest.mark.parametrize("ends", [Case.raises, Case.times_out])
+def test_compensate_that_waited_does_not_wait_for_another_attempt(ends: Callable[[Case, str], Plan]) -> None:
+    case = Case(call("a"))
+    case.order("compensate")
+    assert told(ends(case, "a")) == ["call a compensation 1"]
+
+
+def test_compensate_does_not_wait_for_the_call_of_a_worker_that_was_lost() -> None:
+    case = Case(call("a"))
+    case.post("compensate")
+    assert told(case.tell(Claimed())) == ["call a compensation 1"]
+
+
+def test_nothing_new_begins_and_nothing_is_tried_again_while_compensate_waits() -> None:
+    case = Case([call("a"), call("b"), call("c")])
+    steps = saga([call("a"), call("b"), call("c")]).steps
+    case.definition = Definition("order", 1, {**steps, "d": replace(call("d"), after=("b",))})
+    case.raises("c")
+    case.order("compensate")
+    plan = case.succeeds("b")
+    assert (told(plan), plan.wake_seconds) == ([], None)
+    assert told(case.tell(seconds=99)) == []
+    case.succeeds("a")
+    assert case.undone() == ["c", "b", "a"]
 
 
 def test_compensate_is_ignored_once_the_pivot_is_done() -> None:
@@ -127,8 +190,46 @@ def test_compensate_waits_while_nobody_knows_whether_the_pivot_happens() -> None
     case.times_out("b")
     assert (case.status, case.mail) == (Status.RUNNING, ["compensate"])
     case.tell(seconds=2)
-    case.times_out("b")
+    case.declines("b")
     assert (case.status, case.undone(), case.mail) == (Status.COMPENSATING, ["a"], [])
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_compensate_that_waited_for_the_pivot_is_ignored_when_its_outcome_is_unknown_in_the_end(seconds: float) -> None:
+    case = Case(call("a"), call("b", pivot=True, undo=False, attempts=1))
+    case.succeeds("a")
+    case.order("compensate")
+    case.tell(seconds=seconds)
+    plan = case.times_out("b")
+    assert (case.status, case.attention, case.undone(), case.mail) == (Status.FAILED, True, [], [])
+    assert [note.detail for note in plan.notes if note.what == "order compensate"] == [
+        "ignored, because the pivot's outcome is unknown; find out, then retry, resume or compensate again"
+    ]
+    case.order("compensate")
+    assert (case.status, case.attention, case.undone()) == (Status.COMPENSATING, False, ["a"])
+
+
+def test_compensate_is_answered_when_the_pivot_it_waits_for_stands_still_with_the_saga() -> None:
+    case = Case(call("a"), [request("b", pivot=True, undo=False), call("c", undo=False, attempts=1)])
+    case.succeeds("a")
+    case.order("compensate")
+    assert case.mail == ["compensate"]
+    case.raises("c")
+    assert (case.status, case.mail, case.undone()) == (Status.FAILED, [], [])
+    [answer] = [note.detail for note in case.plan.notes if note.what == "order compensate"]
+    assert answer.endswith("order retry, then compensate again")
+
+
+def test_compensate_that_was_given_before_the_pivot_failed_and_came_after_is_ignored() -> None:
+    case = Case(call("a"), request("b", pivot=True, undo=False, attempts=1))
+    case.succeeds("a")
+    given_at = case.shelf.now
+    case.tell(seconds=10)
+    case.post("compensate")
+    [(mail_id, mail)] = case.shelf.mail.items()
+    case.shelf.mail[mail_id] = mail._replace(posted_at=given_at)
+    case.tell()
+    assert (case.status, case.attention, case.undone(), case.mail) == (Status.FAILED, True, [], [])
 
 
 def test_compensate_that_waited_for_the_pivot_is_ignored_when_it_is_done() -> None:

@@ -101,6 +101,15 @@ def test_a_request_that_is_never_answered_needs_a_person_and_nothing_is_undone()
     assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
 
 
+def test_what_the_same_worker_knows_not_to_have_begun_is_begun_at_no_cost() -> None:
+    case = Case([call("a", attempts=1), call("b"), local("c", attempts=1)])
+    plan = case.tell(Claimed(frozenset({("b", Phase.ACTION, 1)})))
+    assert told(plan) == ["call a action 1", "call b action 2", "local c action 1"]
+    assert plan.instance.retry_count == 1
+    assert told(case.tell(Claimed(frozenset()))) == ["call a action 1", "call b action 2", "local c action 1"]
+    assert case.shelf.instance.retry_count == 1
+
+
 def test_what_a_lost_worker_had_begun_is_begun_again_at_the_cost_of_an_attempt() -> None:
     case = Case([call("a"), local("b"), request("c")])
     assert told(case.tell(Claimed())) == ["call a action 2", "local b action 2"]
@@ -202,6 +211,29 @@ def test_a_local_without_attempts_left_counts_as_refused() -> None:
     assert (case.progress("b"), case.undone()) == (Progress.REFUSED, ["a"])
 
 
+def test_the_trail_says_of_a_local_or_a_call_that_it_raised_and_not_that_it_was_refused() -> None:
+    case = Case(local("a", attempts=1))
+    notes = case.raises("a").notes
+    assert [(note.what, note.detail) for note in notes[:1]] == [
+        ("action raised", "raised in its last attempt, and was rolled back: broke")
+    ]
+    case = Case(call("a", attempts=1))
+    notes = case.raises("a").notes
+    assert [(note.what, note.detail) for note in notes[:1]] == [
+        ("action raised", "raised in its last attempt, and may have happened: broke")
+    ]
+
+
+def test_a_saga_that_has_ended_well_or_is_undone_has_no_last_error() -> None:
+    case = Case(call("a"))
+    case.raises("a")
+    case.tell(seconds=2)
+    assert case.shelf.instance.last_error == "broke"
+    assert case.succeeds("a").instance.last_error is None
+    case = Case(call("a"))
+    assert case.declines("a").instance.last_error is None
+
+
 def test_a_local_that_timed_out_was_rolled_back() -> None:
     case = Case(call("a"), local("b", attempts=1))
     case.succeeds("a")
@@ -214,6 +246,39 @@ def test_a_call_whose_last_attempt_raised_is_undone_too_as_it_may_have_happened(
     case.succeeds("a")
     case.exhausts("b")
     assert (case.progress("b"), case.undone()) == (Progress.REFUSED, ["b", "a"])
+
+
+def test_a_call_that_raised_in_the_end_is_unknown_still_if_an_earlier_attempt_was_and_nothing_is_undone() -> None:
+    case = Case(call("a"), call("b", attempts=3))
+    case.succeeds("a")
+    case.times_out("b")
+    case.tell(seconds=9)
+    case.raises("b")
+    case.tell(seconds=9)
+    plan = case.raises("b")
+    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    assert plan.attention == ("action of b failed: unknown whether it happened before; it raised: broke",)
+
+
+def test_that_an_attempt_was_lost_with_its_worker_is_not_forgotten_when_the_next_one_raises() -> None:
+    case = Case(call("a"))
+    case.tell(Claimed())
+    case.raises("a")
+    assert (case.status, case.undone()) == (Status.FAILED, [])
+    case.order("retry")
+    case.raises("a")
+    case.tell(seconds=2)
+    case.raises("a")
+    assert (case.status, case.undone()) == (Status.FAILED, [])
+
+
+def test_a_call_that_says_that_it_did_not_happen_is_believed_after_an_attempt_that_was_unknown() -> None:
+    case = Case(call("a"), call("b"))
+    case.succeeds("a")
+    case.times_out("b")
+    case.tell(seconds=2)
+    case.declines("b")
+    assert case.undone() == ["a"]
 
 
 def test_that_it_may_have_happened_is_not_forgotten_while_another_branch_is_under_way() -> None:
@@ -363,11 +428,25 @@ def test_a_saga_whose_step_is_gone_from_the_definition_stops_with_the_remedy_and
     assert [(note.old_status, note.new_status) for note in plan.notes] == [(Status.RUNNING, Status.FAILED)]
     assert (case.status, case.attention, case.shelf.journal) == (Status.FAILED, True, journal)
     assert "give the changed definition a new version" in plan.attention[0]
+    assert plan.notes[0].detail == plan.attention[0]
     assert "ignored, because version 1 of order has no a" in case.order("retry").notes[0].detail
     case.definition = old
     assert told(case.tell(Claimed())) == []
     case.post("retry")
     assert told(case.tell(Claimed())) == ["call a action 2"]
+
+
+def test_a_parked_saga_needs_attention_until_it_goes_on_whatever_comes() -> None:
+    case = Case([request("a"), wait("b")])
+    whole, case.definition = case.definition, saga(wait("b"))
+    case.answer("event b")
+    assert (case.status, case.attention, case.mail) == (Status.FAILED, True, ["event b"])
+    case.definition = whole
+    case.post("yes", "a")
+    plan = case.tell(Claimed())
+    assert (case.status, case.attention, plan.attention) == (Status.FAILED, True, ())
+    case.order("retry")
+    assert (case.status, case.attention) == (Status.COMPLETED, False)
 
 
 def test_a_saga_whose_undo_is_gone_from_the_definition_stops_with_the_remedy() -> None:

@@ -20,6 +20,15 @@ from outrider.saga.merging import merged
         ({"poll_seconds_min": 2, "poll_seconds_max": 1}, "poll_seconds_min"),
         ({"lease_seconds": 2, "poll_seconds_max": 1}, "a third of lease_seconds"),
         ({"saga_days": 400}, "audit_days"),
+        ({"saga_days": 30}, r"saga_days \(30\) is less than barrier_days .* raise saga_days"),
+        ({"lease_seconds": float("nan")}, "lease_seconds = nan"),
+        ({"lease_seconds": float("inf")}, "lease_seconds = inf"),
+        ({"lease_seconds": "15"}, "lease_seconds = '15' cannot work; it must be a number"),
+        ({"lease_seconds": 1e13}, "at most 1,000,000"),
+        ({"saga_days": float("nan")}, "saga_days = nan"),
+        ({"saga_days": 1e9}, "at most 36,500"),
+        ({"concurrency": 0.5}, "concurrency = 0.5 cannot work; it must be a whole number"),
+        ({"concurrency": True}, "concurrency = True"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_their_names(settings: dict[str, Any], told: str) -> None:

@@ -7,11 +7,14 @@ from datetime import timedelta
 
 import pytest
 
+from outrider.saga.handover import hand_over
+from outrider.saga.plan import Raised
 from outrider.saga.steps import Definition, Step
-from outrider.saga.why import GRACE_SECONDS, Why, explain
+from outrider.saga.view import GRACE_SECONDS
+from outrider.saga.why import Why, explain
 from outrider.saga_store import Phase, Record, Status
 from tests.simulation.sagas.shelf import LEASE_SECONDS, SAGA_ID
-from tests.unit.saga_case import Case, call, local, request, sleep, wait
+from tests.unit.saga_case import Case, call, local, nothing, request, sleep, wait
 
 COMPENSATION = Phase.COMPENSATION
 
@@ -99,6 +102,14 @@ def test_an_attempt_that_did_not_succeed_tells_its_error_and_the_next() -> None:
     assert verbs(told) == ["retry", "compensate"]
 
 
+def test_what_was_handed_over_before_it_began_has_made_no_attempt() -> None:
+    case = Case(call("charge"))
+    record = look(case)
+    left = hand_over(replace(case.plan, release=False), record, [])
+    told = explain(record._replace(journal=left.entries), case.definition)
+    assert told.reasons[0].startswith("step charge is to be begun, due ")
+
+
 def test_a_failed_step_offers_every_way_out() -> None:
     case = Case(local("create"), call("charge", undo=False))
     case.succeeds("create")
@@ -121,6 +132,23 @@ def test_an_order_to_a_failed_saga_that_nobody_reads_is_told() -> None:
     assert verbs(told)[0] == "run"
 
 
+def test_an_answer_in_the_box_of_a_failed_saga_is_told() -> None:
+    case = Case(request("reserve", attempts=1, takes={"yes": nothing}), wait("collected"))
+    case.tell(seconds=10)
+    assert "should the answer to step reserve come after all, that settles it" in words(why(case))
+    case.post("event collected")
+    case.post("yes", "reserve")
+    assert words(why(case, read=False)).count("nobody has read it yet") == 2
+    case.tell(Raised("reserve", Phase.ACTION, "bad reply", reply=True))
+    told = words(why(case))
+    assert case.status is Status.FAILED
+    assert "its answer cannot be taken in: bad reply" in told
+    assert "kept for step reserve, which could not take it in" in told
+    assert "the event event collected came" in told
+    assert "kept for a step that is still to come" in told
+    assert "kept for a step that has failed, or is still to come" in words(explain(look(case)))
+
+
 def test_after_the_pivot_nobody_is_told_to_compensate() -> None:
     case = Case(call("charge", pivot=True, undo=False), call("ship", undo=False))
     case.succeeds("charge")
@@ -139,6 +167,19 @@ def test_an_order_waits_for_a_worker_or_for_the_end_of_the_pivot() -> None:
     assert "ann ordered retry" in words(why(case))
     assert "a worker acts on it next" in words(why(case))
     assert "a worker acts on it once the pivot charge has come to an end" in words(why(case))
+
+
+def test_an_order_to_compensate_waits_for_a_call_that_is_under_way() -> None:
+    case = Case(call("charge"))
+    case.order("compensate")
+    assert "a worker acts on it once the call charge has come to an end" in words(why(case, seconds=1))
+    assert "a worker acts on it next" in words(why(case, seconds=LEASE_SECONDS + 1))
+
+
+def test_what_happens_at_this_very_moment_was_not_less_than_no_time_ago() -> None:
+    case = Case(call("charge", undo=False))
+    case.exhausts("charge")
+    assert "(0 ms ago)" in words(why(case))
 
 
 def test_compensation_says_what_is_being_undone_and_what_is_still_to_come() -> None:
@@ -176,6 +217,13 @@ def test_what_is_over_says_so_and_offers_nothing() -> None:
     undone.succeeds("create", phase=COMPENSATION)
     assert why(undone).reasons[0] == "step charge was refused: no"
     assert "compensated at" in words(why(undone))
+    raised = Case(local("create", attempts=1))
+    raised.raises("create")
+    assert why(raised).reasons[0] == "step create raised in its last attempt, and was rolled back: broke"
+    given_up = Case(request("reserve"))
+    given_up.order("compensate")
+    given_up.answer("undone", "reserve")
+    assert why(given_up).reasons[0] == "step reserve failed: given up, as compensation was ordered"
     assert why(done).helps == why(undone).helps == ()
 
 
@@ -193,6 +241,7 @@ def test_a_saga_whose_definition_was_changed_under_it_says_so() -> None:
     assert "has no create" in words(told)
     assert verbs(told)[0] == "retry"
     assert "resume" not in verbs(told)
+    assert told.helps[0].effect == "goes on where it stood, once that is put right"
 
 
 def test_a_fresh_saga_has_begun_nothing() -> None:
@@ -200,4 +249,7 @@ def test_a_fresh_saga_has_begun_nothing() -> None:
     record = look(case)
     fresh = replace(record.instance, status=Status.STARTED, owner=None, wake_at=record.now)
     told = explain(record._replace(instance=fresh, journal=()), case.definition)
-    assert told.reasons == ("no step has begun yet", "it is due now, and the next worker that looks takes it")
+    assert told.reasons == (
+        "no step has begun yet",
+        "it is due now, and the next worker that holds version 1 of order takes it",
+    )

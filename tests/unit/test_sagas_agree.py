@@ -205,7 +205,7 @@ async def postgres_bench(postgres_url: str) -> AsyncIterator[SagaBench]:
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
         await pool.execute(OWN_THE_CLOCK)
         sagas = PostgresSagas.over(pool)
-        yield PostgresBench(sagas, sagas, ManualClock(), pool)
+        yield PostgresBench(sagas, sagas, ManualClock(), pool, postgres_url)
 
 
 @pytest.mark.parametrize("seed", range(12))

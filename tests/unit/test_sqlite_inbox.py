@@ -298,7 +298,7 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
         conn.execute("BEGIN")
         await bench.effect(conn, "twice")
 
-    with pytest.raises(UnfitHandler, match=r"again rolled the transaction back.*leave commit and rollback"):
+    with pytest.raises(UnfitHandler, match=r"again ended the transaction that it was lent.*leave commit and rollback"):
         await Inbox(bench.store).process(delivery(1), again, consumer="billing")
     assert await bench.effects() == []
 

@@ -109,6 +109,19 @@ def test_a_bad_header_is_refused_by_name(name: str, value: Any) -> None:
     assert refused.value.path == f"headers.{name}"
 
 
+@pytest.mark.parametrize("field", ["headers", "retry"])
+@pytest.mark.parametrize("value", [[("a", "b")], "x", 5])
+def test_headers_that_are_no_mapping_and_a_retry_that_is_no_policy_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(InvalidEvent) as refused:
+        stage(Event("order.placed", {}, **{field: value}))
+    assert refused.value.path == field
+
+
+def test_an_event_without_headers_says_so_with_an_empty_mapping() -> None:
+    with pytest.raises(InvalidEvent, match="headers: None is no mapping"):
+        stage(Event("order.placed", {}, headers=None))  # type: ignore[arg-type]
+
+
 def test_of_several_events_the_bad_one_is_named() -> None:
     with pytest.raises(InvalidEvent) as refused:
         stage(Event("a", {}), Event("b", {"price": [NAN]}))

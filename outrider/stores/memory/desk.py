@@ -61,6 +61,10 @@ class MemoryDesk:
     async def topics(self, limit: int) -> list[str]:
         return sorted({row.stream.topic for row in self._store.tables.rows.values()})[:limit]
 
+    async def relays(self) -> int:
+        now = self._store.clock.now()
+        return sum(until > now for until in self._store.tables.relays.values())
+
     async def blocked_streams(self, limit: int) -> list[Held]:
         tables = self._store.tables
         blocked = sorted(tables.blocked.items(), key=lambda entry: entry[1].cause is not Cause.HELD)

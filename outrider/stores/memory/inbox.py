@@ -149,6 +149,9 @@ class MemoryInbox:
             del tables.dead[number]
         return InboxPruned(len(receipts), len(dead))
 
+    async def prune_barriers(self, days: float) -> int:
+        return self._store.sagas.prune_barriers(self.now() - timedelta(days=days))
+
     async def close(self) -> None:
         """There is nothing to let go of."""
 

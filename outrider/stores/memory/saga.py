@@ -7,14 +7,16 @@ transaction runs without a pause, and passes over what is locked.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from outrider.saga_store import Claim, Instance, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn
+from outrider.errors import UnfitHandler
+from outrider.saga_store import Claim, Instance, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn, Undelivered
+from outrider.stores.lending import ENDED, GENERATOR, lazy, objection
 from outrider.stores.memory import saga_writing
 from outrider.stores.memory.saga_desk import MemorySagaDesk, record_of
 from outrider.stores.memory.saga_tables import SagaRow
@@ -31,6 +33,8 @@ class MemorySagas:
     0
     """
 
+    one_at_a_time = False
+
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self.tables = store.sagas
@@ -43,9 +47,24 @@ class MemorySagas:
     def transaction(self) -> AbstractAsyncContextManager[MemoryTransaction]:
         return self._store.transaction()
 
+    def lend(self) -> AbstractAsyncContextManager[MemoryTransaction]:
+        return self.transaction()
+
+    def objection(self, function: Callable[..., Any]) -> str | None:
+        return objection(function)
+
     async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
-        result = function(argument, tx)
-        return await result if inspect.isawaitable(result) else result
+        try:
+            result = function(argument, tx)
+            if lazy(result):
+                raise UnfitHandler(GENERATOR)
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            if not tx.open:
+                raise UnfitHandler(ENDED)
+
+    def sever(self, tx: MemoryTransaction) -> None:
+        tx.rollback()
 
     async def start(self, tx: MemoryTransaction, saga: NewSaga) -> bool:
         return await saga_writing.start(tx, saga)
@@ -89,6 +108,11 @@ class MemorySagas:
     async def save(self, tx: MemoryTransaction, claim: Claim, turn: Turn, lease_seconds: float) -> datetime:
         return await saga_writing.save(tx, claim, turn, lease_seconds)
 
+    async def undelivered(self, tx: MemoryTransaction, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
+        outbox = self._store.tables
+        waiting = {event_id: Undelivered.WAITING for event_id in event_ids if event_id in outbox.ids}
+        return {event_id: Undelivered.BURIED for event_id in event_ids if event_id in outbox.dead} | waiting
+
     async def prune(self, *, saga_days: float, audit_days: float, barrier_days: float) -> SagaPruned:
         """Remove what is older; also mail that came when its saga had just ended."""
         now = self.now()
@@ -98,7 +122,7 @@ class MemorySagas:
         return SagaPruned(
             self._prune_sagas(now - timedelta(days=saga_days)),
             self._prune_notes(now - timedelta(days=audit_days)),
-            self._prune_barriers(now - timedelta(days=barrier_days)),
+            self.tables.prune_barriers(now - timedelta(days=barrier_days)),
         )
 
     def _prune_sagas(self, before: datetime) -> int:
@@ -121,17 +145,6 @@ class MemorySagas:
                 row.trail = kept
                 if not kept:
                     del self.tables.sagas.rows[saga_id]
-        return removed
-
-    def _prune_barriers(self, before: datetime) -> int:
-        removed = 0
-        for key, passages in list(self.tables.barriers.rows.items()):
-            old = [phase for phase, passage in passages.items() if passage.at < before]
-            for phase in old:
-                del passages[phase]
-            removed += len(old)
-            if not passages:
-                del self.tables.barriers.rows[key]
         return removed
 
     async def hint(self) -> None:

@@ -125,6 +125,18 @@ class SagaTables:
         """Return all instances, each with its row."""
         return ((row, row.instance) for row in self.sagas.rows.values() if row.instance)
 
+    def prune_barriers(self, before: datetime) -> int:
+        """Forget what participants answered before; return how many commands that were."""
+        removed = 0
+        for key, passages in list(self.barriers.rows.items()):
+            old = [phase for phase, passage in passages.items() if passage.at < before]
+            for phase in old:
+                del passages[phase]
+            removed += len(old)
+            if not passages:
+                del self.barriers.rows[key]
+        return removed
+
     def wake(self) -> None:
         """Tell workers that something may have arrived."""
         for wake in self.listeners:

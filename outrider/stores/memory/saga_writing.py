@@ -22,8 +22,9 @@ async def start(tx: MemoryTransaction, saga: NewSaga) -> bool:
     await tx.lock(("saga", saga.saga_id))
     if tables.names.seen_by(tx, name) or tables.sagas.seen_by(tx, saga.saga_id).instance:
         return False
+    times = now, now, None, now
     instance = Instance(
-        *saga[:5], Status.STARTED, None, 0, None, 0, False, saga.traceparent, now, now, None, now, None, 0
+        *saga[:5], Status.STARTED, None, 0, None, 0, False, saga.traceparent, *times, None, 0, saga.outline
     )
 
     def insert(row: SagaRow) -> None:
@@ -42,13 +43,17 @@ async def post(tx: MemoryTransaction, mail: Sequence[NewMail]) -> int:
     for piece in sorted(mail, key=lambda piece: (piece.saga_id, piece.event_id)):
         await tx.lock(("saga_mail", piece.saga_id, piece.event_id))
         row = tables.sagas.seen_by(tx, piece.saga_id)
-        if row.listens and piece.event_id not in {known.event_id for known in row.mail.values()}:
-            made = Mail(tables.next_number(), *piece[1:], tx.store.clock.now())
+        if _meant(row, piece) and piece.event_id not in {known.event_id for known in row.mail.values()}:
+            made = Mail(tables.next_number(), *piece[1:6], tx.store.clock.now())
             tables.sagas.write(tx, piece.saga_id, partial(_deliver, made))
             fresh += 1
     if fresh:
         tx.on_commit.append(tables.wake)
     return fresh
+
+
+def _meant(row: SagaRow, piece: NewMail) -> bool:
+    return row.listens and row.instance is not None and piece.saga_type in (None, row.instance.saga_type)
 
 
 def _deliver(mail: Mail, row: SagaRow) -> None:

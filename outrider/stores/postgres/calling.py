@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 
 from outrider.errors import Permanent, TransactionLost, UnfitHandler
+from outrider.stores import lending
 from outrider.stores.lending import ENDED
 from outrider.stores.postgres.database import translated
 
@@ -34,6 +35,8 @@ def objection(handler: Callable[..., Any]) -> str | None:
     >>> objection(bill)[:19]
     'is a plain function'
     """
+    if generator := lending.objection(handler):
+        return generator
     shapes = (handler, inspect.unwrap(handler), type(handler).__call__)
     if any(inspect.iscoroutinefunction(shape) for shape in shapes) or _says_so(handler):
         return None
@@ -45,7 +48,7 @@ async def call(handler: Callable[..., Any], argument: Any, tx: Any) -> Any:
     try:
         result = handler(argument, tx)
         if not inspect.isawaitable(result):
-            raise UnfitHandler(NOT_ASYNCHRONOUS)
+            raise UnfitHandler(lending.GENERATOR if lending.lazy(result) else NOT_ASYNCHRONOUS)
         return await result
     except Exception as error:
         if await _lost(tx, error):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import asyncpg
 
@@ -162,7 +162,11 @@ class Database:
 
 
 def _where(url: str) -> str:
-    """Name the server without anything secret; refuse a URL that would be read differently from how it was meant."""
+    """Name server and database, and nothing secret; refuse a URL that would be read differently from how it was meant.
+
+    >>> _where("postgresql://app:secret@db/shop?sslmode=require")
+    'PostgreSQL at db:5432, database shop'
+    """
     remedy = "characters such as @ / # ? : in a user or password must be percent-encoded (# is %23, / is %2F, @ is %40)"
     try:
         parts = urlsplit(url)
@@ -171,7 +175,8 @@ def _where(url: str) -> str:
         raise Misuse(f"the PostgreSQL URL cannot be read: its host or port makes no sense; {remedy}") from None
     if "@" in parts.path or "@" in parts.query or "@" in parts.fragment or parts.fragment:
         raise Misuse(f"the PostgreSQL URL cannot be read: it has an @ or # where none belongs; {remedy}")
-    return f"PostgreSQL at {host}:{port or 5432}" if host else "PostgreSQL at its default address"
+    database = f", database {unquote(parts.path[1:])}" if parts.path[1:] else ""
+    return (f"PostgreSQL at {host}:{port or 5432}" if host else "PostgreSQL at its default address") + database
 
 
 def fence(lease: Lease) -> tuple[str, list[int], list[int]]:

@@ -52,6 +52,10 @@ class PostgresDesk:
         rows = await self._fetch("topics", LOOK_PER_LANE, LOOK_MAX)
         return sorted({self._store.rule(*row) for row in rows})[:limit]
 
+    async def relays(self) -> int:
+        [[alive]] = await self._fetch("alive")
+        return int(alive)
+
     async def blocked_streams(self, limit: int) -> list[Held]:
         rows = await self._fetch("blocked_streams", limit)
         return [Held(Stream(*row[:3]), row["cause"], row["until"], row["waiting"]) for row in rows]

@@ -7,7 +7,7 @@ A statement that reads where a stream stands begins after the receipts are there
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,7 @@ from outrider.delivery import Arrival, InboxStream
 from outrider.errors import OutriderError
 from outrider.inbox_store import Admitted, Cause, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing, Waiting
 from outrider.stores.inbox_rows import delivery_of, may_go, place_of, standing_of
-from outrider.stores.postgres import calling, queries
+from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database
 from outrider.stores.postgres.inbox_concluding import conclude
 from outrider.stores.postgres.inbox_desk import PostgresInboxDesk
@@ -39,11 +39,10 @@ class PostgresInbox(Lending):
 
     def __init__(self, database: Database, *, schema: str = "outrider") -> None:
         super().__init__(database, schema=schema)
-        self.sql = queries.load_inbox(schema)
+        # Commands to participants are handled here, so what they have answered is pruned here too.
+        shared = {name: queries.load_saga(schema)[name] for name in ("may_prune_barriers", "prune_barriers")}
+        self.sql = queries.load_inbox(schema) | shared
         self.desk: InboxDesk = PostgresInboxDesk(database, schema)
-
-    def objection(self, handler: Callable[..., Any]) -> str | None:
-        return calling.objection(handler)
 
     async def answers(self) -> bool:
         try:
@@ -99,6 +98,10 @@ class PostgresInbox(Lending):
         await self._database.execute(self.sql["adopt_orphans"], consumer, ADOPT_MAX)
         dead_letters = await self._in_batches("prune_dead_letters", consumer, dead_letter_days)
         return InboxPruned(await self._in_batches("prune_receipts", consumer, receipt_days), dead_letters)
+
+    async def prune_barriers(self, days: float) -> int:
+        [[may]] = await self._database.fetch(self.sql["may_prune_barriers"])
+        return await self._in_batches("prune_barriers", days) if may else 0
 
     async def _receive_one(self, tx: Any, consumer: str, arrivals: Sequence[Arrival]) -> Received:
         [arrival] = arrivals

@@ -5,8 +5,9 @@ Its connections are as the driver makes them, and it can work through the applic
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Self
 
 import asyncpg
@@ -18,6 +19,8 @@ from outrider.stores.postgres.transaction import handling
 from outrider.stores.queries import identifier
 
 BATCH_MAX = 1000
+KEPT_BACK = 2
+"""Connections that no function of somebody else ever has, so that claims, renewals and turns go on."""
 
 
 class Lending:
@@ -34,6 +37,7 @@ class Lending:
 
     def __init__(self, database: Database, *, schema: str = "outrider") -> None:
         self._database, self._schema = database, identifier(schema)
+        self._lendable: asyncio.Semaphore | None = None
 
     @classmethod
     async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
@@ -62,8 +66,23 @@ class Lending:
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         return handling(self._database)
 
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Any]:
+        """Open a transaction for a function that may take its time; our own work never waits behind those."""
+        if self._lendable is None:
+            self._lendable = asyncio.Semaphore(max(1, self._database.pool.get_max_size() - KEPT_BACK))
+        async with self._lendable, self.transaction() as tx:
+            yield tx
+
+    def objection(self, function: Callable[..., Any]) -> str | None:
+        return calling.objection(function)
+
     async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
         return await calling.call(function, argument, tx)
+
+    def sever(self, tx: Any) -> None:
+        # Without its connection, a function that goes on can do nothing: not even between our rollback and the pool.
+        tx.terminate()
 
     async def run(self, tx: Any, verb: str, *args: Any) -> list[Any]:
         """Run one of our statements in a transaction that was lent."""

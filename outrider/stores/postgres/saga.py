@@ -6,15 +6,16 @@ which see whatever the last owner has written. A turn is one statement too, fenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-from outrider.errors import ConcurrencyError
-from outrider.saga_store import Claim, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn
+from outrider.errors import ConcurrencyError, UnfitHandler
+from outrider.saga_store import Claim, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn, Undelivered
+from outrider.stores.lending import ENDED
 from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database
 from outrider.stores.postgres.lending import Lending
@@ -31,12 +32,22 @@ class PostgresSagas(Lending):
     """
 
     WHAT, LAST_STEP, LOCKED = "saga store", "saga_barrier_age", "saga, mail or barrier"
+    one_at_a_time = False
 
     def __init__(self, database: Database, *, schema: str = "outrider") -> None:
         super().__init__(database, schema=schema)
         self.sql = queries.load_saga(schema)
         self.desk: SagaDesk = PostgresSagaDesk(database, schema)
+        self._lent: dict[int, int] = {}
         self._hints = Hints(database, f"{schema[:50]}_saga")
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Any]:
+        async with super().lend() as tx:
+            try:
+                yield tx
+            finally:
+                self._lent.pop(id(tx), None)
 
     async def start(self, tx: Any, saga: NewSaga) -> bool:
         return bool(await self.run(tx, "start", *start_parameters(saga)))
@@ -63,7 +74,11 @@ class PostgresSagas(Lending):
 
     async def load(self, tx: Any, saga_id: UUID, *, for_update: bool = False) -> Record | None:
         run = partial(self.run, tx)
-        found = await records(run, await run("load_for_update" if for_update else "load", saga_id))
+        rows = await run("load_for_update" if for_update else "load", saga_id)
+        if rows and for_update:
+            self._lent[id(tx)] = rows[0]["transaction"]
+            rows = [tuple(row)[:-1] for row in rows]
+        found = await records(run, rows)
         return found[0] if found else None
 
     async def save(self, tx: Any, claim: Claim, turn: Turn, lease_seconds: float) -> datetime:
@@ -72,8 +87,14 @@ class PostgresSagas(Lending):
             raise ConcurrencyError(
                 f"saga {claim.saga_id} has another owner or version by now; nothing was written: claim it again"
             )
+        if self._lent.get(id(tx)) not in (None, rows[0]["transaction"]):
+            raise UnfitHandler(ENDED)
         now: datetime = rows[0]["now"]
         return now
+
+    async def undelivered(self, tx: Any, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
+        rows = await self.run(tx, "undelivered", list(event_ids))
+        return {event_id: Undelivered(place) for event_id, place in rows}
 
     async def prune(self, *, saga_days: float, audit_days: float, barrier_days: float) -> SagaPruned:
         """Remove what is older; also mail that came when its saga had just ended."""

@@ -8,19 +8,19 @@ from typing import Any
 from outrider.saga_store import Claim, NewMail, NewSaga, Turn
 from outrider.stores.saga_rows import Sheet, entry_row
 
-ENTRY_COLUMNS = 9
+ENTRY_COLUMNS = 10
 NOTE_COLUMNS = 6
 
 
 def start_parameters(saga: NewSaga) -> list[Any]:
     """Return the parameters of `start`."""
-    *name, state, traceparent = saga
-    return [*name, state.decode(), traceparent]
+    *name, state, traceparent, outline = saga
+    return [*name, state.decode(), traceparent, outline]
 
 
 def post_parameters(mail: Sequence[NewMail]) -> list[list[Any]]:
     """Return the arrays of `post`, one per column."""
-    rows = [(*piece[:4], piece.body.decode(), piece.event_id) for piece in mail]
+    rows = [(*piece[:4], piece.body.decode(), piece.event_id, piece.saga_type) for piece in mail]
     return _columns(rows, len(NewMail._fields))
 
 

@@ -16,7 +16,7 @@ async def records(run: Run, rows: Sequence[Any]) -> list[Record]:
     """Return records from rows of instances, each with the time as its last column."""
     if not rows:
         return []
-    ids = [row["saga_id"] for row in rows]
+    ids = [row[0] for row in rows]
     journals = by_saga(await run("journals", ids))
     mail = by_saga(await run("mail", ids))
     return [

@@ -65,6 +65,9 @@ class SqliteDesk:
     async def topics(self, limit: int) -> list[str]:
         return await self._database.read(_topics, limit)
 
+    async def relays(self) -> int:
+        return await self._database.read(_relays, self._clock.now())
+
     async def blocked_streams(self, limit: int) -> list[Held]:
         return await self._database.read(_blocked_streams, limit)
 
@@ -104,6 +107,10 @@ def _facts(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
 
 def _topics(conn: sqlite3.Connection, limit: int) -> list[str]:
     return sorted({default_topic(*row) for row in conn.execute(SQL["topics"], {"look": LOOK_MAX})})[:limit]
+
+
+def _relays(conn: sqlite3.Connection, now: datetime) -> int:
+    return int(conn.execute(LANES["alive"], {"now": to_seconds(now)}).fetchone()[0])
 
 
 def _blocked_streams(conn: sqlite3.Connection, limit: int) -> list[Held]:

@@ -18,6 +18,7 @@ from outrider.stores.sqlite import inbox_verbs
 from outrider.stores.sqlite.inbox_desk import SqliteInboxDesk
 from outrider.stores.sqlite.inbox_verbs import SQL
 from outrider.stores.sqlite.lending import Lending
+from outrider.stores.sqlite.saga_verbs import prune_barriers
 
 ADOPT_MAX = 100
 PRUNE_MAX = 1_000
@@ -36,9 +37,6 @@ class SqliteInbox(Lending):
     def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
         super().__init__(path, clock=clock)
         self.desk: InboxDesk = SqliteInboxDesk(self.read, self.write, self.clock)
-
-    def objection(self, handler: Callable[..., Any]) -> str | None:
-        return None
 
     async def answers(self) -> bool:
         try:
@@ -88,11 +86,18 @@ class SqliteInbox(Lending):
         dead_letters = await self._in_batches("prune_dead_letters", consumer, dead_letter_days)
         return InboxPruned(await self._in_batches("prune_receipts", consumer, receipt_days), dead_letters)
 
+    async def prune_barriers(self, days: float) -> int:
+        return await self._until_none_is_left(prune_barriers, self._older(days))
+
     async def _in_batches(self, verb: str, consumer: str, days: float) -> int:
-        before = (self.clock.now() - timedelta(days=days)).timestamp()
-        facts = {"consumer": consumer, "before": before, "limit": PRUNE_MAX}
+        return await self._until_none_is_left(inbox_verbs.change, verb, {"consumer": consumer, **self._older(days)})
+
+    def _older(self, days: float) -> dict[str, float]:
+        return {"before": (self.clock.now() - timedelta(days=days)).timestamp(), "limit": PRUNE_MAX}
+
+    async def _until_none_is_left(self, job: Callable[..., int], *args: Any) -> int:
         total, removed = 0, PRUNE_MAX
         while removed == PRUNE_MAX:
-            removed = await self.write(inbox_verbs.change, verb, facts)
+            removed = await self.write(job, *args)
             total += removed
         return total

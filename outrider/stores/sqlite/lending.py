@@ -18,11 +18,15 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from outrider.clock import Clock, SystemClock
 from outrider.errors import Misuse, OutriderError, Permanent, TransactionLost, Transient, UnfitHandler
-from outrider.stores.lending import ENDED
+from outrider.stores import lending
+from outrider.stores.lending import ENDED, GENERATOR
 from outrider.stores.sqlite.database import open_existing, translated, translation
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+MARK = "outrider_lent"
+"""A savepoint: it is there as long as the transaction is that a function was given."""
 
 
 class Lending:
@@ -75,21 +79,41 @@ class Lending:
         async with self.transaction() as conn:
             return await self._in(conn, job, *args, **kwargs)
 
+    def lend(self) -> AbstractAsyncContextManager[sqlite3.Connection]:
+        return self.transaction()
+
+    def objection(self, function: Callable[..., Any]) -> str | None:
+        return lending.objection(function)
+
     async def call(self, function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
+        tx.execute(f"SAVEPOINT {MARK}")
         try:
             result = await self._call(function, argument, tx)
         except BaseException as error:
             if not tx.in_transaction:
                 raise _verdict(error) from error
+            # A thread that was left behind may still be using the connection.
+            if not isinstance(error, asyncio.CancelledError) and not _is_the_same(tx):
+                raise UnfitHandler(ENDED) from error
             raise
-        if not tx.in_transaction:
+        if not tx.in_transaction or not _is_the_same(tx):
             raise UnfitHandler(ENDED)
         return result
+
+    def sever(self, tx: sqlite3.Connection) -> None:
+        tx.interrupt()
 
     async def _call(self, function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function(argument, tx)
-        result = await asyncio.get_running_loop().run_in_executor(self._thread, _plainly, function, argument, tx)
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, _plainly, function, argument, tx)
+        except asyncio.CancelledError:
+            # Nobody can stop the thread, but what it is asking of SQLite right now ends.
+            tx.interrupt()
+            raise
+        if lending.lazy(result):
+            raise UnfitHandler(GENERATOR)
         return await result if inspect.isawaitable(result) else result
 
     async def close(self) -> None:
@@ -143,6 +167,15 @@ def _plainly(function: Callable[..., Any], argument: Any, tx: sqlite3.Connection
     except StopIteration as error:
         # No future can carry one, and whoever waits for it would wait for ever.
         raise RuntimeError("the handler raised StopIteration") from error
+
+
+def _is_the_same(tx: sqlite3.Connection) -> bool:
+    """Tell whether the transaction is still the one that was lent: another one has not our mark."""
+    try:
+        tx.execute(f"RELEASE {MARK}")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def _verdict(error: BaseException) -> OutriderError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from outrider.clock import Clock
-from outrider.saga_store import Claim, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn
+from outrider.saga_store import Claim, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn, Undelivered
 from outrider.stores.sqlite import saga_verbs
 from outrider.stores.sqlite.lending import Lending
 from outrider.stores.sqlite.saga_desk import SqliteSagaDesk
@@ -31,6 +31,7 @@ class SqliteSagas(Lending):
     """
 
     WHAT, INSTALLED = "saga store", SQL["installed"]
+    one_at_a_time = True
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
         super().__init__(path, clock=clock)
@@ -66,6 +67,9 @@ class SqliteSagas(Lending):
         now = self.clock.now()
         await self._in(tx, saga_verbs.save, claim, turn, lease_seconds, now.timestamp())
         return now
+
+    async def undelivered(self, tx: sqlite3.Connection, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
+        return await self._in(tx, saga_verbs.undelivered, event_ids)
 
     async def prune(self, *, saga_days: float, audit_days: float, barrier_days: float) -> SagaPruned:
         """Remove what is older; also mail that came when its saga had just ended."""

@@ -13,7 +13,20 @@ from typing import Any
 from uuid import UUID
 
 from outrider.errors import ConcurrencyError
-from outrider.saga_store import Claim, Entered, Entry, Instance, Mail, NewMail, NewSaga, Note, Phase, Record, Turn
+from outrider.saga_store import (
+    Claim,
+    Entered,
+    Entry,
+    Instance,
+    Mail,
+    NewMail,
+    NewSaga,
+    Note,
+    Phase,
+    Record,
+    Turn,
+    Undelivered,
+)
 from outrider.stores.saga_rows import STARTED, Sheet, entry_of, entry_row, in_turn, instance_of, mail_of
 from outrider.stores.sqlite.rows import load as load_sql
 from outrider.stores.sqlite.rows import to_moment, to_seconds
@@ -96,6 +109,15 @@ def save(cursor: sqlite3.Cursor, held: Claim, turn: Turn, lease_seconds: float, 
         _note(cursor, held.saga_id, note, now)
 
 
+def undelivered(cursor: sqlite3.Cursor, event_ids: Sequence[UUID]) -> dict[UUID, Undelivered]:
+    """Return those events that have not left."""
+    rows = [
+        (UUID(event_id), cursor.execute(SQL["undelivered"], {"event_id": event_id}).fetchone())
+        for event_id in map(str, event_ids)
+    ]
+    return {event_id: Undelivered(row[0]) for event_id, row in rows if row}
+
+
 def prune_sagas(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
     """Remove sagas that ended long ago, with their journals and mail."""
     old = cursor.execute(SQL["old_sagas"], facts).fetchall()
@@ -149,8 +171,9 @@ def to_instance(row: Sequence[Any]) -> Instance:
 
 
 def _entry(row: Sequence[Any]) -> Entry:
-    *known, due_at, error, intended_at, ended_at = row
-    return entry_of([*known, to_moment(due_at), error, to_moment(intended_at), to_moment(ended_at)])
+    *known, due_at, error, intended_at, ended_at, event_id = row
+    times = to_moment(intended_at), to_moment(ended_at)
+    return entry_of([*known, to_moment(due_at), error, *times, UUID(event_id) if event_id else None])
 
 
 def _mail(row: Sequence[Any]) -> Mail:
@@ -159,7 +182,8 @@ def _mail(row: Sequence[Any]) -> Mail:
 
 
 def _plain(row: Sequence[Any]) -> list[Any]:
-    return [to_seconds(cell) if isinstance(cell, datetime) else cell for cell in row]
+    texts = [str(cell) if isinstance(cell, UUID) else cell for cell in row]
+    return [to_seconds(cell) if isinstance(cell, datetime) else cell for cell in texts]
 
 
 def _fence(held: Claim) -> dict[str, Any]:

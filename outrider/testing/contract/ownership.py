@@ -40,6 +40,17 @@ class OwnershipContract:
         assert sum(shares) == total
         assert shares[-1] <= -(-harness.store.lanes // 3) * 3
 
+    async def test_relays_are_counted_as_long_as_they_are_alive(self, harness: Harness) -> None:
+        assert await harness.store.desk.relays() == 0
+        first, second = (harness.relay(MemoryBroker(), seed=seed) for seed in range(2))
+        await first.keep()
+        await second.keep()
+        assert await harness.store.desk.relays() == 2
+        await harness.advance(seconds=3600)
+        await second.keep()
+        await second.keep()
+        assert await harness.store.desk.relays() == 1
+
     async def test_lanes_of_a_relay_that_died_are_taken_over_and_the_watchdog_says_so(self, harness: Harness) -> None:
         dead, heir = harness.relay(MemoryBroker(), seed=1), harness.relay(MemoryBroker(), seed=2)
         await dead.keep()

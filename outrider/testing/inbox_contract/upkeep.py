@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from outrider.app import Outbox
 from outrider.errors import Permanent
+from outrider.observer import InboxUpkeepDone
+from outrider.saga_store import Phase
 from outrider.testing.inbox_contract.bench import InboxBench, delivery
 
 DAY = 86_400
@@ -36,3 +39,21 @@ class UpkeepRules:
         pruned = await bench.store.prune("billing", receipt_days=90, dead_letter_days=30)
         assert pruned.dead_letters == 1
         assert (await bench.store.desk.counts("billing"))["dead_letters"] == 1
+
+    async def test_old_barriers_of_participants_are_removed_and_young_ones_stay(self, bench: InboxBench) -> None:
+        async with bench.store.transaction() as tx:
+            assert (await Outbox().barrier_enter(tx, "stock", "saga-1:reserve", Phase.ACTION)).fresh
+        assert await bench.store.prune_barriers(days=10_000) == 0
+        await bench.advance(seconds=91 * DAY)
+        assert await bench.store.prune_barriers(days=90) == 1
+        assert await bench.store.prune_barriers(days=90) == 0
+
+    async def test_the_upkeep_of_a_consumer_removes_old_barriers_too(self, bench: InboxBench) -> None:
+        async with bench.store.transaction() as tx:
+            await Outbox().barrier_enter(tx, "stock", "saga-1:reserve", Phase.ACTION)
+        await bench.advance(seconds=91 * DAY)
+        await bench.consumer(barrier_days=None).tend()
+        await bench.consumer().tend()
+        assert await bench.store.prune_barriers(days=1) == 0
+        [done] = bench.notebook.of(InboxUpkeepDone)
+        assert done.barriers == 1

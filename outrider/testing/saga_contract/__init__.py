@@ -5,7 +5,9 @@ from outrider.testing.saga_contract.bench import SagaBench
 from outrider.testing.saga_contract.claims import ClaimRules
 from outrider.testing.saga_contract.concurrency import ConcurrencyRules
 from outrider.testing.saga_contract.desk import DeskRules
+from outrider.testing.saga_contract.lending import LendingRules
 from outrider.testing.saga_contract.mailboxes import MailRules
+from outrider.testing.saga_contract.outbox import OutboxRules
 from outrider.testing.saga_contract.starts import StartRules
 from outrider.testing.saga_contract.turns import TurnRules
 from outrider.testing.saga_contract.upkeep import UpkeepRules
@@ -13,7 +15,9 @@ from outrider.testing.saga_contract.upkeep import UpkeepRules
 __all__ = ["ConcurrentSagaContract", "SagaBench", "SagaContract"]
 
 
-class SagaContract(StartRules, ClaimRules, TurnRules, MailRules, DeskRules, UpkeepRules, BarrierRules):
+class SagaContract(
+    StartRules, ClaimRules, TurnRules, LendingRules, MailRules, OutboxRules, DeskRules, UpkeepRules, BarrierRules
+):
     """Every rule a saga store must keep."""
 
 

@@ -13,10 +13,12 @@ from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from outrider.saga_store import Claim, MailKind, NewMail, NewSaga, Record, SagaStore, Turn
+from outrider.store import Store
 from outrider.testing.clock import ManualClock
 
 LEASE_SECONDS = 15.0
 ORDER = ("order", 1)
+OUTLINE = '[["reserve","request","u",[]]]'
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -27,7 +29,7 @@ def new_saga(correlation_id: str = "A-7", saga_type: str = "order", version: int
     True
     """
     saga_id = uuid5(NAMESPACE_OID, f"{saga_type}:{correlation_id}")
-    return NewSaga(saga_id, saga_type, version, correlation_id, b'{"amount": 12}', TRACE)
+    return NewSaga(saga_id, saga_type, version, correlation_id, b'{"amount": 12}', TRACE, OUTLINE)
 
 
 def reply(saga_id: UUID, name: str = "stock.reserved", event_id: UUID | None = None) -> NewMail:
@@ -63,6 +65,10 @@ class SagaBench(ABC):
     @abstractmethod
     def outside(self) -> AbstractAsyncContextManager[Any]:
         """Lend what the driver takes, with no transaction open."""
+
+    @abstractmethod
+    def outbox(self) -> AbstractAsyncContextManager[Store]:
+        """Lend the store of the outbox beside the sagas."""
 
     async def advance(self, *, seconds: float) -> None:
         """Let time pass, for the database too."""

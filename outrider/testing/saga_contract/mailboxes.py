@@ -28,7 +28,7 @@ class MailRules:
         for mail in (order, first):
             assert await bench.post(mail) == 1
         record = await bench.take()
-        assert [piece[1:6] for piece in record.mail] == [order[1:], first[1:]]
+        assert [piece[1:6] for piece in record.mail] == [order[1:6], first[1:6]]
         assert [piece.posted_at for piece in record.mail] == [record.now, record.now]
 
     async def test_the_same_event_posted_twice_is_one_piece_of_mail(self, bench: SagaBench) -> None:
@@ -64,6 +64,15 @@ class MailRules:
         assert await bench.post() == 0
         await bench.start(saga)
         assert (await bench.take()).mail == ()
+
+    async def test_mail_for_a_saga_of_another_type_is_not_kept(self, bench: SagaBench) -> None:
+        saga_id = (await _resting(bench)).instance.saga_id
+        meant = reply(saga_id)._replace(saga_type="refund")
+        assert await bench.post(meant) == 0
+        async with bench.store.transaction() as tx:
+            assert await bench.drive("post_mail", tx, [meant]) == 0
+        assert await bench.post(meant._replace(saga_type="order"), reply(saga_id)) == 2
+        assert len((await bench.take()).mail) == 2
 
     @pytest.mark.parametrize("status", [Status.COMPLETED, Status.COMPENSATED])
     async def test_mail_to_a_saga_that_has_ended_is_not_kept(self, bench: SagaBench, status: Status) -> None:

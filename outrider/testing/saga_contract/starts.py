@@ -9,7 +9,7 @@ import pytest
 
 from outrider.errors import NotInTransaction
 from outrider.saga_store import Status
-from outrider.testing.saga_contract.bench import TRACE, SagaBench, new_saga, reply
+from outrider.testing.saga_contract.bench import OUTLINE, TRACE, SagaBench, new_saga, reply
 
 
 class StartRules:
@@ -25,6 +25,7 @@ class StartRules:
         assert (instance.version, instance.retry_count, instance.needs_attention) == (0, 0, False)
         assert (instance.current_step, instance.last_error, instance.ended_at) == (None, None, None)
         assert instance.traceparent == TRACE
+        assert instance.outline == OUTLINE
         assert instance.started_at == instance.updated_at == record.now
         assert (record.journal, record.mail) == ((), ())
 
@@ -72,7 +73,7 @@ class StartRules:
 
     async def test_a_driver_refuses_to_start_outside_a_transaction(self, bench: SagaBench) -> None:
         async with bench.outside() as conn:
-            with pytest.raises(NotInTransaction):
+            with pytest.raises(NotInTransaction, match="saga"):
                 await bench.drive("start_saga", conn, new_saga())
             with pytest.raises(NotInTransaction):
                 await bench.drive("post_mail", conn, [reply(new_saga().saga_id)])

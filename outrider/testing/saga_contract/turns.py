@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -145,7 +146,7 @@ class TurnRules:
         record = await bench.taken()
         undo = Entry("reserve", Phase.COMPENSATION, Progress.PLANNED, 1)
         await bench.save(record, entries=[RESERVE, Entry("charge", Phase.ACTION, Progress.INTENDED, 2)])
-        done = replace(RESERVE, progress=Progress.DONE, attempts=2)
+        done = replace(RESERVE, progress=Progress.DONE, attempts=2, event_id=uuid4())
         await bench.save(await bench.shown(record.instance.saga_id), entries=[RESERVE, done, undo])
         journal = (await bench.shown(record.instance.saga_id)).journal
         assert journal == (done, Entry("charge", Phase.ACTION, Progress.INTENDED, 2), undo)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.saga.plan import News, Plan, advance
+from outrider.saga.doubt import missed, untaken
+from outrider.saga.plan import Claimed, News, Plan, TimedOut, advance
 from outrider.saga.steps import Definition, Kind
 from outrider.saga_store import Entry, MailKind, Phase, Progress, Record, Status
 from tests.simulation.sagas.makers import EFFECTIVE
@@ -34,6 +35,8 @@ class History:
     by_hand: set[tuple[str, Phase]] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
     compensation_ordered: bool = False
+    doubted: set[str] = field(default_factory=set)
+    """Steps with an attempt at the action that may still be on its way."""
 
     def turn(self, record: Record, news: Sequence[News], plan: Plan, shelf: Shelf) -> Iterator[str]:
         """Remember a turn, and name what is wrong with it."""
@@ -42,15 +45,57 @@ class History:
             if note.detail == "settled by a person" and note.step:
                 self.by_hand.add((note.step, Phase(note.what.split()[0])))
         self.compensation_ordered |= "order compensate" in obeyed
+        self.doubted |= self.unheard(record, news)
         yield from self.changes(plan)
+        yield from self.hasty(record, plan, obeyed)
         yield from self.entries(plan, shelf)
         yield from self.waits(record, plan)
         yield from self.compensation(plan, ordered="order compensate" in obeyed, shelf=shelf)
-        if record.instance.status is Status.FAILED and plan.instance.status is not Status.FAILED and not obeyed:
-            yield "it left failed without an order"
+        moved = record.instance.status is Status.FAILED and plan.instance.status is not Status.FAILED
+        if moved and not obeyed and not any(note.what == "answered after all" for note in plan.notes):
+            yield "it left failed without an order or an answer"
+        yield from self.left_lying(record, plan, shelf)
         kept = [mail for mail in shelf.mail.values() if mail.kind is MailKind.REPLY and mail.mail_id in plan.seen]
-        if len(kept) > len(self.definition.steps):
+        # Beside an answer that cannot be taken in, another one may wait for its place.
+        stuck = [entry for entry in shelf.journal.values() if untaken(entry)]
+        if len(kept) > len(self.definition.steps) + len(stuck):
             yield "replies pile up in the mailbox"
+
+    def unheard(self, record: Record, news: Sequence[News]) -> set[str]:
+        """Return the calls that were given up, or lost with their worker, before anybody knew what they came to."""
+        late = {item.step for item in news if isinstance(item, TimedOut) and item.phase is Phase.ACTION}
+        if any(isinstance(item, Claimed) for item in news):
+            late |= {e.step for e in record.journal if (e.phase, e.progress) == (Phase.ACTION, Progress.INTENDED)}
+        return {step for step in late if self.definition.steps[step].kind is Kind.CALL}
+
+    def left_lying(self, record: Record, plan: Plan, shelf: Shelf) -> Iterator[str]:
+        """What has failed for want of an answer does not stay so when that is there."""
+        for mail in record.mail:
+            step = (mail.key or "").partition(":")[2]
+            entry = shelf.journal.get((step, Phase.ACTION))
+            failed = entry is not None and entry.progress is Progress.FAILED and missed(entry)
+            other = entry is not None and not (untaken(entry) and entry.event_id == mail.event_id)
+            if failed and other and mail.name in ("yes", "no") and mail.mail_id in plan.seen:
+                yield f"{step} stands failed, and its answer lies in the box"
+
+    def hasty(self, record: Record, plan: Plan, obeyed: set[str]) -> Iterator[str]:
+        """Nothing that may still be on its way is undone, but by a person who could know."""
+        for entry in plan.entries:
+            doubt = entry.step in self.doubted and (entry.phase, entry.progress) == (Phase.COMPENSATION, "planned")
+            if doubt and not self.compensation_ordered and not self.stood(record, entry.step, Progress.DONE, plan):
+                yield f"{entry.step} is undone, and an attempt at it may be on its way"
+        pivot = self.definition.pivot
+        if pivot is None or pivot.kind is Kind.LOCAL or "order compensate" not in obeyed:
+            return
+        before, after = (self.stood(record, pivot.name, Progress.FAILED, turn) for turn in (None, plan))
+        if after and not before:
+            yield "what waited for the pivot was undone, and nobody knew whether that had happened"
+
+    @staticmethod
+    def stood(record: Record, step: str, progress: Progress, plan: Plan | None = None) -> bool:
+        lines = {entry.step: entry for entry in record.journal if entry.phase is Phase.ACTION}
+        lines |= {entry.step: entry for entry in (plan.entries if plan else ()) if entry.phase is Phase.ACTION}
+        return step in lines and lines[step].progress == progress
 
     def changes(self, plan: Plan) -> Iterator[str]:
         for note in plan.notes:

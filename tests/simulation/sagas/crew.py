@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from outrider.saga.doubt import missed
 from outrider.saga.handover import hand_over
 from outrider.saga.journal import OPEN
 from outrider.saga.plan import (
@@ -24,14 +25,19 @@ from outrider.saga.plan import (
     TimedOut,
     Unfit,
     advance,
+    overdue,
     wanted,
 )
-from outrider.saga_store import Record
+from outrider.saga_store import Record, Undelivered
 from tests.simulation.sagas.parties import Done, Reply
 from tests.simulation.sagas.shelf import Fenced
 
 if TYPE_CHECKING:
     from tests.simulation.sagas.world import World
+
+STILL_IN_THE_OUTBOX = 0.2
+"""How often a command whose time is over has not left."""
+NO_ANSWER = "no answer within"
 
 
 class Worker:
@@ -143,7 +149,9 @@ class Worker:
         record = self.look()
         plan = self.decide(record, news)
         if unread := world.unreadable(plan):
-            fault = world.chance.choice((Raised, Raised, Unfit))(unread.step, unread.phase, "cannot be read")
+            place = unread.step, unread.phase
+            raised, unfit = Raised(*place, "cannot be read", reply=True), Unfit(*place, "cannot be read")
+            fault = world.chance.choice((raised, raised, unfit))
             return self.turn([*news, fault], local, owed if awaits(record, unread) else (*owed, fault))
         if world.strikes("asked to stop", 0.03):
             plan = hand_over(plan, record, self.todo)
@@ -170,7 +178,11 @@ class Worker:
 
     def decide(self, record: Record, news: list[News]) -> Plan:
         seed = self.world.chance.random()
-        plans = [advance(self.world.definition, record, news, random.Random(seed)) for _ in range(2)]
+        waiting = [event_id for event_id in overdue(record) if self.world.chance.random() < STILL_IN_THE_OUTBOX]
+        undelivered = dict.fromkeys(waiting, Undelivered.WAITING)
+        plans = [advance(self.world.definition, record, news, random.Random(seed), undelivered) for _ in range(2)]
+        if any(entry.event_id in undelivered and NO_ANSWER in (entry.error or "") for entry in plans[0].entries):
+            self.world.fail("an attempt was charged for a command that had not left")
         if plans[0] != plans[1]:
             self.world.fail("the same record gave two plans")
         return plans[0]
@@ -184,8 +196,8 @@ class Worker:
 
 def awaits(record: Record, move: Absorb) -> bool:
     """Tell whether the step had begun before this turn."""
-    place = (move.step, move.phase)
-    return any((entry.step, entry.phase) == place and entry.progress in OPEN for entry in record.journal)
+    found = (entry for entry in record.journal if (entry.step, entry.phase) == (move.step, move.phase))
+    return any(entry.progress in OPEN or missed(entry) for entry in found)
 
 
 def commands(plan: Plan) -> list[Send]:

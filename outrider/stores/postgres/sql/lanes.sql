@@ -20,6 +20,10 @@ SELECT
               WHERE r.relay_id = k.owner AND r.alive_until > {schema}.outbox_clock())
           ORDER BY lane) AS free
 
+-- name: alive
+-- Count living relays.
+SELECT count(*) FROM {schema}.outbox_relay WHERE alive_until > {schema}.outbox_clock()
+
 -- name: claim
 -- Take free lanes; whoever holds one at this moment keeps it. Index: outbox_lane_pkey.
 WITH free AS (

@@ -6,8 +6,9 @@
 WITH {moment}, fresh AS (
     INSERT INTO {schema}.saga_instance (
         saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at,
-        wake_at)
-    SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now FROM moment
+        wake_at, outline)
+    SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now, $7::text
+    FROM moment
     ON CONFLICT DO NOTHING
     RETURNING saga_id, started_at, traceparent
 )
@@ -16,17 +17,19 @@ SELECT saga_id, started_at, NULL, 'started', NULL, 'started', 'application', '',
 RETURNING saga_id
 
 -- name: post
--- Mail to sagas that may still read it, sorted, so that two who post the same wait for each other and never in a circle.
+-- Mail to sagas that may still read it and are of the type meant, sorted, so that two who post the same wait for each other and never in a circle.
 -- LIMIT keeps the planner from reading all instances. Indexes: saga_instance_pkey, saga_mailbox_event.
 INSERT INTO {schema}.saga_mailbox (
     saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
 SELECT g.saga_id, g.event_id, g.kind, g.name, g.key, g.body::json, {schema}.outbox_clock(), i.saga_type,
     i.definition_version
-FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::uuid[])
-    AS g (saga_id, kind, name, key, body, event_id)
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[])
+    AS g (saga_id, kind, name, key, body, event_id, saga_type)
 CROSS JOIN LATERAL (
     SELECT saga_type, definition_version FROM {schema}.saga_instance
-    WHERE saga_id = g.saga_id AND status NOT IN ('completed', 'compensated') LIMIT 1
+    WHERE saga_id = g.saga_id AND status NOT IN ('completed', 'compensated')
+        AND saga_type = coalesce(g.saga_type, saga_type)
+    LIMIT 1
 ) AS i
 ORDER BY g.saga_id, g.event_id
 ON CONFLICT (saga_id, event_id) DO NOTHING
@@ -94,13 +97,14 @@ SELECT saga_id FROM held
 SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS i WHERE i.saga_id = $1
 
 -- name: load_for_update
--- Index: saga_instance_pkey.
-SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS i WHERE i.saga_id = $1 FOR UPDATE
+-- Also which transaction this is, so that `save` can tell whether a step has begun another. Index: saga_instance_pkey.
+SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction FROM {schema}.saga_instance AS i WHERE i.saga_id = $1 FOR UPDATE
 
 -- name: journals
 -- A new statement, which sees what the last owner wrote. Index: saga_step_pkey.
 SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
-    SELECT step, phase, progress, place, attempts, due_at, error, intended_at, ended_at FROM {schema}.saga_step
+    SELECT step, phase, progress, place, attempts, due_at, error, intended_at, ended_at, event_id
+    FROM {schema}.saga_step
     WHERE saga_id = g.saga_id
     ORDER BY phase, place, step
 ) AS s
@@ -126,27 +130,38 @@ WITH {moment}, held AS (
     RETURNING saga_id, traceparent
 ), journal AS (
     INSERT INTO {schema}.saga_step (
-        saga_id, step, phase, progress, place, attempts, due_at, error, intended_at, ended_at)
+        saga_id, step, phase, progress, place, attempts, due_at, error, intended_at, ended_at, event_id)
     SELECT held.saga_id, g.*
     FROM held, unnest(
         $13::text[], $14::text[], $15::text[], $16::integer[], $17::integer[], $18::timestamptz[], $19::text[],
-        $20::timestamptz[], $21::timestamptz[]) AS g
+        $20::timestamptz[], $21::timestamptz[], $22::uuid[]) AS g
     ON CONFLICT (saga_id, step, phase) DO UPDATE SET
         progress = excluded.progress, place = excluded.place, attempts = excluded.attempts, due_at = excluded.due_at,
-        error = excluded.error, intended_at = excluded.intended_at, ended_at = excluded.ended_at
+        error = excluded.error, intended_at = excluded.intended_at, ended_at = excluded.ended_at,
+        event_id = excluded.event_id
 ), gone AS (
-    DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.mail_id = ANY ($22::bigint[])
+    DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.mail_id = ANY ($23::bigint[])
 ), marked AS (
     UPDATE {schema}.saga_mailbox AS m SET seen = true FROM held
-    WHERE m.saga_id = held.saga_id AND m.mail_id = ANY ($23::bigint[]) AND m.seen IS FALSE
+    WHERE m.saga_id = held.saga_id AND m.mail_id = ANY ($24::bigint[]) AND m.seen IS FALSE
 ), noted AS (
     INSERT INTO {schema}.saga_audit_log ({audit_columns})
     SELECT held.saga_id, {now}, g.old_status, g.new_status, g.step, g.what, g.actor, g.detail, held.traceparent
-    FROM held, unnest($24::text[], $25::text[], $26::text[], $27::text[], $28::text[], $29::text[]) WITH ORDINALITY
+    FROM held, unnest($25::text[], $26::text[], $27::text[], $28::text[], $29::text[], $30::text[]) WITH ORDINALITY
         AS g (old_status, new_status, step, what, actor, detail, ord)
     ORDER BY g.ord
 )
-SELECT {now} AS now FROM held
+SELECT {now} AS now, txid_current() AS transaction FROM held
+
+-- name: undelivered
+-- Where events are that have not left. LIMIT keeps the planner from hashing the whole outbox for a few ids.
+-- Indexes: outbox_pkey, outbox_dead_letter_pkey.
+SELECT g.event_id, found.place FROM unnest($1::uuid[]) AS g (event_id) CROSS JOIN LATERAL (
+    SELECT 'waiting' FROM {schema}.outbox AS o WHERE o.event_id = g.event_id
+    UNION ALL
+    SELECT 'buried' FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = g.event_id
+    LIMIT 1
+) AS found (place)
 
 -- name: prune_sagas
 -- A bounded step: sagas that ended long ago, with their journals and mail.
@@ -184,6 +199,12 @@ DELETE FROM {schema}.saga_barrier WHERE ctid = ANY (ARRAY(
     WHERE at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
     ORDER BY at LIMIT $2
     FOR UPDATE SKIP LOCKED))
+
+-- name: may_prune_barriers
+-- A consumer without participants may have no rights there, or a schema that is older than sagas.
+SELECT coalesce(has_table_privilege(b.name, 'SELECT') AND has_table_privilege(b.name, 'UPDATE')
+    AND has_table_privilege(b.name, 'DELETE'), false) AS may
+FROM (SELECT to_regclass('{schema}.saga_barrier') AS name) AS b
 
 -- name: drop_strays
 -- Mail that was posted at the very moment its saga ended: nobody will read it. Indexes: saga_mailbox_unseen,

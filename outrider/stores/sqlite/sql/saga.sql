@@ -5,16 +5,21 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_barrier
 -- name: start
 -- An instance that is due at once, unless there is one of that name; the primary key and the unique index.
 INSERT INTO saga_instance (
-    saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at, wake_at
+    saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at, wake_at,
+    outline
 )
-VALUES (:saga_id, :saga_type, :definition_version, :correlation_id, :state, 'started', :traceparent, :now, :now, :now)
+VALUES (
+    :saga_id, :saga_type, :definition_version, :correlation_id, :state, 'started', :traceparent, :now, :now, :now,
+    :outline
+)
 ON CONFLICT DO NOTHING;
 
 -- name: post
--- Mail to a saga that may still read it, once; the primary key of sagas and the unique index of mail.
+-- Mail to a saga that may still read it and is of the type meant, once; the primary key of sagas and the unique index of mail.
 INSERT INTO saga_mailbox (saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
 SELECT saga_id, :event_id, :kind, :name, :key, :body, :now, saga_type, definition_version FROM saga_instance
 WHERE saga_id = :saga_id AND status NOT IN ('completed', 'compensated')
+    AND saga_type = coalesce(:saga_type, saga_type)
 ON CONFLICT (saga_id, event_id) DO NOTHING;
 
 -- name: due
@@ -44,7 +49,7 @@ SELECT {saga} FROM saga_instance WHERE saga_id = :saga_id;
 
 -- name: journal
 -- Its journal; the primary key.
-SELECT step, phase, progress, place, attempts, due_at, error, intended_at, ended_at FROM saga_step
+SELECT step, phase, progress, place, attempts, due_at, error, intended_at, ended_at, event_id FROM saga_step
 WHERE saga_id = :saga_id ORDER BY phase, place, step;
 
 -- name: mail
@@ -64,12 +69,13 @@ WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch AND version = :v
 -- name: enter_journal
 -- A line of the journal; the primary key.
 INSERT INTO saga_step (
-    saga_id, step, phase, progress, place, attempts, due_at, error, intended_at, ended_at
+    saga_id, step, phase, progress, place, attempts, due_at, error, intended_at, ended_at, event_id
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (saga_id, step, phase) DO UPDATE SET
     progress = excluded.progress, place = excluded.place, attempts = excluded.attempts, due_at = excluded.due_at,
-    error = excluded.error, intended_at = excluded.intended_at, ended_at = excluded.ended_at;
+    error = excluded.error, intended_at = excluded.intended_at, ended_at = excluded.ended_at,
+    event_id = excluded.event_id;
 
 -- name: take_mail
 -- Mail that has been read for good; the primary key.
@@ -84,6 +90,12 @@ UPDATE saga_mailbox SET seen = 1 WHERE mail_id = ? AND saga_id = ? AND NOT seen;
 INSERT INTO saga_audit_log (saga_id, at, old_status, new_status, step, what, actor, detail, traceparent)
 SELECT saga_id, :now, :old_status, :new_status, :step, :what, :actor, :detail, traceparent FROM saga_instance
 WHERE saga_id = :saga_id;
+
+-- name: undelivered
+-- Where an event is that has not left; the unique indexes of both tables.
+SELECT 'waiting' FROM outbox WHERE event_id = :event_id
+UNION ALL
+SELECT 'buried' FROM outbox_dead_letter WHERE event_id = :event_id;
 
 -- name: old_sagas
 -- A bounded number of those that ended long ago; saga_instance_age.

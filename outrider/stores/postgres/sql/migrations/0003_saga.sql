@@ -26,6 +26,7 @@ CREATE TABLE {schema}.saga_instance (
     wake_at            timestamptz,
     owner              text,
     epoch              bigint NOT NULL DEFAULT 0,
+    outline            text NOT NULL DEFAULT '',
     CONSTRAINT saga_instance_name UNIQUE (saga_type, correlation_id)
 ) WITH (fillfactor = 70)
 
@@ -50,6 +51,7 @@ CREATE TABLE {schema}.saga_step (
     error       text,
     intended_at timestamptz,
     ended_at    timestamptz,
+    event_id    uuid,
     PRIMARY KEY (saga_id, step, phase)
 ) WITH (fillfactor = 80)
 

@@ -19,6 +19,7 @@ CREATE TABLE saga_instance (
     wake_at REAL,
     owner TEXT,
     epoch INTEGER NOT NULL DEFAULT 0,
+    outline TEXT NOT NULL DEFAULT '',
     UNIQUE (saga_type, correlation_id)
 );
 
@@ -43,6 +44,7 @@ CREATE TABLE saga_step (
     error TEXT,
     intended_at REAL,
     ended_at REAL,
+    event_id TEXT,
     PRIMARY KEY (saga_id, step, phase)
 ) WITHOUT ROWID;
 

@@ -1,4 +1,4 @@
-"""Where in somebody's own code an error came from: not in a library, and not in the engine that called it."""
+"""What an error says, and where in somebody's own code it came from: no library, and not the engine that called it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent.parent
+_PACKAGE = Path(__file__).parent
 _OTHERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    *(str(_PACKAGE / name) for name in ("inbox", "stores", "codec", "cli", "outbox", "drivers")),
+    *(str(_PACKAGE / name) for name in ("inbox", "saga", "stores", "codec", "cli", "outbox", "drivers", "app.py")),
 )
 
 
@@ -22,7 +22,7 @@ def where(error: BaseException) -> str | None:
     ...     {}["nope"]
     ... except KeyError as error:
     ...     print(where(error))
-    <doctest outrider.inbox.where.where[0]>:2 in <module>
+    <doctest outrider.where.where[0]>:2 in <module>
     """
     for each in _chain(error):
         for frame in reversed(traceback.extract_tb(each.__traceback__)):
@@ -31,12 +31,26 @@ def where(error: BaseException) -> str | None:
     return None
 
 
+def text_of(error: BaseException) -> str:
+    """Return what an error says. One that cannot say it is no reason to stop.
+
+    >>> text_of(ValueError("no such order"))
+    'no such order'
+    """
+    try:
+        return "; ".join([str(error), *getattr(error, "__notes__", [])])
+    except Exception as trouble:
+        return f"(its text cannot be made: {type(trouble).__name__})"
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Go from an error to what it came from; a handler that was cut off shows only there where it was."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
+        if isinstance(error, BaseExceptionGroup):
+            yield from _chain(error.exceptions[0])
         error = error.__cause__ or error.__context__
 
 

@@ -1,0 +1,141 @@
+"""A state from one step to the next: what a step made of it is stored so that it comes back, or the step has failed.
+
+Fields that are stored and that this definition does not know belong to a newer one; they are kept as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from outrider.saga.errors import BadState
+from outrider.saga.likeness import difference
+from outrider.saga.models import is_model
+from outrider.saga.state import as_text, inside, parsed, read, written
+from outrider.saga.values import OTHER_VERSION, lost, shown
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened(Generic[S]):
+    """A stored state while a step has it. `text` is how it would be written, were it left as it is."""
+
+    state_type: type[S]
+    state: S
+    text: bytes
+    stored: Any
+    known: Any
+
+    def closed(self, state: Any) -> bytes:
+        """Return what is to be stored, if the step has left this; raise BadState if that would not come back."""
+        kind: Any = self.state_type
+        values, name = _checked(kind, state), kind.__name__
+        text = as_text(_over(self.stored, self.known, values, name), name)
+        if text != self.text or has_models(kind):
+            _verify(kind, state, values)
+        return text
+
+
+def opened(state_type: type[S], stored: bytes) -> Opened[S]:
+    """Read a state for a step.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Order:
+    ...     order_id: str
+    >>> before = opened(Order, b'{"order_id": "A-7", "colour": "red"}')
+    >>> before.closed(Order("A-8"))
+    b'{"order_id":"A-8","colour":"red"}'
+    """
+    values, name = parsed(state_type, stored), state_type.__name__
+    state = read(state_type, values)
+    known = written(state)
+    return Opened(state_type, state, as_text(_over(values, known, known, name), name), values, known)
+
+
+def sealed(state_type: type[S], state: S) -> bytes:
+    """Return a saga's first state as it is to be stored.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Order:
+    ...     order_id: str
+    >>> sealed(Order, Order("A-7"))
+    b'{"order_id":"A-7"}'
+    """
+    values = _checked(state_type, state)
+    _verify(state_type, state, values)
+    return as_text(values, state_type.__name__)
+
+
+def _checked(state_type: type, state: Any) -> Any:
+    if type(state) is not state_type:
+        name = state_type.__name__
+        remedy = f"change its fields, or put another {name} in its place"
+        raise BadState("run.state", f"{shown(state)} is not {name}, which this saga keeps", remedy)
+    return written(state)
+
+
+def _verify(state_type: type, state: Any, values: Any) -> None:
+    """Make sure that what is written would come back as what it is."""
+    name = state_type.__name__
+    try:
+        found = difference(state, read(state_type, values), name)
+    except RecursionError as error:
+        raise BadState(name, "it is nested too deeply to be read back", "store less") from error
+    except BadState as error:
+        problem = f"what is written could not be read back ({error.problem})"
+        raise BadState(error.path, problem, "change the value, or the type of the field") from error
+    if found:
+        raise lost(*found)
+
+
+@lru_cache(maxsize=1024)
+def has_models(state_type: Any) -> bool:
+    """Tell whether a part of a state writes itself; nobody knows then what it left out, unless it is read back."""
+    return any(is_model(kind) for kind in inside(state_type))
+
+
+def _over(stored: Any, known: Any, values: Any, path: str) -> Any:
+    """Return the values, with what is stored beside them and not known here; `known` is what they were when read."""
+    if stored == known:
+        return values
+    if isinstance(stored, dict) and isinstance(known, dict) and isinstance(values, dict):
+        unknown = {name: value for name, value in stored.items() if name not in known}
+        return {name: _within(stored, known, name, value, path) for name, value in values.items()} | unknown
+    if isinstance(stored, list) and isinstance(known, list):
+        return _over_items(stored, known, values, path)
+    return values
+
+
+def _within(stored: dict[str, Any], known: dict[str, Any], name: str, value: Any, path: str) -> Any:
+    both = name in stored and name in known
+    return _over(stored[name], known[name], value, f"{path}.{name}") if both else value
+
+
+def _over_items(stored: list[Any], known: list[Any], values: Any, path: str) -> Any:
+    pairs = list(zip(stored, known, strict=False))
+    if values == known:
+        return [_over(one, other, other, f"{path}[{index}]") for index, (one, other) in enumerate(pairs)]
+    for index, (one, other) in enumerate(pairs):
+        # Of a list that has changed, nobody can say to which of its items the rest belongs.
+        if unknown := _unknown(one, other, f"{path}[{index}]"):
+            problem = "it is stored, is not known here, and would be lost with this change of the list"
+            raise BadState(unknown, problem, OTHER_VERSION)
+    return values
+
+
+def _unknown(stored: Any, known: Any, path: str) -> str | None:
+    """Return the path of something that is stored and not known."""
+    if isinstance(stored, dict) and isinstance(known, dict):
+        for name, value in stored.items():
+            at = f"{path}.{name}"
+            if found := (at if name not in known else _unknown(value, known[name], at)):
+                return found
+    if isinstance(stored, list) and isinstance(known, list):
+        for index, (one, other) in enumerate(zip(stored, known, strict=False)):
+            if found := _unknown(one, other, f"{path}[{index}]"):
+                return found
+    return None

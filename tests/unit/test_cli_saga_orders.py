@@ -1,0 +1,221 @@
+"""`outrider saga` on a SQLite store: orders for many at once, what a person sets, and what has not left the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+import outrider
+from outrider import RetryPolicy
+from outrider.app import open_schema, open_store
+from outrider.cli import app
+from outrider.saga import Run, Saga, Sagas, SagaWorker
+from outrider.saga.definition import saga_id_of
+from outrider.store import Criteria
+from outrider.stores.sqlite import SqliteSagas
+
+HERE = __name__
+ORDER_ID = saga_id_of("order", "A-1")
+
+
+@dataclass
+class Order:
+    order_id: str
+    charge: str | None = None
+
+
+order = Saga("order", Order)
+parcel = Saga("parcel", Order)
+
+
+@order.call(retry=RetryPolicy(max_attempts=1))
+async def charge(run: Run[Order]) -> None:
+    """Take the money from a bank that is away."""
+    raise ConnectionError("the bank is away")
+
+
+@order.local()
+async def confirm(run: Run[Order], tx: Any) -> None:
+    assert run.state.charge == "C-1"
+
+
+parcel.request("parcel.send", topic="parcel", reply="parcel.sent", name="send")
+sagas = Sagas(order, parcel)
+
+
+class Office:
+    """A store, a worker, and a person at the command line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"sqlite:///{path}"
+        asyncio.run(open_schema(self.url).migrate())
+
+    def __call__(self, *args: str, code: int = 0) -> str:
+        result = CliRunner().invoke(app, list(args), env={"OUTRIDER_STORE": self.url})
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result.stdout if code == 0 else result.stderr
+
+    def json(self, *args: str, code: int = 0) -> Any:
+        return json.loads(self(*args, "--json", code=code))
+
+    def start(self, saga: Saga[Order], *names: str) -> None:
+        """Start sagas, and let them come as far as they come."""
+
+        async def started(store: SqliteSagas) -> None:
+            async with store.transaction() as tx:
+                for name in names:
+                    await saga.start(tx, Order(name), correlation_id=name)
+
+        self.do(started)
+        self.work()
+
+    def work(self) -> None:
+        async def worked(store: SqliteSagas) -> None:
+            worker = SagaWorker(store, sagas, outrider.stage)
+            while await worker.work():
+                await worker.rest()
+
+        self.do(worked)
+
+    def do(self, work: Callable[[SqliteSagas], Awaitable[None]]) -> None:
+        async def done() -> None:
+            store = SqliteSagas(self.path)
+            try:
+                await work(store)
+            finally:
+                await store.close()
+
+        asyncio.run(done())
+
+    def orders(self, name: str) -> list[str]:
+        return [mail["name"] for mail in self.json("saga", "show", name, "--type", "order")["mail"]]
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+        monkeypatch.delenv(name)
+    return Office(tmp_path / "store.db")
+
+
+@pytest.fixture
+def failed(office: Office) -> Office:
+    """Three orders whose payment may have happened."""
+    office.start(order, "A-1", "A-2", "A-3")
+    assert [row["needs_attention"] for row in office.json("saga", "ls")] == [True] * 3
+    return office
+
+
+@pytest.mark.parametrize("how", ["--attention", "--all"])
+def test_an_order_is_given_to_all_of_a_type_that_it_helps(failed: Office, how: str) -> None:
+    told = failed.json("saga", "retry", how, "--type", "order", "--yes")
+    assert told == {"order": "retry", "ordered": 3, "found": 3, "limit": 1000}
+    assert failed.orders("A-2") == ["retry"]
+
+
+def test_many_are_never_given_an_order_without_a_yes(failed: Office) -> None:
+    assert "--yes" in failed("saga", "compensate", "--attention", "--type", "order", code=2)
+    assert failed.orders("A-1") == []
+
+
+def test_an_order_for_many_can_be_narrowed_to_a_step(failed: Office) -> None:
+    narrowed = ("saga", "retry", "--attention", "--type", "order", "--yes", "--step")
+    assert failed.json(*narrowed, "confirm")["ordered"] == 0
+    assert failed.json(*narrowed, "charge")["ordered"] == 3
+
+
+def test_what_the_limit_leaves_out_is_told(failed: Office) -> None:
+    told = failed("saga", "retry", "--attention", "--type", "order", "--yes", "--limit", "2", code=1)
+    assert "only 2 were taken on" in told
+    assert sum(failed.orders(name) == ["retry"] for name in ("A-1", "A-2", "A-3")) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ((), "in one way"),
+        (("A-1", "--attention", "--type", "order"), "in one way"),
+        (("--attention", "--all", "--type", "order"), "in one way"),
+        (("--attention",), "--type order"),
+        (("A-1", "--type", "order", "--step", "charge"), "--attention"),
+    ],
+)
+def test_a_choice_that_is_none_is_wrong_usage(office: Office, options: tuple[str, ...], hint: str) -> None:
+    assert hint in office("saga", "retry", *options, code=2)
+
+
+def test_what_a_person_sets_is_in_the_state_that_the_next_step_gets(failed: Office) -> None:
+    named = ("saga", "resume", "A-1", "--type", "order")
+    failed(*named, "--set", 'charge="C-1"', "--sagas", f"{HERE}:sagas")
+    failed.work()
+    shown = failed.json("saga", "show", str(ORDER_ID), "--state")
+    assert (shown["status"], shown["state"]["charge"]) == ("completed", "C-1")
+    [line] = [line for line in shown["audit"] if line["what"] == "order resume"]
+    assert line["detail"] == "counts as done: charge; set: charge"
+
+
+@pytest.mark.parametrize("text", ["charge=C-1", "charge", "=1", "charge=NaN"])
+def test_what_is_set_is_json(failed: Office, text: str) -> None:
+    assert "FIELD=JSON" in failed("saga", "resume", str(ORDER_ID), "--set", text, code=2)
+
+
+@pytest.mark.parametrize(("text", "problem"), [("charge=7", "Order.charge"), ("charg=null", "no such field")])
+def test_what_does_not_fit_the_state_is_refused_by_the_command_and_by_the_worker(
+    failed: Office, text: str, problem: str
+) -> None:
+    named = ("saga", "resume", str(ORDER_ID), "--set", text)
+    assert problem in failed(*named, "--sagas", f"{HERE}:sagas", code=2)
+    assert failed.orders("A-1") == []
+    failed(*named)
+    failed.work()
+    shown = failed.json("saga", "show", str(ORDER_ID))
+    assert (shown["status"], shown["needs_attention"]) == ("failed", True)
+    assert problem in shown["audit"][-1]["detail"]
+
+
+def test_why_says_that_a_command_never_left_since_no_relay_is_running(office: Office) -> None:
+    office.start(parcel, "P-1")
+    told = office.json("saga", "why", "P-1", "--type", "parcel")
+    assert any("command parcel.send is still in the outbox, pending" in reason for reason in told["reasons"])
+    assert any("no relay is running" in reason for reason in told["reasons"])
+    assert told["helps"][0]["command"] == "outrider relay"
+    [event] = told["outbox"]["events"]
+    assert (event["event_type"], event["state"], told["outbox"]["relays"]) == ("parcel.send", "pending", 0)
+    assert "in the outbox" in office("saga", "show", "P-1", "--type", "parcel")
+
+
+def test_why_names_the_dead_letter_that_a_command_became(office: Office) -> None:
+    office.start(parcel, "P-1")
+    [event] = office.json("saga", "show", "P-1", "--type", "parcel")["outbox"]["events"]
+    office("dead", "bury", event["event_id"])
+    told = office("saga", "why", "P-1", "--type", "parcel")
+    assert "the command parcel.send is in the dead letters" in told
+    assert f"outrider dead replay {event['event_id']}" in told
+
+
+def test_why_sends_who_asks_to_the_participant_once_the_command_has_left(office: Office) -> None:
+    office.start(parcel, "P-1")
+    asyncio.run(_take_out(office.url, saga_id_of("parcel", "P-1")))
+    told = office("saga", "why", "P-1", "--type", "parcel", "--sagas", f"{HERE}:sagas")
+    assert "outrider inbox dead --store" in told
+    assert "outrider relay" not in told
+
+
+async def _take_out(url: str, saga_id: UUID) -> None:
+    """Let the outbox forget what is staged under the key of a saga, as if it had been delivered long ago."""
+    store = await open_store(url)
+    ids = [row["event_id"] for row in await store.desk.events(Criteria(key=str(saga_id)))]
+    for event_id in ids:
+        assert await store.desk.bury(event_id, "test", {"kind": "by_hand", "error": "no"}, "skip")
+    assert await store.desk.discard(ids, "test") == 1
+    await store.close()
