@@ -100,8 +100,9 @@ def _place(lines: Mapping[str, Line], name: str) -> str:
 def _changes_of(old: Line, new: Line, *, done: bool, settled: bool) -> Iterator[str]:
     if ("p" in old.flags) != ("p" in new.flags):
         yield f"step {new.name} is {'the pivot now' if 'p' in new.flags else 'not the pivot any more'}"
-    if ("u" in old.flags) != ("u" in new.flags) and not settled:
-        yield f"step {new.name} has {'got an undo' if 'u' in new.flags else 'no undo any more'}"
+    # One that was added helps whoever runs already.
+    if "u" in old.flags and "u" not in new.flags and not settled:
+        yield f"step {new.name} has no undo any more"
     if done:
         return
     if old.kind != new.kind:

@@ -80,7 +80,6 @@ def log(saga: Saga[Order]) -> object:
             [create, nap, charge, lambda s: request(s, "pay", undo=None, undone=None, reply="bank.paid")],
             "step pay has other replies",
         ),
-        ([undone_create, nap, charge, pay], "step create has got an undo"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -106,13 +105,23 @@ async def test_a_saga_that_has_a_change_of_its_definition_before_it_stops_and_sa
             charge,
             lambda s: request(s, "pay", undo=None, undone=None).payload(vars),
         ],
+        [undone_create, nap, charge, pay],
     ],
-    ids=["behind", "code"],
+    ids=["behind", "code", "undo"],
 )
-async def test_what_is_behind_a_saga_may_change_and_code_may_change_anywhere(after: list[Write]) -> None:
+async def test_what_is_behind_a_saga_may_change_code_may_change_anywhere_and_an_undo_may_be_added(
+    after: list[Write],
+) -> None:
     shop, saga_id = await continued(saga_of(*STEPS), saga_of(*after))
     assert await shop.status(saga_id) is Status.RUNNING
     assert (await shop.shown(saga_id)).instance.current_step == "pay"
+
+
+async def test_a_saga_whose_step_has_lost_its_undo_stops_and_says_so() -> None:
+    shop, saga_id = await continued(saga_of(undone_create, nap, charge, pay), saga_of(*STEPS))
+    instance = (await shop.shown(saga_id)).instance
+    assert instance.status is Status.FAILED
+    assert "step create has no undo any more" in (instance.last_error or "")
 
 
 async def test_a_saga_that_stopped_goes_on_with_its_own_definition_when_told_to() -> None:
