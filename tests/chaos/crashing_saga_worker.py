@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -127,9 +127,14 @@ class FusedSagas:
         self._saving[id(tx)] = saving
         return now
 
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        return self._watched(self._store.transaction())
+
+    def lend(self) -> AbstractAsyncContextManager[Any]:
+        return self._watched(self._store.lend())
+
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        context = self._store.transaction()
+    async def _watched(self, context: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
         tx = await context.__aenter__()
         try:
             yield tx
