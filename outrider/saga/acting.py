@@ -73,12 +73,10 @@ class Acting:
         """Call a step's function, outside any transaction and in a task of its own, which may ignore cancellation."""
         if too_many := self.strays.objection(instance, move):
             return Acted(move, Unfit(move.step, move.phase, too_many))
-        act = self.act(move.step, move.phase)
-        try:
-            before = opened(self.saga.state_type, instance.state)
-            run = self._run(instance, move, before)
-        except RAISED as error:
-            return Acted(move, unfit(move, error))
+        prepared = self._prepared(instance, move)
+        if isinstance(prepared, Unfit):
+            return Acted(move, prepared)
+        act, run, before = prepared
         assert act.function
         task = asyncio.create_task(_outcome(_called(act.function, run)))
         late = not await self.strays.within(task, act.timeout_seconds, instance, move)
@@ -90,12 +88,10 @@ class Acting:
 
     async def local(self, instance: Instance, move: Local, tx: Any) -> Acted:
         """Run a step's function in the transaction that saves its result. Raises TransactionLost."""
-        act = self.act(move.step, move.phase)
-        try:
-            before = opened(self.saga.state_type, instance.state)
-            run = self._run(instance, move, before)
-        except RAISED as error:
-            return Acted(move, unfit(move, error))
+        prepared = self._prepared(instance, move)
+        if isinstance(prepared, Unfit):
+            return Acted(move, prepared)
+        act, run, before = prepared
         assert act.function
         within = self._in_place if self.store.one_at_a_time else self._beside
         late, raised = await within(self.store.call(act.function, run, tx), act.timeout_seconds, instance, move, tx)
@@ -188,8 +184,14 @@ class Acting:
         act = self.act(move.step, move.phase)
         return act.command.payload if act.command else act.function
 
-    def _run(self, instance: Instance, move: Call | Local, before: Opened[Any]) -> Run[Any]:
-        return Run(before.state, instance.saga_id, move.key, move.attempt, instance.correlation_id, move.phase)
+    def _prepared(self, instance: Instance, move: Call | Local) -> tuple[Act, Run[Any], Opened[Any]] | Unfit:
+        """Return what is to be done, and the run with the state for it; or say why the state cannot be read."""
+        try:
+            before = opened(self.saga.state_type, instance.state)
+        except RAISED as error:
+            return unfit(move, error)
+        run = Run(before.state, instance.saga_id, move.key, move.attempt, instance.correlation_id, move.phase)
+        return self.act(move.step, move.phase), run, before
 
     def _succeeded(self, move: Call | Local, run: Run[Any], before: Opened[Any]) -> Acted:
         try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -29,15 +29,13 @@ from outrider.saga.clerk import Stage
 from outrider.saga.driving import Drive, Means
 from outrider.saga.faults import RAISED, described
 from outrider.saga.fitting import check_locals
+from outrider.saga.renewing import Renewing
 from outrider.saga.sagas import Sagas
-from outrider.saga.settings import LEASE_MARGIN, SagaSettings
+from outrider.saga.settings import SagaSettings
 from outrider.saga.strays import Strays
 from outrider.saga.trouble import Spoilt, Trouble
 from outrider.saga.waiting import wait_for
 from outrider.saga_store import Record, SagaStore
-
-LONGER_SECONDS = 0.1
-"""How long claims stay renewed for longer, as several local steps may follow each other."""
 
 LOST = "its claim was lost: another worker has it, or will have it"
 
@@ -71,6 +69,9 @@ class SagaWorker:
         check_locals(store, self.sagas)
         self.name = f"saga-worker-{self.chance.getrandbits(48):012x}"
         self._trouble = Trouble(self.name, self.observer, self.chance)
+        self._drives: dict[UUID, Drive] = {}
+        self._tasks: dict[UUID, asyncio.Task[None]] = {}
+        self._renewing = Renewing(store, self.settings, self.clock, self._trouble, self._drives, self._lost)
         self._means = Means(
             store,
             stage,
@@ -80,14 +81,11 @@ class SagaWorker:
             self.chance,
             self._trouble,
             Strays(self.observer),
-            self._ahead,
+            self._renewing.ahead,
         )
         self._spoilt = Spoilt()
-        self._drives: dict[UUID, Drive] = {}
-        self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._due_at: float | None = None
-        self._stopping, self._wake, self._longer = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._keeping_busy: list[float] = []
+        self._stopping, self._wake = asyncio.Event(), asyncio.Event()
 
     @property
     def busy(self) -> int:
@@ -126,7 +124,7 @@ class SagaWorker:
             async with self.store.wakeups(self.wake), asyncio.TaskGroup() as tasks:
                 duties = [
                     tasks.create_task(self._repeat(self.renew, self.settings.renew_seconds)),
-                    tasks.create_task(self._repeat(self._moved_back, 0.0)),
+                    tasks.create_task(self._repeat(self._renewing.moved_back, 0.0)),
                     tasks.create_task(self._repeat(self.tend, self.settings.upkeep_seconds)),
                 ]
                 await self._claiming()
@@ -156,53 +154,8 @@ class SagaWorker:
             await asyncio.wait(list(self._tasks.values()))
 
     async def renew(self) -> None:
-        """Renew all claims; those of calls for longer, while a local step may keep everything waiting."""
-        drives, longer_seconds = list(self._drives.values()), max(self._keeping_busy, default=0.0)
-        calls = [drive for drive in drives if drive.calling and longer_seconds]
-        await self._renew(calls, self.settings.lease_seconds + longer_seconds)
-        await self._renew([drive for drive in drives if drive not in calls], self.settings.lease_seconds)
-
-    async def _renew(self, drives: Sequence[Drive], seconds: float) -> None:
-        """Renew claims, in one statement; drop what is not held any more."""
-        claims = {drive: drive.claim for drive in drives}
-        if not claims:
-            return
-        asked_at = self.clock.boot_seconds()
-        held = await self.store.renew(list(claims.values()), seconds)
-        for drive, claim in claims.items():
-            if claim.saga_id in held:
-                drive.claimed_until = asked_at + seconds * LEASE_MARGIN
-            elif self._drives.get(claim.saga_id) is drive and drive.claim == claim and not drive.in_turn:
-                # One that is in a turn may just have been given back; if not, its save finds out by itself.
-                self._tasks[claim.saga_id].cancel()
-
-    @asynccontextmanager
-    async def _ahead(self, seconds: float) -> AsyncIterator[None]:
-        """Renew before a local step, where one keeps everything waiting and a call's claim would end meanwhile."""
-        if not self.store.one_at_a_time:
-            yield
-            return
-        until = self.clock.boot_seconds() + seconds
-        calling = [drive for drive in self._drives.values() if drive.calling]
-        self._keeping_busy.append(seconds)
-        try:
-            if any(drive.claimed_until < until for drive in calling):
-                self._longer.set()
-                try:
-                    await self._renew(calling, self.settings.lease_seconds + max(self._keeping_busy))
-                except Transient as error:
-                    self._trouble.met(str(error))
-            yield
-        finally:
-            self._keeping_busy.remove(seconds)
-
-    async def _moved_back(self) -> None:
-        """Renew as usual after claims were renewed for longer, or they would outlast a worker that dies by as much."""
-        await self._longer.wait()
-        await asyncio.sleep(LONGER_SECONDS)
-        if not self._keeping_busy:
-            self._longer.clear()
-            await self.renew()
+        """Renew all claims; drop what is not held any more."""
+        await self._renewing.renew()
 
     async def tend(self) -> None:
         """Remove what is old."""
@@ -223,6 +176,11 @@ class SagaWorker:
         drive = Drive(self._means, saga, record, stop=self._spoilt.verdict(instance.saga_id))
         self._drives[instance.saga_id] = drive
         self._tasks[instance.saga_id] = asyncio.create_task(self._drive(drive), name=f"saga-{instance.saga_id}")
+
+    def _lost(self, drive: Drive) -> None:
+        """Drop a saga whose claim was not renewed, unless it is another's by now."""
+        if self._drives.get(drive.claim.saga_id) is drive:
+            self._tasks[drive.claim.saga_id].cancel()
 
     def _lose(self, saga_id: UUID) -> None:
         """Forget a former claim of the same saga, which must have ended unnoticed."""

@@ -12,7 +12,6 @@ import pytest
 import outrider
 from outrider import Event
 from outrider.observer import (
-    SagaDropped,
     SagaStepFailed,
 )
 from outrider.saga import Refused
@@ -145,39 +144,6 @@ async def test_a_state_that_cannot_be_read_fails_the_step_that_needs_it(kind: st
     assert "Order.order_id" in instance.last_error
     assert log == []
     assert await shop.sent() == []
-
-
-@pytest.mark.parametrize("kind", ["local", "call", "reply", "command"])
-async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it(kind: str) -> None:
-    saga = order_saga()
-
-    def stage_badly(run: Any, *_: Any) -> None:
-        run.stage(Event("order.changed", {"price": float("nan")}))
-
-    async def stage_badly_later(run: Any) -> None:
-        stage_badly(run)
-
-    with saga.parallel():
-        if kind == "local":
-            saga.local(name="it")(stage_badly)
-        elif kind == "call":
-            saga.call(name="it")(stage_badly_later)
-        elif kind == "reply":
-            request(saga, "it").on("stock.reserved")(stage_badly)
-        else:
-            request(saga, "it").payload(lambda state: {"price": float("nan")})
-        request(saga, "other", command="car.reserve", reply="car.reserved", refusal=None, undo="x", undone="y")
-    shop = Shop(saga)
-    saga_id = await begun(shop, saga)
-    for command in await shop.sent():
-        reply = "stock.reserved" if command.event_type == "stock.reserve" else "car.reserved"
-        await shop.answer(command, reply)
-        await shop.works()
-    instance = (await shop.shown(saga_id)).instance
-    assert (instance.status, instance.current_step) == (Status.FAILED, "it")
-    assert instance.last_error is not None
-    assert "price: nan is not JSON" in instance.last_error
-    assert not shop.notebook.of(SagaDropped)
 
 
 async def test_a_payload_that_cannot_be_made_is_tried_as_often_as_the_policy_says_and_then_fails() -> None:

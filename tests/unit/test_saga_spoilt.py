@@ -42,17 +42,29 @@ async def _stopped(shop: Shop, saga_id: UUID) -> str:
     return instance.last_error
 
 
-@pytest.mark.parametrize("kind", ["local", "call", "reply", "command"])
-async def test_an_event_that_staging_chokes_on_fails_the_step_that_wanted_it_at_once(kind: str) -> None:
-    class Evil(dict[str, Any]):
-        def items(self) -> Any:
-            raise RuntimeError("evil")
+class Evil(dict[str, Any]):
+    """A payload that nobody can look into."""
 
-    saga, calls = order_saga(), list[int]()
+    def items(self) -> Any:
+        raise RuntimeError("evil")
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (Evil(a=1), "RuntimeError: evil (tests/unit/test_saga_spoilt.py:"),
+        ({"price": float("nan")}, "payload.price: nan is not JSON; send null or a number"),
+    ],
+    ids=["chokes", "refused"],
+)
+@pytest.mark.parametrize("kind", ["local", "call", "reply", "command"])
+async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_once(
+    kind: str, payload: dict[str, Any], said: str
+) -> None:
+    saga = order_saga()
 
     def stage_badly(run: Any, *_: Any) -> None:
-        calls.append(1)
-        run.stage(Event("order.changed", Evil(a=1)))
+        run.stage(Event("order.changed", payload))
 
     async def stage_badly_later(run: Any) -> None:
         stage_badly(run)
@@ -65,7 +77,7 @@ async def test_an_event_that_staging_chokes_on_fails_the_step_that_wanted_it_at_
         elif kind == "reply":
             request(saga, "it").on("stock.reserved")(stage_badly)
         else:
-            request(saga, "it").payload(lambda state: Evil(a=1))
+            request(saga, "it").payload(lambda state: payload)
         request(saga, "other", command="car.reserve", reply="car.reserved", refusal=None, undo="x", undone="y")
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
@@ -74,8 +86,9 @@ async def test_an_event_that_staging_chokes_on_fails_the_step_that_wanted_it_at_
         await shop.works()
     error = await _stopped(shop, saga_id)
     answered = "its answer cannot be taken in: " if kind == "reply" else ""
-    assert error.startswith(f"{answered}RuntimeError: evil (tests/unit/test_saga_spoilt.py:")
+    assert error.startswith(f"{answered}{said}")
     assert "; staged for " in error
+    assert (await shop.shown(saga_id)).instance.current_step == "it"
     assert (await shop.progress(saga_id, "it")) == (FAILED, 1)
     assert (await shop.progress(saga_id, "other")) == (DONE, 1)
     assert not shop.notebook.of(SagaDropped)
