@@ -9,7 +9,7 @@ BIN := .venv/bin
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help demo example test check format docs bench services clean
+.PHONY: help demo example shop test check format docs bench services clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -19,6 +19,9 @@ demo: .venv/.stamp-core ## See the promise kept in one minute; needs nothing but
 
 example: .venv/.stamp-core ## Orders over four services as a saga; ARGS="--fail payment" lets some fail
 	@$(BIN)/python -m examples.order_saga $(ARGS)
+
+shop: .venv/.stamp ## A FastAPI application that tells of its orders
+	@$(BIN)/python -m examples.fastapi_shop $(ARGS)
 
 test: .venv/.stamp ## Run the tests; ARGS="-k name" picks some
 	@scripts/ensure_servers.sh

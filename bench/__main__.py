@@ -12,10 +12,10 @@ from functools import cached_property
 
 from rich.console import Console
 
-from bench import brokers, inbox, latency, saga, staging, targets, throughput
+from bench import brokers, inbox, latency, mongo, saga, staging, targets, throughput
 from bench.report import Report
 from outrider.brokers.null import NullBroker
-from outrider.testing.servers import KafkaServer, PostgresServer, RabbitServer
+from outrider.testing.servers import KafkaServer, MongoServer, PostgresServer, RabbitServer
 
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
 
@@ -77,6 +77,13 @@ class Bench:
         options = self._options
         self.report.paces = asyncio.run(saga.run(self.postgres, options.sagas, options.hands, options.rounds))
 
+    def mongo(self) -> None:
+        """MongoDB: a backlog to nowhere, one document at a time beside ours; and what staging adds."""
+        options, server = self._options, self._servers.enter_context(MongoServer())
+        self.report.mongo_drains = asyncio.run(mongo.drains(server, options.events // 3, options.seconds))
+        self.report.mongo_costs = asyncio.run(mongo.staging(server, options.transactions // 5))
+        self.report.verdicts.append(targets.against_one_by_one(self.report.mongo_drains))
+
     def _broker(self, arena: brokers.Arena, events: int) -> None:
         options = self._options
         measuring = brokers.run(arena, self.postgres, events=events, keys=options.keys, rounds=options.rounds)
@@ -93,6 +100,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "latency": Bench.latency,
     "inbox": Bench.inbox,
     "saga": Bench.saga,
+    "mongo": Bench.mongo,
 }
 
 
@@ -114,7 +122,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parts = f"parts to run, with commas between: {', '.join(PARTS)}"
     parser.add_argument("--only", type=_parts, default=tuple(PARTS), help=parts)
-    parser.add_argument("--events", type=int, default=100_000, help="backlog of each drain; a third of it for RabbitMQ")
+    events = "backlog of each drain; a third of it for RabbitMQ and MongoDB"
+    parser.add_argument("--events", type=int, default=100_000, help=events)
     parser.add_argument("--seconds", type=float, default=5, help="give up on a drain to nowhere after this long")
     parser.add_argument("--transactions", type=int, default=1_000, help="transactions of each kind in the staging part")
     parser.add_argument("--keys", type=int, default=5_000, help="keys of the backlog for Kafka and RabbitMQ")

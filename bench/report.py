@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench import mongo
 from bench.brokers import Arena, Score
 from bench.inbox import Intake
 from bench.latency import Latency
@@ -20,7 +21,7 @@ from bench.saga import Pace
 from bench.staging import Cost
 from bench.targets import Verdict
 
-CLIENTS = ("asyncpg", "confluent-kafka", "aio-pika")
+CLIENTS = ("asyncpg", "confluent-kafka", "aio-pika", "pymongo")
 WHO = ("client", "database", "broker", "all")
 
 
@@ -35,6 +36,8 @@ class Report:
     latencies: list[Latency] = field(default_factory=list)
     intakes: list[Intake] = field(default_factory=list)
     paces: list[Pace] = field(default_factory=list)
+    mongo_drains: list[mongo.Pace] = field(default_factory=list)
+    mongo_costs: list[Cost] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -55,6 +58,7 @@ class Report:
             "latency": [_plain(latency) for latency in self.latencies],
             "inbox": [_plain(intake) for intake in self.intakes],
             "saga": [_plain(pace) for pace in self.paces],
+            "mongo": {"drain": [_plain(pace) for pace in self.mongo_drains], "staging": dict(self.mongo_costs)},
             "targets": [{**verdict._asdict(), "met": verdict.met} for verdict in self.verdicts],
         }
 
@@ -67,6 +71,8 @@ class Report:
             *([_latency_table(self.latencies)] if self.latencies else []),
             *([_intake_table(self.intakes)] if self.intakes else []),
             *([_pace_table(self.paces)] if self.paces else []),
+            *([_mongo_table(self.mongo_drains)] if self.mongo_drains else []),
+            *([_cost_table(self.mongo_costs)] if self.mongo_costs else []),
         ]
         for table in tables:
             console.print(table)
@@ -135,6 +141,16 @@ def _pace_table(paces: Sequence[Pace]) -> Table:
     return table
 
 
+def _mongo_table(paces: Sequence[mongo.Pace]) -> Table:
+    first = paces[0]
+    table = Table("MongoDB to nowhere", "events", "events/s", f"times {first.design}", "CPU µs client", "database")
+    for pace in paces:
+        ratio = pace.events_per_second / first.events_per_second
+        costs = (f"{pace.cpu_microseconds_client:,.1f}", f"{pace.cpu_microseconds_database:,.1f}")
+        table.add_row(pace.design, f"{pace.events:,}", f"{pace.events_per_second:,.0f}", f"{ratio:.1f}", *costs)
+    return table
+
+
 def _plain_drain(drain: Drain) -> dict[str, Any]:
     rates = {"events_per_second": round(drain.events_per_second), "wal_bytes": round(drain.wal_bytes_per_event)}
     return {"design": drain.design, "held_open": drain.held, "events": drain.events, **rates}
@@ -152,6 +168,6 @@ def _plain_score(score: Score) -> dict[str, Any]:
     }
 
 
-def _plain(measured: Latency | Intake | Pace) -> dict[str, Any]:
+def _plain(measured: Latency | Intake | Pace | mongo.Pace) -> dict[str, Any]:
     facts = measured._asdict()
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in facts.items()}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from bench import mongo
 from bench.brokers import RELAY, Arena, Score
 from bench.load import Drain
 
 TEXTBOOK_RATIO = 10
+ONE_BY_ONE_RATIO = 10
 
 
 class Verdict(NamedTuple):
@@ -38,6 +40,13 @@ def against_textbook(ratios: dict[str, float]) -> Verdict:
     """Every variant of ours must meet it."""
     worst = min(ratio for design, ratio in ratios.items() if design.startswith("outrider"))
     return Verdict(f"outrider at least {TEXTBOOK_RATIO} times the textbook, row by row", TEXTBOOK_RATIO, worst)
+
+
+def against_one_by_one(paces: Sequence[mongo.Pace]) -> Verdict:
+    """Every variant of ours must meet it."""
+    worst = min(pace.events_per_second for pace in paces if pace.design.startswith(mongo.RELAY))
+    target = f"{mongo.RELAY} on MongoDB at least {ONE_BY_ONE_RATIO} times {paces[0].design}"
+    return Verdict(target, ONE_BY_ONE_RATIO, round(worst / paces[0].events_per_second, 1))
 
 
 def against_rival(arena: Arena, scores: Sequence[Score]) -> list[Verdict]:

@@ -13,6 +13,7 @@ from outrider.inbox.settings import ConsumerSettings
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
 from outrider.saga.definition import Saga
+from outrider.waker import Waker
 
 __all__ = [
     "ConsumerSettings",
@@ -31,6 +32,7 @@ __all__ = [
     "RetryPolicy",
     "Saga",
     "Transient",
+    "Waker",
     "stage",
     "stage_sync",
 ]

@@ -2,149 +2,53 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
-from uuid import UUID
 
 from outrider.broker import Broker
 from outrider.clock import Clock
 from outrider.config import nearest, redacted
 from outrider.errors import BadSetting, Misuse
-from outrider.event import Event
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
 from outrider.inbox_store import InboxStore
 from outrider.observer import Observer
-from outrider.outbox.stage import StagingRules, drafts
 from outrider.outcome import Policy
 from outrider.saga.clerk import employ
 from outrider.saga.intake import Intake
 from outrider.saga.sagas import Sagas
-from outrider.saga_store import Entered, NewMail, NewSaga, Phase, SagaStore
+from outrider.saga_store import SagaStore
 from outrider.schema import Schema
 from outrider.source import Source
-from outrider.store import Drafts, Hold, Placed, Store
-from outrider.stores.queries import identifier
+from outrider.staging import Outbox, default, stage, stage_sync
+from outrider.store import Store
+from outrider.stores.recipe import Recipe
 
-# Where a connection's type comes from, and the module that stages through it.
-_ASYNC_DRIVERS = {"asyncpg": "outrider.drivers.asyncpg", "outrider.stores.memory": "outrider.drivers.memory"}
-_SYNC_DRIVERS = {"sqlite3": "outrider.drivers.sqlite3", "_sqlite3": "outrider.drivers.sqlite3"}
+__all__ = [
+    "Outbox",
+    "configure_logging",
+    "install_recipe",
+    "log_observer",
+    "open_broker",
+    "open_inbox",
+    "open_sagas",
+    "open_schema",
+    "open_source",
+    "open_store",
+    "saga_inbox",
+    "stage",
+    "stage_sync",
+]
 
+_Adapters = Mapping[str, Callable[..., Any]]
 
-@dataclass(frozen=True, slots=True)
-class Outbox:
-    """Staging with your own rules: another schema, another topic rule, other limits.
-
-    >>> Outbox(schema="shop").schema
-    'shop'
-    """
-
-    schema: str = "outrider"
-    rules: StagingRules = field(default_factory=StagingRules)
-
-    def __post_init__(self) -> None:
-        identifier(self.schema)
-
-    async def stage(self, conn: Any, *events: Event) -> list[UUID]:
-        """Stage events in the caller's open transaction; return their ids. See `outrider.stage`."""
-        checked = drafts(events, self.rules)
-        await self.place(conn, checked, None)
-        return list(checked.ids)
-
-    def stage_sync(self, conn: Any, *events: Event) -> list[UUID]:
-        """Stage events through a connection that is not asynchronous. See `outrider.stage_sync`."""
-        checked = drafts(events, self.rules)
-        driver = _driver(conn, _SYNC_DRIVERS)
-        if driver is None and _driver(conn, _ASYNC_DRIVERS):
-            raise Misuse(f"a {_kind(conn)} is asynchronous; use: await outrider.stage(conn, ...)")
-        if driver is None:
-            raise _unknown(conn)
-        driver.stage(conn, checked, None, self.schema)
-        return list(checked.ids)
-
-    async def place(self, conn: Any, checked: Drafts, hold: Hold | None) -> list[Placed]:
-        """Insert drafts through whatever driver the connection belongs to."""
-        placed: list[Placed] = await self._through(conn, "stage", checked, hold)
-        return placed
-
-    async def start_saga(self, conn: Any, saga: NewSaga) -> bool:
-        """Start a saga in the caller's open transaction. See `Saga.start`, which is what you want."""
-        return bool(await self._through(conn, "start_saga", saga))
-
-    async def post_mail(self, conn: Any, mail: Sequence[NewMail]) -> int:
-        """Post mail to sagas in the caller's open transaction; return how many were new."""
-        posted: int = await self._through(conn, "post_mail", mail)
-        return posted
-
-    async def barrier_enter(self, conn: Any, participant: str, key: str, phase: Phase) -> Entered:
-        """Let a command through a participant's barrier. See `Barrier`, which is what you want."""
-        entered: Entered = await self._through(conn, "barrier_enter", participant, key, phase)
-        return entered
-
-    async def barrier_keep(self, conn: Any, participant: str, key: str, phase: Phase, reply: bytes) -> None:
-        """Keep what a participant has answered. See `Barrier`, which is what you want."""
-        await self._through(conn, "barrier_keep", participant, key, phase, reply)
-
-    async def _through(self, conn: Any, verb: str, *args: Any) -> Any:
-        """Do something through whatever driver the connection belongs to."""
-        driver = _driver(conn, _ASYNC_DRIVERS) or _driver(conn, _SYNC_DRIVERS)
-        if driver is None:
-            raise _unknown(conn)
-        done = getattr(driver, verb)(conn, *args, self.schema)
-        return await done if inspect.isawaitable(done) else done
-
-
-_default = Outbox()
-employ(_default)
-
-
-async def stage(conn: Any, *events: Event) -> list[UUID]:
-    """Stage events inside the caller's own transaction; return their ids, in the order given.
-
-    Commit, and they will be delivered. Roll back, and they never existed. Staging an `event_id` that is already known
-    is a no-op. Takes an asyncpg connection, a sqlite3 connection, or a transaction of the memory store::
-
-        async with conn.transaction():
-            await conn.execute("INSERT INTO orders (id) VALUES ($1)", order_id)
-            await outrider.stage(conn, Event("order.placed", {"id": order_id}, aggregate_id=order_id))
-    """
-    return await _default.stage(conn, *events)
-
-
-def stage_sync(conn: Any, *events: Event) -> list[UUID]:
-    """Stage events through a sqlite3 connection, without an event loop.
-
-    The same promise as `stage`::
-
-        with conn:
-            conn.execute("INSERT INTO orders (id) VALUES (?)", (order_id,))
-            outrider.stage_sync(conn, Event("order.placed", {"id": order_id}, aggregate_id=order_id))
-    """
-    return _default.stage_sync(conn, *events)
-
-
-def _driver(conn: Any, drivers: dict[str, str]) -> ModuleType | None:
-    for kind in type(conn).__mro__:
-        for package, module in drivers.items():
-            if kind.__module__ == package or kind.__module__.startswith(package + "."):
-                return import_module(module)
-    return None
-
-
-def _unknown(conn: Any) -> Misuse:
-    return Misuse(f"cannot stage through a {_kind(conn)}; pass an asyncpg or sqlite3 connection in a transaction")
-
-
-def _kind(conn: Any) -> str:
-    return f"{type(conn).__module__}.{type(conn).__qualname__}"
+employ(default)
 
 
 async def open_store(url: str, *, schema: str = "outrider", archive: bool = True, clock: Clock | None = None) -> Store:
-    """Open the store a URL names: `sqlite:///file`, `sqlite:////absolute/file` or `postgresql://...`.
+    """Open the store a URL names: `sqlite:///file`, `sqlite:////absolute/file`, `postgresql://...` or `mongodb://...`.
 
     `postgresql://...?pooled=true` says that a pooler in between shares sessions, as PgBouncer in transaction mode does.
 
@@ -159,6 +63,19 @@ def open_schema(url: str, *, schema: str = "outrider", lanes: int = 32) -> Schem
     """Return what installs and upgrades the store a URL names. `lanes` counts at the first install only."""
     opened: Schema = _adapter(url, "store", _SCHEMAS)(url, schema, lanes)
     return opened
+
+
+def install_recipe(vendor: str, *, schema: str = "outrider") -> Recipe:
+    """Return how a store is installed through somebody else's connection: `postgresql` or `sqlite`. See `Recipe`.
+
+    >>> install_recipe("sqlite").steps(32)[0].migration
+    '0001_outbox'
+    """
+    if vendor == "postgresql":
+        return _module("outrider.stores.postgres.install").recipe(schema)  # type: ignore[no-any-return]
+    if vendor == "sqlite":
+        return _module("outrider.stores.sqlite.install").recipe()  # type: ignore[no-any-return]
+    raise Misuse(f"cannot install into {vendor}; use PostgreSQL or SQLite")
 
 
 async def open_broker(url: str) -> Broker:
@@ -194,7 +111,7 @@ def saga_inbox(sagas: Sagas, *, outbox: Outbox | None = None, observer: Observer
     >>> saga_inbox(Sagas(order)).consumers["saga.order"].topics
     ['events.parcel.collected']
     """
-    inbox, intake = Inbox(), Intake(sagas, outbox or _default, observer)
+    inbox, intake = Inbox(), Intake(sagas, outbox or default, observer)
     for saga_type in intake.saga_types:
         consumer = sagas.consumer(saga_type)
         # Replies wait for each other in no order: a step takes its own from the mailbox.
@@ -237,6 +154,11 @@ async def _postgres_store(url: str, schema: str, archive: bool, clock: Clock | N
     return await opening(place, schema=schema, archive=archive, pooled=pooled)
 
 
+async def _mongo_store(url: str, schema: str, archive: bool, clock: Clock | None) -> Any:
+    opening = _module("outrider.stores.mongo", "mongo").MongoStore.open
+    return await opening(url, schema=schema, archive=archive, clock=clock)
+
+
 def _sqlite_schema(url: str, schema: str, lanes: int) -> Any:
     return _module("outrider.stores.sqlite").SqliteSchema(_path(url), lanes=lanes)
 
@@ -245,6 +167,10 @@ def _postgres_schema(url: str, schema: str, lanes: int) -> Any:
     place, pooled = _pooled(url)
     made = _module("outrider.stores.postgres", "postgres").PostgresSchema
     return made(place, schema=schema, lanes=lanes, pooled=pooled)
+
+
+def _mongo_schema(url: str, schema: str, lanes: int) -> Any:
+    return _module("outrider.stores.mongo", "mongo").MongoSchema(url, schema=schema, lanes=lanes)
 
 
 async def _sqlite_inbox(url: str, schema: str) -> Any:
@@ -256,6 +182,10 @@ async def _postgres_inbox(url: str, schema: str) -> Any:
     return await _module("outrider.stores.postgres", "postgres").PostgresInbox.open(place, schema=schema, pooled=pooled)
 
 
+async def _mongo_inbox(url: str, schema: str) -> Any:
+    return await _module("outrider.stores.mongo", "mongo").MongoInbox.open(url, schema=schema)
+
+
 async def _sqlite_sagas(url: str, schema: str) -> Any:
     return _module("outrider.stores.sqlite").SqliteSagas(_path(url))
 
@@ -263,6 +193,10 @@ async def _sqlite_sagas(url: str, schema: str) -> Any:
 async def _postgres_sagas(url: str, schema: str) -> Any:
     place, pooled = _pooled(url)
     return await _module("outrider.stores.postgres", "postgres").PostgresSagas.open(place, schema=schema, pooled=pooled)
+
+
+async def _mongo_sagas(url: str, schema: str) -> Any:
+    return await _module("outrider.stores.mongo", "mongo").MongoSagas.open(url, schema=schema)
 
 
 def _embedded_source(url: str, routes: Routes) -> Any:
@@ -296,10 +230,20 @@ def _rabbitmq_broker(url: str) -> Any:
     return _module("outrider.brokers.rabbitmq", "rabbitmq").RabbitBroker(url)
 
 
-_STORES = {"sqlite": _sqlite_store, "postgresql": _postgres_store, "postgres": _postgres_store}
-_SCHEMAS = {"sqlite": _sqlite_schema, "postgresql": _postgres_schema, "postgres": _postgres_schema}
-_INBOXES = {"sqlite": _sqlite_inbox, "postgresql": _postgres_inbox, "postgres": _postgres_inbox}
-_SAGAS = {"sqlite": _sqlite_sagas, "postgresql": _postgres_sagas, "postgres": _postgres_sagas}
+def _by_scheme(sqlite: Callable[..., Any], postgres: Callable[..., Any], mongo: Callable[..., Any]) -> _Adapters:
+    return {
+        "sqlite": sqlite,
+        "postgresql": postgres,
+        "postgres": postgres,
+        "mongodb": mongo,
+        "mongodb+srv": mongo,
+    }
+
+
+_STORES = _by_scheme(_sqlite_store, _postgres_store, _mongo_store)
+_SCHEMAS = _by_scheme(_sqlite_schema, _postgres_schema, _mongo_schema)
+_INBOXES = _by_scheme(_sqlite_inbox, _postgres_inbox, _mongo_inbox)
+_SAGAS = _by_scheme(_sqlite_sagas, _postgres_sagas, _mongo_sagas)
 _SOURCES = {
     "embedded": _embedded_source,
     "kafka": _kafka_source,
@@ -315,7 +259,7 @@ _BROKERS = {
 }
 
 
-def _adapter(url: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def _adapter(url: str, kind: str, table: _Adapters) -> Callable[..., Any]:
     scheme, separator, _ = url.partition("://")
     if separator and scheme in table:
         return table[scheme]

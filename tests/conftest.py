@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,9 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from pymongo import AsyncMongoClient, MongoClient
 
+from outrider.stores.mongo import MongoSchema
 from outrider.stores.postgres import PostgresSchema, PostgresStore
 from outrider.testing import servers
 
@@ -31,11 +34,15 @@ pytest.register_assert_rewrite(
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
 LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"
 MISSING = "missing server"
+HALF_OPEN = r"unclosed <socket\.socket fd=\d+, family=\d+, type=\d+, proto=\d+, laddr=\([^()]*\)>"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Name the folder of kept logs here, so that all workers inherit it."""
     os.environ.setdefault(LOGS_VARIABLE, str(servers.kept_logs()))
+    # A client of pymongo that is closed while its monitor connects leaves a socket that never had a peer.
+    config.addinivalue_line("filterwarnings", rf"ignore:{HALF_OPEN}:ResourceWarning")
+    warnings.filterwarnings("ignore", HALF_OPEN, ResourceWarning)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -131,6 +138,40 @@ def mongo_url() -> Iterator[str]:
     """A private MongoDB, a replica set of one; or the one that OUTRIDER_TEST_MONGO names."""
     with servers.mongo_url() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def installed_mongo(mongo_url: str) -> Iterator[str]:
+    """The name of a MongoDB database with everything installed."""
+    name = f"test_{uuid4().hex[:12]}"
+    asyncio.run(MongoSchema(mongo_url, schema=name).migrate())
+    yield name
+    with MongoClient[dict[str, Any]](mongo_url) as client:
+        client.drop_database(name)
+
+
+@pytest.fixture
+async def mongo_schema(mongo_url: str, installed_mongo: str) -> AsyncIterator[str]:
+    """The name of a MongoDB database with everything installed, and empty."""
+    yield installed_mongo
+    await _empty(mongo_url, installed_mongo)
+
+
+@pytest.fixture
+async def mongo_default(mongo_url: str) -> AsyncIterator[str]:
+    """A MongoDB with everything installed under the name that staging uses unless told otherwise, and empty."""
+    await MongoSchema(mongo_url).migrate()
+    yield mongo_url
+    await _empty(mongo_url, "outrider")
+
+
+async def _empty(mongo_url: str, name: str) -> None:
+    """Leave nothing but what was installed: to make collections anew would take longer than most tests."""
+    async with AsyncMongoClient[dict[str, Any]](mongo_url) as client:
+        database = client[name]
+        for found in set(await database.list_collection_names()) - {"outrider_migration", "outbox_meta", "outbox_lane"}:
+            await database[found].delete_many({})
+        await database["outbox_lane"].update_many({}, {"$set": {"owner": None, "epoch": 0, "turn": 0}})
 
 
 @pytest.fixture(scope="session")

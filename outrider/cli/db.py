@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
+from uuid import uuid4
 
 import typer
 
+from outrider.alembic import revision
 from outrider.app import open_schema
 from outrider.cli.errors import FINDING
 from outrider.cli.options import ConfigFile, Json, Place, SchemaName, StoreUrl
 from outrider.cli.output import emit, say, show_table
+from outrider.errors import Misuse
 from outrider.schema import Schema, Step
 
 app = typer.Typer(help="Install and upgrade the store.", no_args_is_help=True)
@@ -64,6 +68,39 @@ def plan(
         emit({"steps": [{**_facts(step), "sql": step.sql} for step in steps]})
         return
     _show_plan(steps, sql)
+
+
+@app.command("alembic")
+def alembic(
+    *,
+    output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write it there.")] = None,
+    revises: Annotated[
+        str | None, typer.Option("--revises", help="The revision before, as `alembic heads` says.")
+    ] = None,
+    after: Annotated[int, typer.Option("--after", min=0, help="The version that an earlier revision installed.")] = 0,
+    schema: Annotated[str, typer.Option("--schema", help="The schema in PostgreSQL.")] = "outrider",
+    lanes: Lanes = 32,
+    json: Json = False,
+) -> None:
+    """Print a revision for Alembic that installs the store, ready for your `versions` folder."""
+    identifier = uuid4().hex[-12:]
+    text = revision(identifier, revises=revises, schema=schema, lanes=lanes, after=after)
+    if output is not None:
+        _create(output, text)
+    if json:
+        emit({"revision": identifier, "file": None if output is None else str(output), "text": text})
+    else:
+        say(text if output is None else f"wrote {output}; run: alembic upgrade head")
+
+
+def _create(output: Path, text: str) -> None:
+    try:
+        with output.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise Misuse(f"{output} is there already; name another file, or remove it first") from None
+    except OSError as error:
+        raise Misuse(f"cannot write {output} ({error.strerror}); check the path and its rights") from error
 
 
 def _show_plan(steps: Sequence[Step], sql: bool) -> None:

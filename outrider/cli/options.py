@@ -22,7 +22,9 @@ ConfigFile = Annotated[
 ]
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL", help="sqlite:///file or postgresql://...; else OUTRIDER_STORE."),
+    typer.Option(
+        "--store", metavar="URL", help="sqlite:///file, postgresql://... or mongodb://...; else OUTRIDER_STORE."
+    ),
 ]
 BrokerUrl = Annotated[
     str | None,
@@ -33,7 +35,8 @@ BrokerUrl = Annotated[
     ),
 ]
 SchemaName = Annotated[
-    str | None, typer.Option("--schema", help="The schema in PostgreSQL; else OUTRIDER_SCHEMA, else outrider.")
+    str | None,
+    typer.Option("--schema", help="PostgreSQL's schema, MongoDB's database; else OUTRIDER_SCHEMA, else outrider."),
 ]
 LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; info unless set.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

@@ -19,6 +19,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,6 +36,8 @@ RESTART = RetryPolicy(base_seconds=0.5, cap_seconds=30)
 FINITE = ("--until-empty", "--until-idle")
 STEADY_SECONDS = 60.0
 """A child that ran this long had no trouble starting, so the pause is short again."""
+PROGRAM: ContextVar[Sequence[str]] = ContextVar("program", default=("-m", "outrider"))
+"""How Python starts our command line, inside of whatever it was started in."""
 REPORTED = (USAGE, UNREACHABLE)
 """Exit codes of a child that has said itself what is wrong."""
 
@@ -76,7 +79,7 @@ def child_options(*, until_empty: bool, as_json: bool) -> list[str]:
 
 def child_command(options: list[str], command: Sequence[str] = ("relay",)) -> list[str]:
     """Return how a single one is started as a child of this process."""
-    return [sys.executable, "-m", "outrider", *command, "--processes", "1", "--parent", str(os.getpid()), *options]
+    return [sys.executable, *PROGRAM.get(), *command, "--processes", "1", "--parent", str(os.getpid()), *options]
 
 
 async def supervise(

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from outrider.clock import Clock, SystemClock
-from outrider.errors import NotInTransaction
+from outrider.errors import Misuse, NotInTransaction
 from outrider.saga_store import Entered, NewMail, NewSaga, Phase
 from outrider.store import Drafts, Hold, Placed
 from outrider.stores.sqlite import saga_verbs, staging
@@ -74,7 +74,11 @@ def _seconds(clock: Clock | None) -> float:
 
 
 def _in_transaction(conn: sqlite3.Connection, what: str = "the event") -> None:
-    if not conn.in_transaction:
+    try:
+        begun = conn.in_transaction
+    except sqlite3.ProgrammingError as error:
+        raise Misuse(f"this connection cannot be used ({error}); take another and begin again") from error
+    if not begun:
         raise NotInTransaction(
             f"the connection has no open transaction, so {what} would not commit together with anything; "
             'execute "BEGIN IMMEDIATE" first, or write your business rows first'

@@ -10,6 +10,7 @@ strikes, and the event is charged.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from outrider.event import StagedEvent
 
@@ -22,11 +23,11 @@ class Breaker:
 
     base_seconds: float = 0.5
     cap_seconds: float = 30.0
-    suspects: dict[int, StagedEvent] = field(default_factory=dict)
-    falls: dict[int, int] = field(default_factory=dict)
-    strikes: dict[int, int] = field(default_factory=dict)
-    accused: set[int] = field(default_factory=set)
-    counted: set[int] = field(default_factory=set)
+    suspects: dict[UUID, StagedEvent] = field(default_factory=dict)
+    falls: dict[UUID, int] = field(default_factory=dict)
+    strikes: dict[UUID, int] = field(default_factory=dict)
+    accused: set[UUID] = field(default_factory=set)
+    counted: set[UUID] = field(default_factory=set)
     error: str = ""
     retry_at: float | None = None
     failures: int = 0
@@ -38,12 +39,12 @@ class Breaker:
 
     def fault(self, unresolved: list[StagedEvent], error: str, now: float, *, alone: bool) -> None:
         """Something larger broke while these were on their way."""
-        self.suspects.update((event.position, event) for event in unresolved)
+        self.suspects.update((event.event_id, event) for event in unresolved)
         if alone:
-            positions = {event.position for event in unresolved}
-            self.accused |= positions
-            self.counted -= positions
-            self.falls.update((position, self.falls.get(position, 0) + 1) for position in positions)
+            event_ids = {event.event_id for event in unresolved}
+            self.accused |= event_ids
+            self.counted -= event_ids
+            self.falls.update((event_id, self.falls.get(event_id, 0) + 1) for event_id in event_ids)
         self.error = error
         self._open(now)
 
@@ -60,39 +61,39 @@ class Breaker:
             self._strike(self.accused)
             self.counted |= self.accused
 
-    def confirmed(self, position: int) -> None:
+    def confirmed(self, event_id: UUID) -> None:
         """A message got through: the destination works, and whoever failed meanwhile did so by its own doing."""
-        self._strike(self.accused - {position})
+        self._strike(self.accused - {event_id})
         self._acquit()
         self.failures = 0
-        self.forget(position)
+        self.forget(event_id)
 
-    def guilty(self, position: int) -> bool:
+    def guilty(self, event_id: UUID) -> bool:
         """Tell whether the event has earned its strikes."""
-        return self.strikes.get(position, 0) >= STRIKES
+        return self.strikes.get(event_id, 0) >= STRIKES
 
-    def forget(self, position: int) -> None:
+    def forget(self, event_id: UUID) -> None:
         """The event is resolved, or no longer ours."""
-        self.suspects.pop(position, None)
-        self.falls.pop(position, None)
-        self.strikes.pop(position, None)
-        self.accused.discard(position)
-        self.counted.discard(position)
+        self.suspects.pop(event_id, None)
+        self.falls.pop(event_id, None)
+        self.strikes.pop(event_id, None)
+        self.accused.discard(event_id)
+        self.counted.discard(event_id)
 
     def forget_lanes(self, lanes: set[int]) -> None:
         """Lanes were given up or lost; their events are another relay's to judge."""
-        for position, event in list(self.suspects.items()):
+        for event_id, event in list(self.suspects.items()):
             if event.lane in lanes:
-                self.forget(position)
+                self.forget(event_id)
 
     def _acquit(self) -> None:
         self.accused.clear()
         self.counted.clear()
 
-    def _strike(self, positions: set[int]) -> None:
+    def _strike(self, event_ids: set[UUID]) -> None:
         """One failure is one strike, even if a probe and then a neighbour both speak against the event."""
-        for position in positions - self.counted:
-            self.strikes[position] = self.strikes.get(position, 0) + 1
+        for event_id in event_ids - self.counted:
+            self.strikes[event_id] = self.strikes.get(event_id, 0) + 1
 
     def _open(self, now: float) -> None:
         delay = min(self.cap_seconds, self.base_seconds * 2 ** min(self.failures, 16))
@@ -130,29 +131,29 @@ class Breakers:
         """Tell whether nothing has gone wrong lately; then nobody need ask about single events."""
         return not self._breakers
 
-    def suspected(self, position: int) -> bool:
+    def suspected(self, event_id: UUID) -> bool:
         """Tell whether the event must go out alone."""
-        return bool(self._breakers) and any(position in breaker.suspects for breaker in self._breakers.values())
+        return bool(self._breakers) and any(event_id in breaker.suspects for breaker in self._breakers.values())
 
-    def falls(self, position: int) -> int:
+    def falls(self, event_id: UUID) -> int:
         """Return how often the event failed alone. Those with the fewest falls go first, or one that always fails could
         keep everybody from their turn, and with it the proof that the destination works."""
-        return max((breaker.falls.get(position, 0) for breaker in self._breakers.values()), default=0)
+        return max((breaker.falls.get(event_id, 0) for breaker in self._breakers.values()), default=0)
 
-    def guilty(self, position: int) -> str | None:
+    def guilty(self, event_id: UUID) -> str | None:
         """Return the error to charge the event with, if it has earned its strikes."""
-        return next((breaker.error for breaker in self._breakers.values() if breaker.guilty(position)), None)
+        return next((breaker.error for breaker in self._breakers.values() if breaker.guilty(event_id)), None)
 
-    def confirmed(self, destination: str, position: int) -> None:
+    def confirmed(self, destination: str, event_id: UUID) -> None:
         """A message got through to a destination, and so through the connection. Breakers that are done are dropped."""
         for breaker in self._of(destination):
-            breaker.confirmed(position)
+            breaker.confirmed(event_id)
         self._breakers = {name: b for name, b in self._breakers.items() if b.open or b.suspects}
 
-    def forget(self, position: int) -> None:
+    def forget(self, event_id: UUID) -> None:
         """The event is settled."""
         for breaker in self._breakers.values():
-            breaker.forget(position)
+            breaker.forget(event_id)
 
     def forget_lanes(self, lanes: set[int]) -> None:
         """Lanes were given up or lost. Closed breakers without suspects are dropped with them, to stay bounded."""

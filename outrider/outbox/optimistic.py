@@ -19,7 +19,7 @@ from uuid import UUID
 from outrider.broker import Broker
 from outrider.clock import Clock, SystemClock
 from outrider.codec.seal import seal
-from outrider.errors import Transient
+from outrider.errors import Misuse, Transient
 from outrider.event import BAND_NAMES, Event, StagedEvent, default_topic
 from outrider.observer import Observer, Observers, OptimisticSent, StoreTroubled
 from outrider.outbox.stage import StagingRules, drafts
@@ -30,6 +30,12 @@ from outrider.store import Drafts, Hold, Placed, Store
 
 Place = Callable[[Any, Drafts, Hold | None], Awaitable[list[Placed]]]
 """Insert drafts through a connection of whatever driver."""
+
+PlaceSync = Callable[[Any, Drafts, Hold | None], list[Placed]]
+"""The same, through a connection that is not asynchronous."""
+
+AfterCommit = Callable[[Any, Callable[[], object]], bool]
+"""Call something once a connection's transaction has committed; False if nobody can tell."""
 
 
 @dataclass(slots=True)
@@ -45,6 +51,15 @@ class Batch:
         """Stage events; they go out as soon as the transaction has committed."""
         return await self.writer.stage(conn, self, events)
 
+    def stage_sync(self, conn: Any, *events: Event) -> list[UUID]:
+        """Stage events through a connection that is not asynchronous, such as Django's::
+
+        with transaction.atomic():
+            outbox = writer.enlist(connection)
+            outbox.stage_sync(connection, Event("order.placed", {"id": 7}, aggregate_id="7"))
+        """
+        return self.writer.stage_sync(conn, self, events)
+
 
 class OptimisticWriter:
     """Stages events and publishes them after the commit, without waiting for a relay.
@@ -54,6 +69,15 @@ class OptimisticWriter:
         async with writer.transaction(conn.transaction()) as outbox:
             await conn.execute("INSERT INTO orders (id) VALUES ($1)", order_id)
             await outbox.stage(conn, Event("order.placed", {"id": order_id}, aggregate_id=order_id))
+
+    Where the driver can tell of the commit, it is enough to `enlist` what the transaction belongs to. For that, and for
+    code without an event loop, it needs to know how to place and to be told; `loop` is the one that it sends on, and
+    that store and broker live on, if there is none where it is made::
+
+        outbox = outrider.Outbox()
+        writer = OptimisticWriter(
+            store, broker, outbox.place, place_sync=outbox.place_sync, after_commit=after_commit, loop=shared().loop
+        )
     """
 
     def __init__(
@@ -62,6 +86,9 @@ class OptimisticWriter:
         broker: Broker,
         place: Place,
         *,
+        place_sync: PlaceSync | None = None,
+        after_commit: AfterCommit | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
         rules: StagingRules | None = None,
         enabled: bool = True,
         timeout_seconds: float = 2.0,
@@ -72,6 +99,7 @@ class OptimisticWriter:
     ) -> None:
         self.enabled = enabled
         self._store, self._broker, self._place = store, broker, place
+        self._place_sync, self._after_commit, self._loop = place_sync, after_commit, loop or _running_loop()
         self._rules = rules or StagingRules()
         self._timeout_seconds, self._pause_seconds = timeout_seconds, pause_seconds
         self._observer, self._clock, self._rule = observer or Observers(), clock or SystemClock(), rule
@@ -86,9 +114,22 @@ class OptimisticWriter:
         async with transaction:
             yield batch
         # Not reached when the commit raised: then nobody knows, and the hold lapses by itself.
-        task = asyncio.create_task(self.send(batch))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        self._send_soon(batch)
+
+    def enlist(self, conn: Any) -> Batch:
+        """Begin a batch that is sent once the connection's transaction has committed, as its driver tells::
+
+        async with Session.begin() as session:
+            outbox = writer.enlist(session)
+            await outbox.stage(session, Event("order.placed", {"id": 7}, aggregate_id="7"))
+        """
+        if self._after_commit is None or self._loop is None:
+            raise Misuse("this writer cannot be told of commits; make it with after_commit=... and loop=...")
+        batch, loop = self.batch(), self._loop
+        if not self._after_commit(conn, lambda: loop.call_soon_threadsafe(self._send_soon, batch)):
+            kind = f"{type(conn).__module__}.{type(conn).__qualname__}"
+            raise Misuse(f"a {kind} does not tell when it has committed; use: async with writer.transaction(...)")
+        return batch
 
     def batch(self) -> Batch:
         """Begin a batch by hand, for transactions that are not context managers; call `send` after the commit."""
@@ -98,12 +139,14 @@ class OptimisticWriter:
     async def stage(self, conn: Any, batch: Batch, events: Sequence[Event]) -> list[UUID]:
         """Stage events in the caller's transaction, held for this writer where order allows it."""
         checked = drafts(events, self._rules)
-        # One that is not due yet must not go out early, and what follows it must not overtake it.
-        deferred = any(draft.available_at is not None for draft in (*checked.plain, *checked.numbered))
-        placed = await self._place(conn, checked, batch.hold if self._willing() and not deferred else None)
-        batch.held += [row.event_id for row in placed if row.optimistic]
-        batch.staged |= bool(placed)
-        return list(checked.ids)
+        return _noted(batch, checked, await self._place(conn, checked, self._hold_for(batch, checked)))
+
+    def stage_sync(self, conn: Any, batch: Batch, events: Sequence[Event]) -> list[UUID]:
+        """Do the same through a connection that is not asynchronous."""
+        if self._place_sync is None:
+            raise Misuse("this writer stages asynchronously only; make it with place_sync=outbox.place_sync")
+        checked = drafts(events, self._rules)
+        return _noted(batch, checked, self._place_sync(conn, checked, self._hold_for(batch, checked)))
 
     async def send(self, batch: Batch) -> None:
         """Publish a committed batch. Whatever goes wrong, the relay will deliver it."""
@@ -117,7 +160,19 @@ class OptimisticWriter:
 
     async def close(self) -> None:
         """Wait for sends that are under way."""
+        # One that another thread has just asked for begins first.
+        await asyncio.sleep(0)
         await asyncio.gather(*self._sending)
+
+    def _send_soon(self, batch: Batch) -> None:
+        task = asyncio.get_running_loop().create_task(self.send(batch))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    def _hold_for(self, batch: Batch, checked: Drafts) -> Hold | None:
+        # One that is not due yet must not go out early, and what follows it must not overtake it.
+        deferred = any(draft.available_at is not None for draft in (*checked.plain, *checked.numbered))
+        return batch.hold if self._willing() and not deferred else None
 
     def _willing(self) -> bool:
         return self.enabled and self._clock.boot_seconds() >= self._paused_until
@@ -158,3 +213,16 @@ class OptimisticWriter:
     def _pause(self) -> None:
         """The broker is in trouble: leave the next events to the relay, which knows how to wait."""
         self._paused_until = self._clock.boot_seconds() + self._pause_seconds
+
+
+def _noted(batch: Batch, checked: Drafts, placed: list[Placed]) -> list[UUID]:
+    batch.held += [row.event_id for row in placed if row.optimistic]
+    batch.staged |= bool(placed)
+    return list(checked.ids)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

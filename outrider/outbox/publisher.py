@@ -115,11 +115,11 @@ class Publisher:
             self._hear(course, runs, sent, verdicts, alone=False)
 
     def _alone(self, event: StagedEvent) -> bool:
-        return event.suspect or self.breakers.suspected(event.position)
+        return event.suspect or self.breakers.suspected(event.event_id)
 
     def _doubt(self, ready: tuple[Stream, list[StagedEvent]]) -> tuple[bool, int]:
         head = ready[1][0]
-        return self._alone(head), self.breakers.falls(head.position)
+        return self._alone(head), self.breakers.falls(head.event_id)
 
     def _destination(self, sealed: Sealed) -> str:
         return self.broker.destination(sealed.messages[0])
@@ -153,7 +153,7 @@ class Publisher:
         if self.breakers.open(destination):
             self._defer(course, sealed.run, destination)
             return True
-        if error := self.breakers.guilty(sealed.run.events[0].position):
+        if error := self.breakers.guilty(sealed.run.events[0].event_id):
             self._charge(course, sealed.run, 0, Unresolved(error, destination))
             return True
         return False
@@ -199,7 +199,7 @@ class Publisher:
         index = next(failing, len(events))
         course.confirm([Run(stream, events[:index])])
         for event in events[:index]:
-            self.breakers.confirmed(self._destination(sealed), event.position)
+            self.breakers.confirmed(self._destination(sealed), event.event_id)
         if index == len(events):
             return
         verdict = verdicts[index]
@@ -218,7 +218,7 @@ class Publisher:
         outcome = self.judge.outcome(event, stream, verdict, self.clock.now())
         course.stop(event, stream, outcome)
         course.park(stream, run.events[index + 1 :])
-        self.breakers.forget(event.position)
+        self.breakers.forget(event.event_id)
         if isinstance(outcome, Bury):
             self.observer.notice(
                 Buried(event.event_id, stream.topic, event.event_type, outcome.reason, outcome.policy, verdict.error)

@@ -34,3 +34,27 @@ def lazy(result: Any) -> bool:
     True
     """
     return inspect.isgenerator(result) or inspect.isasyncgen(result)
+
+
+_PROMISES = ("Awaitable", "Coroutine", "Future", "Task")
+
+
+def promises_to_wait(handler: Callable[..., Any]) -> bool:
+    """Tell whether a handler can be waited for, or only a call can tell, as with a lambda.
+
+    >>> promises_to_wait(print)
+    False
+    """
+    shapes = (handler, inspect.unwrap(handler), type(handler).__call__)
+    return any(inspect.iscoroutinefunction(shape) for shape in shapes) or _says_so(handler)
+
+
+def _says_so(handler: Callable[..., Any]) -> bool:
+    """Tell whether a plain function is declared to return something to wait for. A lambda returns what it calls."""
+    if getattr(handler, "__name__", "") == "<lambda>":
+        return True
+    try:
+        returned = str(inspect.signature(handler).return_annotation)
+    except (TypeError, ValueError):
+        return False
+    return any(promise in returned for promise in _PROMISES)

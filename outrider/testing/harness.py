@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import outrider
@@ -22,15 +23,19 @@ from outrider.testing.observer import Notebook
 
 PASSES_MAX = 10_000
 
+T = TypeVar("T")
+
 
 class Harness(ABC):
     """A store under test. Third parties implement the abstract methods and subclass `StoreContract`.
 
-    `concurrent` says whether two transactions can be open for writing at once.
+    `concurrent` says whether two transactions can be open for writing at once, `savepoints` whether a part of one can
+    be rolled back.
     """
 
     store: Store
     concurrent = True
+    savepoints = True
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
         self.store, self.clock = store, clock
@@ -44,14 +49,18 @@ class Harness(ABC):
     def savepoint(self, conn: Any) -> AbstractAsyncContextManager[Any]:
         """Open a savepoint in a transaction; it rolls back when the block raises."""
 
+    async def transact(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Run work in a transaction of its own, as often as the database asks for that."""
+        async with self.transaction() as conn:
+            return await work(conn)
+
     async def advance(self, *, seconds: float) -> None:
         """Let time pass, for the database too."""
         self.clock.advance(seconds=seconds)
 
     async def stage(self, *events: Event) -> list[UUID]:
         """Stage events in a transaction of their own."""
-        async with self.transaction() as conn:
-            return await outrider.stage(conn, *events)
+        return await self.transact(lambda conn: outrider.stage(conn, *events))
 
     def relay(self, broker: Broker, *, seed: int = 0, **settings: Any) -> Relay:
         """Make a relay that a test drives step by step. Retries have no jitter, so that their times are known."""

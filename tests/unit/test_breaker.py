@@ -7,6 +7,8 @@ import pytest
 from outrider.outbox.breaker import STRIKES, Breaker, Breakers
 from tests.unit.build import staged
 
+ONE, TWO, THREE = (staged(number).event_id for number in (1, 2, 3))
+
 
 def fails_alone(breaker: Breaker, position: int) -> None:
     breaker.fault([staged(position)], "closed", 0.0, alone=True)
@@ -25,14 +27,14 @@ def test_a_fault_that_hits_several_is_a_verdict_on_none_of_them() -> None:
     breaker = Breaker()
     breaker.fault([staged(1), staged(2)], "closed", 0.0, alone=False)
     breaker.probe_passed()
-    breaker.confirmed(3)
+    breaker.confirmed(THREE)
     assert not breaker.strikes
 
 
 def test_everything_unresolved_is_a_suspect() -> None:
     breakers = Breakers()
     breakers.get("orders").fault([staged(1), staged(2)], "closed", 0.0, alone=False)
-    assert [breakers.suspected(position) for position in (1, 2, 3)] == [True, True, False]
+    assert [breakers.suspected(event_id) for event_id in (ONE, TWO, THREE)] == [True, True, False]
 
 
 def test_a_lone_failure_is_a_strike_once_a_probe_succeeds() -> None:
@@ -40,22 +42,22 @@ def test_a_lone_failure_is_a_strike_once_a_probe_succeeds() -> None:
     fails_alone(breaker, 1)
     assert not breaker.strikes
     breaker.probe_passed()
-    assert breaker.strikes == {1: 1}
+    assert breaker.strikes == {ONE: 1}
 
 
 def test_a_lone_failure_is_a_strike_once_a_neighbour_is_confirmed() -> None:
     breaker = Breaker()
     fails_alone(breaker, 1)
-    breaker.confirmed(2)
-    assert breaker.strikes == {1: 1}
+    breaker.confirmed(TWO)
+    assert breaker.strikes == {ONE: 1}
 
 
 def test_a_probe_and_a_neighbour_make_one_strike_of_one_failure() -> None:
     breaker = Breaker()
     fails_alone(breaker, 1)
     breaker.probe_passed()
-    breaker.confirmed(2)
-    assert breaker.strikes == {1: 1}
+    breaker.confirmed(TWO)
+    assert breaker.strikes == {ONE: 1}
 
 
 def test_a_probe_that_fails_clears_everybody_because_it_is_an_outage() -> None:
@@ -63,7 +65,7 @@ def test_a_probe_that_fails_clears_everybody_because_it_is_an_outage() -> None:
     fails_alone(breaker, 1)
     breaker.probe_failed("down", 1.0)
     breaker.probe_passed()
-    breaker.confirmed(2)
+    breaker.confirmed(TWO)
     assert not breaker.strikes
 
 
@@ -79,26 +81,26 @@ def test_a_neighbour_proves_it_for_all_who_stand_accused() -> None:
     breaker = Breaker()
     fails_alone(breaker, 1)
     fails_alone(breaker, 2)
-    breaker.confirmed(3)
-    assert breaker.strikes == {1: 1, 2: 1}
+    breaker.confirmed(THREE)
+    assert breaker.strikes == {ONE: 1, TWO: 1}
 
 
 def test_three_strikes_make_an_event_guilty() -> None:
     breakers = Breakers()
     breaker = breakers.get("")
     for strike in range(1, STRIKES + 1):
-        assert breakers.guilty(1) is None
+        assert breakers.guilty(ONE) is None
         fails_alone(breaker, 1)
         breaker.probe_passed()
-        assert breaker.strikes[1] == strike
-    assert breakers.guilty(1) == "closed"
+        assert breaker.strikes[ONE] == strike
+    assert breakers.guilty(ONE) == "closed"
 
 
 def test_an_event_that_gets_through_is_cleared_of_everything() -> None:
     breaker = Breaker()
     fails_alone(breaker, 1)
     breaker.probe_passed()
-    breaker.confirmed(1)
+    breaker.confirmed(ONE)
     assert not breaker.suspects
     assert not breaker.strikes
     assert not breaker.accused
@@ -111,7 +113,7 @@ def test_probes_back_off_to_the_cap_and_start_anew_after_a_success() -> None:
         breaker.probe_failed("down", 0.0)
         waits.append(breaker.retry_at)
     assert waits == [1, 2, 4, 5, 5]
-    breaker.confirmed(1)
+    breaker.confirmed(ONE)
     breaker.probe_failed("down", 0.0)
     assert breaker.retry_at == 1
 
@@ -142,7 +144,7 @@ def test_when_the_connection_is_down_every_destination_is() -> None:
 def test_a_message_that_got_through_to_one_destination_says_nothing_of_another() -> None:
     breakers = Breakers()
     fails_alone(breakers.get("orders"), 1)
-    breakers.confirmed("mails", 2)
+    breakers.confirmed("mails", TWO)
     assert not breakers.get("orders").strikes
 
 
@@ -151,7 +153,7 @@ def test_those_with_the_fewest_falls_go_first_whatever_was_proved() -> None:
     fails_alone(breakers.get(""), 1)
     fails_alone(breakers.get(""), 1)
     fails_alone(breakers.get(""), 2)
-    assert sorted((1, 2, 3), key=breakers.falls) == [3, 2, 1]
+    assert sorted((ONE, TWO, THREE), key=breakers.falls) == [THREE, TWO, ONE]
 
 
 def test_lanes_that_are_lost_take_their_suspects_with_them() -> None:
@@ -159,8 +161,8 @@ def test_lanes_that_are_lost_take_their_suspects_with_them() -> None:
     breaker = breakers.get("")
     breaker.fault([staged(1, lane=1), staged(2, lane=2)], "closed", 0.0, alone=False)
     breakers.forget_lanes({1})
-    assert not breakers.suspected(1)
-    assert breakers.suspected(2)
+    assert not breakers.suspected(ONE)
+    assert breakers.suspected(TWO)
 
 
 def test_breakers_with_nothing_left_to_watch_are_dropped() -> None:
@@ -168,5 +170,5 @@ def test_breakers_with_nothing_left_to_watch_are_dropped() -> None:
     fails_alone(breakers.get("orders"), 1)
     breakers.get("orders").probe_passed()
     assert not breakers.calm
-    breakers.confirmed("orders", 1)
+    breakers.confirmed("orders", ONE)
     assert breakers.calm

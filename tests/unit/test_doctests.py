@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import doctest
 import pkgutil
+import re
 from importlib import import_module
 
 import pytest
 
 import outrider
 
+# What is inside the Django app can be imported in a Django project only.
+SKIPPED = re.compile(r"__main__|^outrider\.django\.")
 MODULES = [
     "outrider",
-    *(found.name for found in pkgutil.walk_packages(outrider.__path__, "outrider.") if "__main__" not in found.name),
+    *(found.name for found in pkgutil.walk_packages(outrider.__path__, "outrider.") if not SKIPPED.search(found.name)),
 ]
 
 

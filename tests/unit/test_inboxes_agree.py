@@ -1,4 +1,4 @@
-"""The inboxes in memory, SQLite and PostgreSQL do the same, step by step, whatever is delivered and whatever fails."""
+"""The inboxes in memory, SQLite, PostgreSQL and MongoDB do the same, whatever is delivered and whatever fails."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+from pymongo import AsyncMongoClient
 
 from outrider.delivery import Delivery, InboxStream
 from outrider.errors import Permanent
 from outrider.inbox_store import InboxCriteria
 from outrider.stores.memory import MemoryStore
+from outrider.stores.mongo import MongoInbox
 from outrider.stores.postgres import PostgresInbox
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema
 from outrider.testing import ManualClock
 from outrider.testing.inbox_contract import InboxBench, delivery, marker
 from tests.contract.test_memory_inbox import MemoryBench
+from tests.contract.test_mongo_inbox import MongoBench, shop
 from tests.contract.test_postgres import OWN_THE_CLOCK
 from tests.contract.test_postgres_inbox import EFFECTS, PostgresBench
 from tests.contract.test_sqlite_inbox import SqliteBench
+
+__all__ = ["shop"]
 
 STEPS = 60
 BANDS = {"a": "normal", "b": "normal", "c": "high"}
@@ -153,6 +158,12 @@ async def postgres_bench(postgres_url: str) -> AsyncIterator[InboxBench]:
         yield PostgresBench(PostgresInbox.over(pool), ManualClock(), pool)
 
 
+@pytest.fixture
+async def mongo_bench(shop: AsyncMongoClient[dict[str, Any]]) -> InboxBench:
+    clock = ManualClock()
+    return MongoBench(MongoInbox.over(shop, clock=clock), clock, shop)
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_sqlite_gives_the_same_answers_as_memory(sqlite_bench: InboxBench, seed: int) -> None:
     await _compare(sqlite_bench, seed)
@@ -162,3 +173,9 @@ async def test_sqlite_gives_the_same_answers_as_memory(sqlite_bench: InboxBench,
 @pytest.mark.parametrize("seed", range(12))
 async def test_postgresql_gives_the_same_answers_as_memory(postgres_bench: InboxBench, seed: int) -> None:
     await _compare(postgres_bench, seed)
+
+
+@pytest.mark.mongo
+@pytest.mark.parametrize("seed", range(12))
+async def test_mongodb_gives_the_same_answers_as_memory(mongo_bench: InboxBench, seed: int) -> None:
+    await _compare(mongo_bench, seed)

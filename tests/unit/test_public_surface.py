@@ -25,6 +25,7 @@ NAMES = [
     "RetryPolicy",
     "Saga",
     "Transient",
+    "Waker",
     "stage",
     "stage_sync",
 ]

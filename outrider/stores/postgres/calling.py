@@ -14,7 +14,7 @@ import asyncpg
 
 from outrider.errors import Permanent, TransactionLost, UnfitHandler
 from outrider.stores import lending
-from outrider.stores.lending import ENDED
+from outrider.stores.lending import ENDED, promises_to_wait
 from outrider.stores.postgres.database import translated
 
 NOT_ASYNCHRONOUS = (
@@ -25,7 +25,6 @@ SAVEPOINT = "a statement that may fail needs a savepoint of its own: async with 
 BUSY = "wait for every query before the handler returns"
 ANSWER_SECONDS = 5.0
 _FAREWELLS = (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError)
-_PROMISES = ("Awaitable", "Coroutine", "Future", "Task")
 
 
 def objection(handler: Callable[..., Any]) -> str | None:
@@ -37,10 +36,7 @@ def objection(handler: Callable[..., Any]) -> str | None:
     """
     if generator := lending.objection(handler):
         return generator
-    shapes = (handler, inspect.unwrap(handler), type(handler).__call__)
-    if any(inspect.iscoroutinefunction(shape) for shape in shapes) or _says_so(handler):
-        return None
-    return NOT_ASYNCHRONOUS
+    return None if promises_to_wait(handler) else NOT_ASYNCHRONOUS
 
 
 async def call(handler: Callable[..., Any], argument: Any, tx: Any) -> Any:
@@ -91,14 +87,3 @@ async def _lost(tx: Any, error: Exception) -> bool:
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             await tx.execute("SELECT 1", timeout=ANSWER_SECONDS)
     return closed(tx)
-
-
-def _says_so(handler: Callable[..., Any]) -> bool:
-    """Tell whether a plain function is declared to return something to wait for. A lambda returns what it calls."""
-    if getattr(handler, "__name__", "") == "<lambda>":
-        return True
-    try:
-        returned = str(inspect.signature(handler).return_annotation)
-    except (TypeError, ValueError):
-        return False
-    return any(promise in returned for promise in _PROMISES)

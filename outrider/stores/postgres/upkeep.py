@@ -14,8 +14,8 @@ from outrider.errors import Transient
 from outrider.store import Pruned, Retention, Swept
 from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database
+from outrider.stores.postgres.install import DAYS_AHEAD
 
-DAYS_AHEAD = 7
 _DAILY = re.compile(r"outbox_archive_\d{8}")
 BATCH_MAX = 1000
 LOCK_TIMEOUT_MS = 200

@@ -64,6 +64,8 @@ class StagingContract:
         assert not any((await harness.store.desk.counts()).values())
 
     async def test_a_savepoint_rolled_back_takes_only_its_own_events(self, harness: Harness) -> None:
+        if not harness.savepoints:
+            pytest.skip("this store has no savepoints")
         async with harness.transaction() as conn:
             await outrider.stage(conn, order(1, sequence="auto"))
             with suppress(Undo):
@@ -102,8 +104,7 @@ class StagingContract:
             for turn in range(10):
                 own = order(name * 100 + turn, sequence="auto")
                 again = order(turn, sequence="auto", event_id=shared[turn])
-                async with harness.transaction() as conn:
-                    await outrider.stage(conn, *([own, again] if name % 2 else [again, own]))
+                await harness.stage(*([own, again] if name % 2 else [again, own]))
 
         await asyncio.gather(*(writer(name) for name in range(8)))
         broker = MemoryBroker()

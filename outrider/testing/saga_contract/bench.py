@@ -74,6 +74,12 @@ class SagaBench(ABC):
         """Let time pass, for the database too."""
         self.clock.advance(seconds=seconds)
 
+    async def commit(self, tx: Any) -> None:
+        """Commit by hand, which no function may do with a transaction that it was lent."""
+        ended = tx.commit() if hasattr(tx, "commit") else tx.execute("COMMIT")
+        if inspect.isawaitable(ended):
+            await ended
+
     async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
         """Call a function of the driver."""
         result = getattr(self.driver, verb)(tx, *args, "outrider")

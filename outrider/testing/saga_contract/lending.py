@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from typing import Any
 
 import pytest
@@ -13,12 +12,6 @@ from outrider.saga_store import Entry, Note, Phase, Progress, Status
 from outrider.testing.saga_contract.bench import SagaBench, claim_of
 
 ODD = "j\udcf6rg\0"
-
-
-async def _commits(_: Any, tx: Any) -> None:
-    ended = tx.commit() if hasattr(tx, "commit") else tx.execute("COMMIT")
-    if inspect.isawaitable(ended):
-        await ended
 
 
 async def _yields(_: Any, tx: Any) -> Any:
@@ -42,13 +35,16 @@ class LendingRules:
         assert (await bench.shown(record.instance.saga_id)).instance.status is Status.RUNNING
 
     async def test_a_function_that_ends_its_transaction_is_unfit(self, bench: SagaBench) -> None:
+        async def commits(_: Any, tx: Any) -> None:
+            await bench.commit(tx)
+
         with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
             async with bench.store.lend() as tx:
-                await bench.store.call(_commits, None, tx)
+                await bench.store.call(commits, None, tx)
 
     async def test_a_function_that_nobody_would_run_is_objected_to_and_unfit(self, bench: SagaBench) -> None:
         assert "yield" in (bench.store.objection(_yields) or "")
-        assert bench.store.objection(_commits) is None
+        assert bench.store.objection(_nothing) is None
         with pytest.raises(UnfitHandler, match="yield"):
             async with bench.store.lend() as tx:
                 await bench.store.call(_yields, None, tx)

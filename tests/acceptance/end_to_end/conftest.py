@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.stores.sqlite import SqliteSchema
+from tests.acceptance.end_to_end.mongo_shop import MongoShop
 from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, SqliteShop
 
@@ -25,6 +26,13 @@ async def sqlite_shop(tmp_path: Path) -> AsyncIterator[SqliteShop]:
     path = tmp_path / "shop.db"
     await SqliteSchema(path).migrate()
     async with SqliteShop(path) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def mongo_shop(mongo_default: str) -> AsyncIterator[MongoShop]:
+    """A business on MongoDB."""
+    async with await MongoShop.open(mongo_default) as shop:
         yield shop
 
 

@@ -18,20 +18,42 @@ PACE = ("--breaker-seconds-base", "0.2", "--breaker-seconds-max", "1", "--poll-s
 SMALL_STEPS = (*PACE, "--batch-max", "50")
 """Relays that take a while over a backlog, so that something can happen in the middle of it."""
 
-STARTED = "both relays to start", "SELECT count(*) = 2 FROM outbox_relay"
-SHARED = "both relays to own lanes", "SELECT count(DISTINCT owner) = 2 FROM outbox_lane"
-EMPTY = "an empty outbox", "SELECT count(*) = 0 FROM outbox"
 POLL_SECONDS = 0.05
 
+Question = Callable[[Shop], Awaitable[bool]]
+Goal = tuple[str, Question]
+"""What one waits for, and how to see that it has come."""
 
-def delivered(count: int) -> tuple[str, str]:
+
+async def _started(shop: Shop) -> bool:
+    return await shop.count("outbox_relay") == 2
+
+
+async def _shared(shop: Shop) -> bool:
+    return await shop.owners() == 2
+
+
+async def _empty(shop: Shop) -> bool:
+    return await shop.count("outbox") == 0
+
+
+STARTED: Goal = "both relays to start", _started
+SHARED: Goal = "both relays to own lanes", _shared
+EMPTY: Goal = "an empty outbox", _empty
+
+
+def delivered(count: int) -> Goal:
     """Make a goal: at least so many were delivered."""
-    return f"{count} to be delivered", f"SELECT count(*) >= {count} FROM outbox_archive"
+
+    async def true(shop: Shop) -> bool:
+        return await shop.count("outbox_archive") >= count
+
+    return f"{count} to be delivered", true
 
 
-async def until(shop: Shop, crew: list[RelayProcess], what: str, sql: str) -> None:
-    """Wait until a query says so, while the relays run."""
-    await _until(crew, what, lambda: shop.ask(sql))
+async def until(shop: Shop, crew: list[RelayProcess], what: str, true: Question) -> None:
+    """Wait until the database says so, while the relays run."""
+    await _until(crew, what, lambda: true(shop))
 
 
 async def until_told(folder: Path, crew: list[RelayProcess], message: str, count: int) -> None:
@@ -60,8 +82,8 @@ async def everything_arrived(shop: Shop, ledger: Ledger) -> None:
     assert ledger.ids.isdisjoint(shop.undone)
     assert ledger.order == totals(sold.values())
     assert await shop.charged() == 0
-    assert await shop.ask("SELECT count(*) FROM outbox_dead_letter") == 0
-    assert await shop.ask("SELECT count(*) FROM outbox_blocked") == 0
+    assert await shop.count("outbox_dead_letter") == 0
+    assert await shop.count("outbox_blocked") == 0
 
 
 async def outrider(*command: str) -> Any:

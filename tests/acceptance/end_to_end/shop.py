@@ -66,8 +66,20 @@ class Shop(ABC):
         """Write purchases and stage their events, all in one transaction."""
 
     @abstractmethod
-    async def rows(self, sql: str) -> list[Any]:
-        """Ask the database. The tables have the same names in all of them."""
+    async def count(self, table: str) -> int:
+        """Count what is in a table. The tables have the same names in all databases."""
+
+    @abstractmethod
+    async def owners(self) -> int:
+        """Count the relays that own lanes."""
+
+    @abstractmethod
+    async def attempts(self, table: str) -> int:
+        """Add up the attempts that the events in a table have been charged for."""
+
+    @abstractmethod
+    async def purchases(self) -> dict[str, str]:
+        """Return what was sold: the events that there must be, with their keys."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -94,21 +106,36 @@ class Shop(ABC):
             for _ in range(self.writers):
                 tasks.create_task(write())
 
+    async def charged(self) -> int:
+        """Count the attempts that any event has been charged for, wherever it is now."""
+        return sum([await self.attempts(table) for table in ("outbox", "outbox_archive", "outbox_dead_letter")])
+
+
+class SqlShop(Shop):
+    """A business whose database speaks SQL."""
+
+    @abstractmethod
+    async def rows(self, sql: str) -> list[Any]:
+        """Ask the database."""
+
     async def ask(self, sql: str) -> Any:
         """Ask for one value."""
         return (await self.rows(sql))[0][0]
 
+    async def count(self, table: str) -> int:
+        return int(await self.ask(f"SELECT count(*) FROM {table}"))
+
+    async def owners(self) -> int:
+        return int(await self.ask("SELECT count(DISTINCT owner) FROM outbox_lane"))
+
+    async def attempts(self, table: str) -> int:
+        return int(await self.ask(f"SELECT coalesce(sum(attempts), 0) FROM {table}"))
+
     async def purchases(self) -> dict[str, str]:
-        """Return what was sold: the events that there must be, with their keys."""
         return {row[0]: row[1] for row in await self.rows("SELECT event_id, key FROM purchase")}
 
-    async def charged(self) -> int:
-        """Count the attempts that any event has been charged for, wherever it is now."""
-        tables = ("outbox", "outbox_archive", "outbox_dead_letter")
-        return sum([await self.ask(f"SELECT coalesce(sum(attempts), 0) FROM {table}") for table in tables])
 
-
-class PostgresShop(Shop):
+class PostgresShop(SqlShop):
     """A business on PostgreSQL, with several writers."""
 
     writers = 4
@@ -147,7 +174,7 @@ class PostgresShop(Shop):
         await self._pool.close()
 
 
-class SqliteShop(Shop):
+class SqliteShop(SqlShop):
     """A business on SQLite, which has one writer at a time."""
 
     def __init__(self, path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.end_to_end.crew import EMPTY, SHARED, STARTED, delivered, everything_arrived, until
+from tests.acceptance.end_to_end.mongo_shop import MongoShop
 from tests.acceptance.end_to_end.post import KafkaPost, Post, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, Shop, SqliteShop, deals
 from tests.chaos.relays import RelayProcess, relays
@@ -105,3 +106,33 @@ class TestSqliteToRabbitMQ:
         self, sqlite_shop: SqliteShop, rabbit_post: RabbitPost, tmp_path: Path
     ) -> None:
         await _a_kill_only_repeats(sqlite_shop, rabbit_post, tmp_path)
+
+
+@pytest.mark.mongo
+@pytest.mark.timeout(300)
+@pytest.mark.kafka
+class TestMongoToKafka:
+    async def test_each_event_arrives_once_and_in_order(
+        self, mongo_shop: MongoShop, kafka_post: KafkaPost, tmp_path: Path
+    ) -> None:
+        await _none_is_lost(mongo_shop, kafka_post, tmp_path)
+
+    async def test_a_killed_relay_loses_nothing_and_repeats_little(
+        self, mongo_shop: MongoShop, kafka_post: KafkaPost, tmp_path: Path
+    ) -> None:
+        await _a_kill_only_repeats(mongo_shop, kafka_post, tmp_path)
+
+
+@pytest.mark.mongo
+@pytest.mark.timeout(300)
+@pytest.mark.rabbitmq
+class TestMongoToRabbitMQ:
+    async def test_each_event_arrives_once_and_in_order(
+        self, mongo_shop: MongoShop, rabbit_post: RabbitPost, tmp_path: Path
+    ) -> None:
+        await _none_is_lost(mongo_shop, rabbit_post, tmp_path)
+
+    async def test_a_killed_relay_loses_nothing_and_repeats_little(
+        self, mongo_shop: MongoShop, rabbit_post: RabbitPost, tmp_path: Path
+    ) -> None:
+        await _a_kill_only_repeats(mongo_shop, rabbit_post, tmp_path)

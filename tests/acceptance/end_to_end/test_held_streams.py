@@ -14,7 +14,7 @@ from outrider.event import Event
 from outrider.testing.servers.rabbitmq import RabbitServer
 from tests.acceptance.end_to_end.crew import EMPTY, PACE, STARTED, everything_arrived, outrider, until
 from tests.acceptance.end_to_end.post import KafkaPost, Post, RabbitPost
-from tests.acceptance.end_to_end.shop import PostgresShop, Shop, SqliteShop, deals, event
+from tests.acceptance.end_to_end.shop import PostgresShop, SqliteShop, SqlShop, deals, event
 from tests.chaos.relays import RelayProcess, relays
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
@@ -30,7 +30,7 @@ Step = Callable[[], Awaitable[None]]
 class Scene:
     """A business, a broker with trouble in it, and relays between them."""
 
-    shop: Shop
+    shop: SqlShop
     post: Post
     crew: list[RelayProcess]
 
@@ -44,8 +44,8 @@ class Scene:
     async def until_only_the_guilty_wait(self, parked: int) -> None:
         """Wait until all the others are delivered; the guilty streams are held, and their followers parked."""
         waiting = f"SELECT count(*) = {parked} AND sum(CASE state WHEN 'parked' THEN 1 END) = {parked} FROM outbox"
-        await until(self.shop, self.crew, "all others to be delivered", waiting)
-        assert await self.shop.ask("SELECT count(*) FROM outbox_dead_letter") == len(GUILTY)
+        await until(self.shop, self.crew, "all others to be delivered", lambda _: self.shop.ask(waiting))
+        assert await self.shop.count("outbox_dead_letter") == len(GUILTY)
         assert {row[0] for row in await self.shop.rows("SELECT key FROM outbox")} == set(GUILTY)
         held = await self.shop.rows("SELECT key, cause FROM outbox_blocked")
         assert sorted(map(tuple, held)) == [(key, "held") for key in GUILTY]

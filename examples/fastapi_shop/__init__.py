@@ -1,0 +1,1 @@
+"""An ordinary FastAPI application, and what changes in it."""

@@ -1,0 +1,155 @@
+"""Outrider's tables in a project that migrates with Alembic: a revision installs them, autogenerate leaves them alone.
+
+The steps are those of `outrider db migrate`, recorded alike: whichever comes first installs, and the other passes over.
+Print a ready revision with `outrider db alembic`; in `env.py`, give `include_object=skip_outrider` to both calls of
+`context.configure`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from outrider.app import install_recipe
+from outrider.errors import Misuse
+
+_TABLE = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(?:\w+\.)?(\w+)")
+_PARTITION = re.compile(r"outbox_archive_\d{8}")
+
+
+def install(op: Any, *, version: int, schema: str = "outrider", lanes: int = 32, after: int = 0) -> None:
+    """Bring Outrider's tables up to a version, inside the `upgrade` of a revision::
+
+        from alembic import op
+        from outrider.alembic import install
+
+        def upgrade() -> None:
+            install(op, version=3)
+
+    What is installed already is checked and passed over. With `alembic upgrade --sql` there is no database to ask, so
+    all texts are written, of the versions after `after`. `lanes` counts at the first installation only.
+    """
+    recipe = install_recipe(op.get_context().dialect.name, schema=schema)
+    known = _last(recipe)
+    if not 0 <= after < version <= known:
+        raise Misuse(f"cannot install version {version} after {after}; this outrider knows versions 1 to {known}")
+    if op.get_context().as_sql:
+        _write(op, recipe.written(version, lanes, after=after))
+    else:
+        recipe.perform(recipe.install(version, lanes), _executing(op))
+
+
+def remove(op: Any, *, version: int = 1, schema: str = "outrider") -> None:
+    """Take a version back and all that came after it, inside the `downgrade` of a revision::
+
+        def downgrade() -> None:
+            remove(op, version=1)
+
+    Archive, receipts and journals are lost. It is refused while an event is not delivered, a dead letter is not decided
+    about, or a saga is under way; with `--sql` nobody can be asked, and nothing is.
+    """
+    recipe = install_recipe(op.get_context().dialect.name, schema=schema)
+    if op.get_context().as_sql:
+        doomed = sorted({step.version for step in recipe.steps(1) if step.version >= version}, reverse=True)
+        _write(op, recipe.unwritten(*doomed, bare=version == 1))
+    else:
+        recipe.perform(recipe.remove(version), _executing(op))
+
+
+def skip_outrider(entry: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+    """Tell autogenerate to leave Outrider's tables alone, which no model describes, as `include_object`::
+
+        context.configure(connection=connection, target_metadata=metadata, include_object=skip_outrider)
+
+    A table of yours that has a model is compared, whatever its name is.
+
+    >>> skip_outrider(None, "outbox_archive_20260131", "table", True, None)
+    False
+    """
+    return not (type_ == "table" and reflected and compare_to is None and _is_ours(str(name)))
+
+
+def revision(identifier: str, *, revises: str | None, schema: str, lanes: int, after: int = 0) -> str:
+    """Return the text of a revision that installs what is known today.
+
+    >>> print(revision("8f2a", revises=None, schema="outrider", lanes=32).splitlines()[0])
+    \"\"\"Install Outrider's tables, version 3.
+    """
+    version = _last(install_recipe("postgresql", schema=schema))
+    if revises is not None and not revises.isidentifier() and not revises.isalnum():
+        raise Misuse(f"{revises!r} is no revision; `alembic heads` tells which one is the last")
+    given = [f"version={version}"]
+    given += [f'schema="{schema}"'] if schema != "outrider" else []
+    back = ", ".join(["op", f"version={after + 1}", *given[1:]])
+    given += [f"lanes={lanes}"] if lanes != 32 else []
+    given += [f"after={after}"] if after else []
+    return _REVISION.format(
+        version=version,
+        identifier=identifier,
+        revises=revises or "nothing",
+        down=f'"{revises}"' if revises else "None",
+        install=", ".join(["op", *given]),
+        remove=back,
+    )
+
+
+_REVISION = '''"""Install Outrider's tables, version {version}.
+
+Revision ID: {identifier}
+Revises: {revises}
+"""
+
+from alembic import op
+
+from outrider.alembic import install, remove
+
+revision = "{identifier}"
+down_revision = {down}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    install({install})
+
+
+def downgrade() -> None:
+    remove({remove})
+'''
+
+
+def _is_ours(name: str) -> bool:
+    return name in _tables() or _PARTITION.fullmatch(name) is not None
+
+
+@cache
+def _tables() -> frozenset[str]:
+    recipes = [install_recipe(vendor) for vendor in ("postgresql", "sqlite")]
+    texts = [text for recipe in recipes for text in recipe.written(_last(recipe), 1)]
+    return frozenset(name for text in texts for name in _TABLE.findall(text))
+
+
+def _last(recipe: Any) -> int:
+    return int(max(step.version for step in recipe.steps(1)))
+
+
+def _write(op: Any, texts: Iterable[str]) -> None:
+    # Not through `op.execute`, which would take colons and percent signs for parameters.
+    for text in texts:
+        op.get_context().impl.static_output(f"{text.rstrip().removesuffix(';')};\n")
+
+
+def _executing(op: Any) -> Any:
+    bind = op.get_bind()
+    if bind.dialect.name == "sqlite" and not bind.connection.driver_connection.in_transaction:
+        # Python's driver begins at the first INSERT only; a step must not be made without its record.
+        bind.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def execute(text: str) -> Sequence[Sequence[Any]]:
+        # Without parameters, so that a percent sign stands for itself.
+        result = bind.exec_driver_sql(text, execution_options={"no_parameters": True})
+        return [tuple(row) for row in result] if result.returns_rows else ()
+
+    return execute

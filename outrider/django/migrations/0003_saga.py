@@ -1,0 +1,43 @@
+"""Sagas: what version 3 of `outrider db migrate` installs."""
+
+from typing import Any, ClassVar
+
+from django.db import migrations, models
+
+from outrider.django.conf import table
+from outrider.django.fields import Identifier, Json, Moment
+from outrider.django.operations import Install
+
+
+class Migration(migrations.Migration):
+    """Installs version 3."""
+
+    dependencies: ClassVar[list[Any]] = [("outrider", "0002_inbox")]
+    operations: ClassVar[list[Any]] = [
+        Install(3),
+        migrations.CreateModel(
+            name="Saga",
+            fields=[
+                ("saga_id", Identifier(primary_key=True, serialize=False)),
+                ("saga_type", models.TextField()),
+                ("definition_version", models.IntegerField()),
+                ("correlation_id", models.TextField()),
+                ("status", models.TextField()),
+                ("current_step", models.TextField(null=True)),
+                ("needs_attention", models.BooleanField()),
+                ("last_error", models.TextField(null=True)),
+                ("retry_count", models.IntegerField()),
+                ("started_at", Moment()),
+                ("updated_at", Moment()),
+                ("ended_at", Moment(null=True)),
+                ("wake_at", Moment(null=True)),
+                ("state", Json()),
+            ],
+            options={
+                "managed": False,
+                "db_table": table("saga_instance"),
+                "ordering": ("-updated_at",),
+                "default_permissions": ("view",),
+            },
+        ),
+    ]

@@ -1,0 +1,117 @@
+"""Waking relays from an application: hints go out in the background, on a connection of their own.
+
+A hint that cannot be sent is logged and given up, because relays poll as well; nobody who stages ever waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from outrider.app import open_store
+from outrider.background import Background
+from outrider.errors import OutriderError
+from outrider.store import Store
+
+PAUSE_SECONDS = 0.005
+"""Between two hints: all calls in the meantime are covered by the second."""
+TROUBLE_SECONDS = 1.0
+"""After a hint that could not be sent."""
+
+_log = logging.getLogger(__name__)
+
+
+class Waker:
+    """Tells the relays of a store that there is something to fetch, without keeping anybody waiting.
+
+    Give one to an `Outbox`, one for the whole application::
+
+        waker = outrider.Waker("postgresql://localhost/shop")
+        outbox = outrider.Outbox(wake=waker)
+
+    Nothing is opened before the first call, so it may be made before a server forks its workers.
+    """
+
+    def __init__(self, url: str, *, schema: str = "outrider") -> None:
+        self._background = Background("outrider-waker")
+        self._closed = False
+        self._opening = lambda: open_store(url, schema=schema)
+        # After a fork there is another loop, and with it another post: connections of the parent are the parent's.
+        self._posts: dict[asyncio.AbstractEventLoop, _Post] = {}
+
+    def __call__(self) -> None:
+        """Wake the relays soon. Safe on any thread and after a fork; never waits. Does nothing once closed."""
+        if self._closed:
+            return
+        loop = self._background.loop
+        loop.call_soon_threadsafe(self._ask, loop)
+
+    def close(self) -> None:
+        """Send what was asked for, and let go of connection and thread. A second call does nothing."""
+        if self._closed:
+            return
+        # First, because what was staged just now may still ask for a hint on another thread.
+        self._closed = True
+        self._background.run(self._close()).result()
+        self._background.close()
+
+    def _ask(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop not in self._posts:
+            self._posts[loop] = _Post(self._opening)
+        self._posts[loop].ask()
+
+    async def _close(self) -> None:
+        if post := self._posts.pop(asyncio.get_running_loop(), None):
+            await post.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Post:
+    """Sends hints, one at a time, on one event loop."""
+
+    def __init__(self, opening: Callable[[], Awaitable[Store]]) -> None:
+        self._opening = opening
+        self._store: Store | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._asked = False
+        self._closing = asyncio.Event()
+
+    def ask(self) -> None:
+        self._asked = True
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    async def close(self) -> None:
+        self._closing.set()
+        if self._sending is not None:
+            await self._sending
+        if self._store is not None:
+            await self._store.close()
+
+    async def _send(self) -> None:
+        while self._asked:
+            self._asked = False
+            pause = PAUSE_SECONDS if await self._sent() else TROUBLE_SECONDS
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), pause)
+        self._sending = None
+
+    async def _sent(self) -> bool:
+        try:
+            self._store = self._store or await self._opening()
+            await self._store.hint()
+        except OutriderError as error:
+            _log.warning("relays could not be woken", extra={"error": str(error)})
+            return False
+        return True

@@ -1,0 +1,79 @@
+"""Databases for the drivers' suite: an application's own table beside the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from outrider.stores.sqlite import SqliteSchema
+from tests.conftest import _create as create_database
+from tests.conftest import _drop as drop_database
+from tests.contract.drivers.case import Case
+from tests.contract.drivers.databases import NOTES, PostgresDatabase, SqliteDatabase
+from tests.contract.drivers.kinds import Chosen
+
+EMPTY = """
+TRUNCATE notes, outrider.outbox, outrider.outbox_counter, outrider.saga_instance, outrider.saga_mailbox,
+    outrider.saga_barrier
+"""
+
+
+@pytest.fixture(scope="session")
+def shop_url(admin_url: str, installed_template: str) -> Iterator[str]:
+    """A database in PostgreSQL for the whole suite, which would take long if each test made one."""
+    name = f"drivers_{uuid4().hex[:12]}"
+    url = asyncio.run(create_database(admin_url, name, f"TEMPLATE {installed_template}"))
+    asyncio.run(execute(url, NOTES))
+    yield url
+    asyncio.run(drop_database(admin_url, name))
+
+
+@pytest.fixture
+async def postgres_database(shop_url: str) -> PostgresDatabase:
+    """That database, empty."""
+    await execute(shop_url, EMPTY)
+    return PostgresDatabase(shop_url)
+
+
+async def execute(url: str, sql: str) -> None:
+    conn = await asyncpg.connect(url)
+    await conn.execute(sql)
+    await conn.close()
+
+
+@pytest.fixture
+def pooled_database(postgres_database: PostgresDatabase, pgbouncer_url: str) -> PostgresDatabase:
+    """The same, behind a pooler that gives every transaction another session."""
+    return PostgresDatabase(postgres_database.url, pgbouncer_url)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with everything installed, to be copied."""
+    path = tmp_path_factory.mktemp("drivers") / "installed.db"
+    asyncio.run(SqliteSchema(path).migrate())
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute(NOTES)
+    return path
+
+
+@pytest.fixture
+def sqlite_database(sqlite_template: Path, tmp_path: Path) -> SqliteDatabase:
+    """A fresh file."""
+    return SqliteDatabase(Path(shutil.copy(sqlite_template, tmp_path / "shop.db")))
+
+
+@pytest.fixture
+async def case(chosen: Chosen) -> AsyncIterator[Case]:
+    """The kind of connection under test; a module says which with a fixture `chosen`."""
+    made = chosen.kind(chosen.database)
+    yield made
+    await made.close()

@@ -1,0 +1,117 @@
+"""What is particular to SQLAlchemy: it writes and begins late, and may know several databases."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+import outrider
+from outrider import Misuse, NotInTransaction, Transient
+from outrider.drivers.hooks import after_commit
+from tests.contract.drivers.alchemy import AlchemySqliteByHand, AlchemySqliteSession, Note
+from tests.contract.drivers.case import Undo, placed
+from tests.contract.drivers.databases import SqliteDatabase
+
+
+@pytest.fixture
+def engine(sqlite_database: SqliteDatabase) -> sa.Engine:
+    return sa.create_engine(sqlite_database.url)
+
+
+def test_a_session_is_flushed_before_the_event_takes_its_place(engine: sa.Engine) -> None:
+    with Session(engine, autoflush=False) as session, session.begin():
+        session.add(Note(what="A"))
+        outrider.stage_sync(session, placed())
+        assert not session.new
+
+
+def test_a_session_begun_by_its_first_change_will_do(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        session.add(Note(what="A"))
+        outrider.stage_sync(session, placed())
+        session.commit()
+        with pytest.raises(NotInTransaction, match=r"with session.begin\(\):"):
+            outrider.stage_sync(session, placed())
+
+
+def test_a_session_on_several_databases_is_refused_and_a_connection_of_the_right_one_is_not(
+    engine: sa.Engine, sqlite_database: SqliteDatabase
+) -> None:
+    elsewhere = sa.create_engine("sqlite://")
+    for session in (Session(elsewhere, binds={Note: engine}), Session(binds={Note: engine})):
+        with session, session.begin():
+            with pytest.raises(Misuse, match="several databases"):
+                outrider.stage_sync(session, placed())
+            outrider.stage_sync(session.connection(bind_arguments={"mapper": Note}), placed())
+    with Session(engine, binds={Note: engine}) as session, session.begin():
+        outrider.stage_sync(session, placed())
+
+
+def test_a_database_that_somebody_else_writes_to_may_be_tried_again(sqlite_database: SqliteDatabase) -> None:
+    impatient = sa.create_engine(sqlite_database.url, connect_args={"timeout": 0.01})
+    other = sqlite3.connect(sqlite_database.path)
+    other.execute("BEGIN IMMEDIATE")
+    refused = pytest.raises(Transient, match="another process is writing")
+    with Session(impatient) as session, session.begin(), refused:
+        outrider.stage_sync(session, placed())
+    other.close()
+
+
+async def test_with_pythons_own_transactions_a_first_savepoint_commits_its_row_and_its_event_together(
+    sqlite_database: SqliteDatabase,
+) -> None:
+    case = AlchemySqliteSession(sqlite_database)
+    with suppress(Undo):
+        async with case.transaction() as session:
+            async with case.savepoint(session):
+                await case.write(session, "A")
+                await case.stage(session, placed())
+            raise Undo
+    # The row was not rolled back either; the next test shows the way to begin properly.
+    assert (await sqlite_database.notes(), await sqlite_database.types()) == (["A"], ["order.placed"])
+    await case.close()
+
+
+async def test_begun_by_hand_a_first_savepoint_shares_the_fate_of_its_transaction(
+    sqlite_database: SqliteDatabase,
+) -> None:
+    case = AlchemySqliteByHand(sqlite_database)
+    with suppress(Undo):
+        async with case.transaction() as session:
+            async with case.savepoint(session):
+                await case.write(session, "A")
+                await case.stage(session, placed())
+            raise Undo
+    assert (await sqlite_database.notes(), await sqlite_database.types()) == ([], [])
+    await case.close()
+
+
+def test_a_session_that_is_used_again_calls_nobody_for_what_it_rolled_back(engine: sa.Engine) -> None:
+    calls: list[str] = []
+
+    def call() -> None:
+        calls.append("called")
+
+    with Session(engine) as session:
+        session.begin()
+        after_commit(session, call)
+        session.rollback()
+        session.begin()
+        after_commit(session, call)
+        session.add(Note(what="A"))
+        session.close()
+        with session.begin():
+            session.add(Note(what="B"))
+        assert calls == []
+        with session.begin():
+            after_commit(session, call)
+            after_commit(session, call)
+            with suppress(Undo), session.begin_nested():
+                raise Undo
+        with session.begin():
+            session.add(Note(what="C"))
+    assert calls == ["called"]

@@ -1,0 +1,55 @@
+"""The store contract on MongoDB."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+from pymongo import AsyncMongoClient
+
+from outrider.stores.mongo import MongoStore, staging
+from outrider.stores.mongo.scripts import SCRIPTS
+from outrider.testing import ManualClock
+from outrider.testing.contract import StoreContract
+from outrider.testing.harness import Harness
+
+T = TypeVar("T")
+
+
+class MongoHarness(Harness):
+    """Sessions of the application's own client."""
+
+    savepoints = False
+
+    def __init__(self, store: MongoStore, clock: ManualClock, client: AsyncMongoClient[Any]) -> None:
+        super().__init__(store, clock)
+        self._client = client
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        async with self._client.start_session() as session, await session.start_transaction():
+            yield session
+
+    async def transact(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        async with self._client.start_session() as session:
+            return await session.with_transaction(work)
+
+    def savepoint(self, conn: Any) -> AbstractAsyncContextManager[Any]:
+        raise NotImplementedError("MongoDB has no savepoints")
+
+
+@pytest.mark.mongo
+class TestMongoStore(StoreContract):
+    @pytest.fixture
+    async def harness(self, mongo_default: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+        clock = ManualClock()
+        # Staging asks the server what time it is, and here the server's time is the test's.
+        monkeypatch.setitem(SCRIPTS, "stage", partial(staging.stage, clock=clock))
+        store = await MongoStore.open(mongo_default, clock=clock)
+        client: AsyncMongoClient[Any] = AsyncMongoClient(mongo_default)
+        async with client:
+            yield MongoHarness(store, clock, client)
+        await store.close()

@@ -1,0 +1,141 @@
+"""Staging beside orders."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+
+from outrider import Event, Misuse, NotInTransaction
+from outrider.app import open_store
+from outrider.django import stage
+from outrider.django.models import Event as Row
+from outrider.django.place import store_url
+from tests.django_project.shop.models import Order
+from tests.django_project.shop.views import placed
+
+
+def commit() -> None:
+    """An event is there with its order, and can be read as a row."""
+    with transaction.atomic():
+        Order.objects.create(number="A-1")
+        [event_id] = stage(placed("A-1"))
+    row = Row.objects.get(pk=event_id)
+    assert (row.event_type, row.key, row.state, row.payload) == ("order.placed", "A-1", "pending", {"number": "A-1"})
+    assert datetime.now(UTC) - row.created_at < timedelta(minutes=5)
+    assert Row.objects.filter(created_at__gt=datetime.now(UTC) - timedelta(minutes=5)).count() == 1
+
+
+def rollback() -> None:
+    """An event goes with its order, and a savepoint takes back its own events only."""
+    with transaction.atomic():
+        [kept] = stage(placed("A-1"))
+        try:
+            with transaction.atomic():
+                stage(placed("A-2"))
+                raise RuntimeError("back to the savepoint")
+        except RuntimeError:
+            pass
+    assert [row.pk for row in Row.objects.all()] == [kept]
+    try:
+        with transaction.atomic():
+            Order.objects.create(number="A-3")
+            stage(placed("A-3"))
+            raise RuntimeError("back to the beginning")
+    except RuntimeError:
+        pass
+    assert [row.pk for row in Row.objects.all()] == [kept]
+    assert not Order.objects.exists()
+
+
+def misuse() -> None:
+    """Nothing is staged outside of a transaction, and rows are written by nobody else."""
+    with pytest.raises(NotInTransaction, match="inside `with transaction"):
+        stage(placed("A-1"))
+    with pytest.raises(Misuse, match="written by Outrider alone"):
+        Row(event_type="order.placed").save()
+    with pytest.raises(Misuse, match="written by Outrider alone"):
+        Row().delete()
+    assert not Row.objects.exists()
+
+
+def waking() -> None:
+    """Relays hear of a commit, and a rollback asks for nobody to be woken."""
+    woken, listening, done = threading.Event(), threading.Event(), threading.Event()
+
+    async def listen() -> None:
+        store = await open_store(store_url("default"))
+        async with store.wakeups(woken.set):
+            listening.set()
+            await asyncio.to_thread(done.wait, 60)
+        await store.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(listen(),))
+    thread.start()
+    try:
+        assert listening.wait(30)
+        try:
+            with transaction.atomic():
+                stage(placed("A-1"))
+                assert len(connection.run_on_commit) == 1
+                raise RuntimeError("nobody is to hear of this")
+        except RuntimeError:
+            assert connection.run_on_commit == []
+        with transaction.atomic():
+            stage(placed("A-2"))
+        assert woken.wait(30), "no relay was woken"
+    finally:
+        done.set()
+        thread.join()
+
+
+def silent() -> None:
+    """With WAKE off, a commit asks for nothing."""
+    with transaction.atomic():
+        stage(placed("A-1"))
+        assert connection.run_on_commit == []
+
+
+def second() -> None:
+    """OUTRIDER["DATABASE"] says where events go, and where they are read."""
+    with transaction.atomic(using="second"):
+        stage(placed("A-1"))
+        stage(placed("A-2"), using="second")
+    assert [row.key for row in Row.objects.all()] == ["A-1", "A-2"]
+    assert Row.objects.all().db == "second"
+
+
+def manual() -> None:
+    """With AUTOCOMMIT off a transaction is always open; an event shares its fate all the same."""
+    for number, end in (("A-1", transaction.rollback), ("A-2", transaction.commit)):
+        Order.objects.create(number=number)
+        stage(placed(number))
+        end()
+    assert [row.key for row in Row.objects.all()] == ["A-2"]
+    transaction.rollback()
+
+
+def commands() -> None:
+    """`call_command` runs our command line, with its output and its exit code."""
+    with transaction.atomic():
+        stage(Event("order.placed", {}, topic="orders", key="A-1"))
+    told = io.StringIO()
+    call_command("outrider", "events", "ls", "--json", stdout=told)
+    assert [row["key"] for row in json.loads(told.getvalue())] == ["A-1"]
+    errors = io.StringIO()
+    with pytest.raises(CommandError, match="ended with exit code 2"):
+        call_command("outrider", "events", "ls", "--state", "pendign", stdout=told, stderr=errors)
+    assert "did you mean pending?" in errors.getvalue()
+
+
+def plain() -> None:
+    """Migrating and staging need neither users nor pages, nor a driver of our own."""
+    call_command("migrate", verbosity=0)
+    call_command("check", "--database", "default", stdout=io.StringIO(), stderr=io.StringIO())
+    commit()

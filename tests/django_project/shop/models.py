@@ -1,0 +1,14 @@
+"""What the shop keeps."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Order(models.Model):
+    """An order."""
+
+    number: models.TextField[str, str] = models.TextField(unique=True)
+
+    def __str__(self) -> str:
+        return str(self.number)

@@ -1,0 +1,182 @@
+"""The fence on MongoDB where it is hardest: lanes that change hands while a settle is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pymongo.errors import PyMongoError
+
+from outrider.outcome import CONFIRMED, PARK, Bury, Defer, Outcome, Reason, Retry
+from outrider.store import Criteria
+from outrider.stores.mongo import MongoStore, ownership
+from outrider.stores.mongo.database import Patience, begin
+from outrider.stores.mongo.errors import passing
+from outrider.testing import ManualClock
+from outrider.testing.harness import order, orders
+from tests.integration.mongo import fetched, staged
+
+pytestmark = pytest.mark.mongo
+
+FAILURE = {"kind": "refused", "error": "no"}
+OUTCOMES: list[Outcome] = [CONFIRMED, Retry(1, FAILURE), Defer(1), PARK, Bury(Reason.PERMANENT_FAILURE, FAILURE)]
+UNTOUCHED = {"pending": 3, "sent": 0, "dead_letter": 0}
+
+
+@pytest.fixture
+async def store(mongo_url: str, mongo_schema: str) -> AsyncIterator[MongoStore]:
+    store = await MongoStore.open(mongo_url, schema=mongo_schema)
+    yield store
+    await store.close()
+
+
+async def _take_over(store: MongoStore, session: Any = None) -> None:
+    await store.database["outbox_lane"].update_many(
+        {}, {"$set": {"owner": "new"}, "$inc": {"epoch": 1}}, session=session
+    )
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+async def test_a_late_relay_cannot_settle_after_a_takeover(store: MongoStore, outcome: Outcome) -> None:
+    await staged(store, *orders(3))
+    lease, settlements = await fetched(store, "old", outcome)
+    await _take_over(store)
+    assert await store.settle(lease, settlements) == 0
+    assert await store.confirm(lease, [settlement.event for settlement in settlements]) == 0
+    assert await store.desk.counts() == UNTOUCHED
+    assert await store.desk.blocked_streams(10) == []
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+async def test_a_settle_that_met_an_open_takeover_changes_nothing(
+    store: MongoStore, refused: asyncio.Event, outcome: Outcome
+) -> None:
+    await staged(store, *orders(3))
+    lease, settlements = await fetched(store, "old", outcome)
+    async with store.database.session() as session:
+        await begin(session)
+        # The heir has taken every lane, but not yet committed: the old owner's settle is refused, and tries again.
+        await _take_over(store, session)
+        late = asyncio.create_task(store.settle(lease, settlements))
+        await asyncio.wait_for(refused.wait(), 20)
+        await session.commit_transaction()
+    assert await late == 0
+    assert await store.desk.counts() == UNTOUCHED
+    assert await store.desk.blocked_streams(10) == []
+
+
+async def test_a_claim_waits_for_a_settle_that_is_under_way(store: MongoStore, refused: asyncio.Event) -> None:
+    await staged(store, order(1))
+    lease, [settlement] = await fetched(store, "old")
+    await store.database["outbox_relay"].delete_many({})
+    await store.beat("new", 60, joining=True)
+    lane = settlement.stream.lane
+    async with store.database.session() as session:
+        await begin(session)
+        assert (await ownership.fence(session, store.database, lease.only([lane]))).owned == {lane}
+        claiming = asyncio.create_task(store.claim("new", [lane]))
+        await asyncio.wait_for(refused.wait(), 20)
+        await session.commit_transaction()
+    assert (await claiming).epochs == {lane: lease.epochs[lane] + 1}
+    assert await store.settle(lease, [settlement]) == 0
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once the server has refused a transaction because of a conflict, and before it is tried again."""
+    refused, pause = asyncio.Event(), Patience.pause
+
+    async def told(patience: Patience, error: BaseException) -> None:
+        refused.set()
+        await pause(patience, error)
+
+    monkeypatch.setattr(Patience, "pause", told)
+    return refused
+
+
+async def test_a_fetch_reads_nothing_of_lanes_that_were_taken_over(store: MongoStore) -> None:
+    await staged(store, *orders(3))
+    lease, _ = await fetched(store, "old")
+    await _take_over(store)
+    found = await store.fetch(lease, dict.fromkeys(lease.epochs, 10))
+    assert (found.events, found.lanes) == ([], frozenset())
+
+
+async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapshot(
+    mongo_url: str, mongo_schema: str
+) -> None:
+    clocks = ManualClock(), ManualClock()
+    old, new = [await MongoStore.open(mongo_url, schema=mongo_schema, clock=clock) for clock in clocks]
+    await old.beat("old", 15, joining=True)
+    await old.claim("old", [1])
+    clocks[1].advance(seconds=16)
+    await new.beat("new", 15, joining=True)
+    async with new.database.session() as session:
+        await begin(session)
+        assert await ownership.living_relays(new.database, session) == {"new"}
+        # By its own watch it is in time, and nobody has taken its lanes yet.
+        clocks[0].advance(seconds=14)
+        assert await old.beat("old", 15, joining=False) is not None
+        refusal: Any = None
+        try:
+            await ownership.claim(session, new.database, "new", [1])
+        except PyMongoError as error:
+            refusal = error
+        assert passing(refusal)
+        await session.abort_transaction()
+    for store in (old, new):
+        await store.close()
+
+
+async def test_a_heartbeat_that_lapsed_never_revives(mongo_url: str, mongo_schema: str) -> None:
+    clock = ManualClock()
+    store = await MongoStore.open(mongo_url, schema=mongo_schema, clock=clock)
+    await store.beat("relay", 15, joining=True)
+    clock.advance(seconds=14.999)
+    assert await store.beat("relay", 15, joining=False) is not None
+    clock.advance(seconds=15)
+    assert await store.beat("relay", 15, joining=False) is None
+    await store.close()
+
+
+async def test_of_two_relays_that_claim_at_once_each_lane_goes_to_one(store: MongoStore) -> None:
+    names = [f"relay-{number}" for number in range(4)]
+    for name in names:
+        await store.beat(name, 60, joining=True)
+    leases = await asyncio.gather(*(store.claim(name, range(96)) for name in names))
+    assert sorted(lane for lease in leases for lane in lease.epochs) == list(range(96))
+
+
+async def test_an_event_whose_id_was_archived_before_is_settled_like_any_other(store: MongoStore) -> None:
+    """Nothing keeps a foreign writer from using an id again after its event was delivered."""
+    known = uuid4()
+    await staged(store, order(1, event_id=known))
+    lease, settlements = await fetched(store, "relay")
+    assert await store.confirm(lease, [settlements[0].event]) == 1
+    again = {"_id": known, "event_type": "order.changed", "payload": '{"n": 2}', "aggregate_id": "A"}
+    await store.database["outbox"].insert_one(again)
+    found = await store.fetch(lease, dict.fromkeys(lease.epochs, 10))
+    assert await store.confirm(lease, found.events) == 1
+    [sent] = await store.desk.events(Criteria(state="sent"))
+    assert sent["payload"] == {"n": 2}
+
+
+async def test_a_confirm_of_which_one_event_is_gone_applies_to_the_others(store: MongoStore) -> None:
+    ids = await staged(store, *orders(3))
+    lease, settlements = await fetched(store, "relay")
+    await store.database["outbox"].delete_one({"_id": ids[1]})
+    assert await store.confirm(lease, [settlement.event for settlement in settlements]) == 2
+    assert await store.desk.counts() == {"sent": 2, "dead_letter": 0}
+
+
+async def test_a_stream_that_only_looks_like_an_expression_is_blocked_by_its_name(store: MongoStore) -> None:
+    """Texts of other people must never be taken for a part of a query."""
+    document = {"event_type": "x", "payload": "1", "topic": "$cause", "key": "$$NOW"}
+    await store.database["outbox"].insert_one({"_id": uuid4(), **document})
+    lease, [settlement] = await fetched(store, "relay", Retry(60, FAILURE))
+    assert await store.settle(lease, [settlement]) == 1
+    [held] = await store.desk.blocked_streams(10)
+    assert (held.stream.topic, held.stream.key, held.waiting) == ("$cause", "$$NOW", 1)

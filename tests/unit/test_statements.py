@@ -1,0 +1,100 @@
+"""The statements that go to PostgreSQL, whichever driver takes them there."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from outrider import Event, Misuse, Transient
+from outrider.drivers.pump import pump, pump_async
+from outrider.outbox.stage import StagingRules, drafts
+from outrider.store import Hold, Placed
+from outrider.stores.postgres import queries
+from outrider.stores.postgres.statements import SCRIPTS, Script, stage
+
+SQL = {sql: name for name, sql in queries.load("outrider").items()}
+KNOWN = uuid4()
+
+
+def staging(*events: Event, hold: Hold | None = None) -> Script[list[Placed]]:
+    return stage("outrider", drafts(events, StagingRules()), hold)
+
+
+def event(**fields: Any) -> Event:
+    return Event("order.placed", {}, **{"key": "A", **fields})
+
+
+class Server:
+    """Answers as if everything were inserted, and notes what it was asked."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.asked: list[str] = []
+        self._failure = failure
+
+    def execute(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+        self.asked.append(SQL[sql])
+        if SQL[sql] in ("lock_counters", "retract"):
+            return []
+        if self._failure is not None:
+            raise self._failure
+        ids = args[0] if isinstance(args[0], list) else [args[0]]
+        return [(event_id, "pending") for event_id in ids]
+
+    async def aexecute(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+        return self.execute(sql, *args)
+
+
+class Failure(Exception):
+    def __init__(self, sqlstate: str | None) -> None:
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("events", "hold", "asked"),
+    [
+        ([], None, []),
+        ([event()], None, ["stage_one"]),
+        ([event(), event()], None, ["stage"]),
+        ([event()], Hold("writer", 2), ["stage"]),
+        ([event(event_id=KNOWN)], None, ["stage_one", "retract"]),
+        ([event(sequence="auto")], None, ["stage_numbered_one"]),
+        ([event(sequence="auto", event_id=KNOWN)], None, ["lock_counters", "stage_numbered"]),
+        ([event(), event(key="B", sequence="auto")], None, ["stage_one", "stage_numbered_one"]),
+    ],
+)
+def test_as_few_statements_are_run_as_will_do(events: list[Event], hold: Hold | None, asked: list[str]) -> None:
+    server = Server()
+    placed = pump(staging(*events, hold=hold), server.execute, "outrider")
+    assert (server.asked, len(placed)) == (asked, len(events))
+
+
+@pytest.mark.parametrize(
+    ("code", "numbered", "said"),
+    [
+        ("42P01", False, Misuse),
+        ("3F000", False, Misuse),
+        ("23505", True, Transient),
+        ("23505", False, Failure),
+        ("40001", True, Failure),
+        (None, False, Failure),
+    ],
+)
+async def test_errors_are_told_by_their_code_awaited_or_not(
+    code: str | None, numbered: bool, said: type[Exception]
+) -> None:
+    failure = Failure(code)
+
+    def script() -> Script[list[Placed]]:
+        return staging(event(sequence="auto"), event(sequence="auto")) if numbered else staging(event())
+
+    with pytest.raises(said) as told:
+        pump(script(), Server(failure).execute, "outrider")
+    with pytest.raises(said) as told_awaited:
+        await pump_async(script(), Server(failure).aexecute, "outrider")
+    assert said is Failure or (told.value.__cause__ is failure and told_awaited.value.__cause__ is failure)
+
+
+def test_every_verb_has_a_script() -> None:
+    assert set(SCRIPTS) == {"stage", "start_saga", "post_mail", "barrier_enter", "barrier_keep"}
