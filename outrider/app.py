@@ -10,6 +10,7 @@ from typing import Any
 from outrider.broker import Broker
 from outrider.clock import Clock
 from outrider.config import nearest, redacted
+from outrider.drivers.lending import lender_of
 from outrider.errors import BadSetting, Misuse
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
@@ -84,15 +85,22 @@ async def open_broker(url: str) -> Broker:
     return opened
 
 
-async def open_inbox(url: str, *, schema: str = "outrider") -> InboxStore:
-    """Open the inbox beside the outbox in a store: the same URLs as `open_store`."""
-    opened: InboxStore = await _adapter(url, "store", _INBOXES)(url, schema)
+async def open_inbox(url: str, *, schema: str = "outrider", transactions: Any = None) -> InboxStore:
+    """Open the inbox beside the outbox in a store: the same URLs as `open_store`.
+
+    `transactions` is where handlers get theirs from, if not from connections of the inbox itself: a factory of sessions
+    or an engine of SQLAlchemy, a pool of psycopg, or `outrider.django.transactions()`, for the same database.
+    """
+    opened: InboxStore = await _lending(await _adapter(url, "store", _INBOXES)(url, schema), transactions)
     return opened
 
 
-async def open_sagas(url: str, *, schema: str = "outrider") -> SagaStore:
-    """Open the sagas beside the outbox in a store: the same URLs as `open_store`."""
-    opened: SagaStore = await _adapter(url, "store", _SAGAS)(url, schema)
+async def open_sagas(url: str, *, schema: str = "outrider", transactions: Any = None) -> SagaStore:
+    """Open the sagas beside the outbox in a store: the same URLs as `open_store`.
+
+    `transactions` is where local steps get theirs from; see `open_inbox`.
+    """
+    opened: SagaStore = await _lending(await _adapter(url, "store", _SAGAS)(url, schema), transactions)
     return opened
 
 
@@ -140,6 +148,25 @@ def configure_logging(*, json: bool = False, level: str = "INFO") -> None:
     from outrider.observers import logs
 
     logs.configure_logging(json, level, scrub=redacted)
+
+
+async def _lending(store: Any, transactions: Any) -> Any:
+    """Let a store hand out the application's own kind of transactions, if there are any."""
+    if transactions is None:
+        return store
+    try:
+        if not hasattr(store, "lend_from"):
+            raise Misuse("MongoDB's transactions have one kind only; leave `transactions` out")
+        lender = lender_of(transactions)
+        try:
+            await store.lend_from(lender)
+        except BaseException:
+            await lender.close()
+            raise
+    except BaseException:
+        await store.close()
+        raise
+    return store
 
 
 async def _sqlite_store(url: str, schema: str, archive: bool, clock: Clock | None) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -82,16 +82,19 @@ def consume(
     given = {"store": store, "broker": broker, "schema": schema, "log_level": log_level}
     chosen = config.load({"config": config_file, **given})
     app.configure_logging(json=json, level=chosen.log_level.upper())
-    routes = list(find_inbox(target).chosen(consumer or []).values())
+    inbox = find_inbox(target)
+    routes = list(inbox.chosen(consumer or []).values())
     if not routes:
         raise Misuse(f"{target} has no handlers; register some with @inbox.handler(...)")
-    counts = asyncio.run(run(chosen, routes, until_idle))
+    counts = asyncio.run(run(chosen, routes, until_idle, inbox.transactions))
     emit(counts) if json else say(", ".join(f"{count} {NAMES[name]}" for name, count in counts.items()))
 
 
-async def run(chosen: Config, routes: Sequence[Routes], until_idle: float | None) -> dict[str, int]:
+async def run(
+    chosen: Config, routes: Sequence[Routes], until_idle: float | None, transactions: Any = None
+) -> dict[str, int]:
     """Run one consumer per name to its end; return what became of the messages."""
-    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema)
+    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema, transactions=transactions)
     tally = Tally()
     observer = Observers([app.log_observer(), tally])
     try:

@@ -153,7 +153,7 @@ async def work(chosen: Config, sagas: Sagas, settings: SagaSettings, until_idle:
     tally = Tally()
     observer = Observers([app.log_observer(), tally])
     outbox = app.Outbox(schema=chosen.schema)
-    store = await app.open_sagas(chosen.store_url(), schema=chosen.schema)
+    store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, transactions=sagas.transactions)
     try:
         worker = SagaWorker(store, sagas, outbox.stage, settings, observer)
         inbox = app.saga_inbox(sagas, outbox=outbox, observer=observer)

@@ -12,5 +12,6 @@ Add "outrider.django" to INSTALLED_APPS, run `manage.py migrate`, and stage even
 """
 
 from outrider.django.staging import astage, stage
+from outrider.django.transactions import transactions
 
-__all__ = ["astage", "stage"]
+__all__ = ["astage", "stage", "transactions"]

@@ -51,6 +51,7 @@ WAYS = {
     ("pymongo", "ClientSession"): Way("outrider.drivers.pymongo", _SYNC),
     ("pymongo", "AsyncClientSession"): Way("outrider.drivers.pymongo", _ASYNC),
     ("outrider", "MemoryTransaction"): Way("outrider.drivers.memory", _ASYNC),
+    ("outrider", "Loan"): Way("outrider.drivers.lent", _ASYNC),
 }
 
 _CURSOR = "a cursor is not a connection; pass the connection it came from"

@@ -57,7 +57,7 @@ def _perform_async(target: Any, verb: str, args: tuple[Any, ...], schema: str) -
 def _within_session(session: Session, verb: str, args: tuple[Any, ...], schema: str, *, awaited: bool = False) -> Any:
     if not session.in_transaction():
         raise NotInTransaction(IDLE.format("session", "async with" if awaited else "with"))
-    _check_bind(session)
+    check_bind(session)
     session.flush()
     return _within(session.connection(), verb, args, schema)
 
@@ -67,7 +67,7 @@ def _within(connection: Connection, verb: str, args: tuple[Any, ...], schema: st
     _check_open(connection)
     if not connection.in_transaction():
         raise NotInTransaction(IDLE.format("connection", "async with" if awaited else "with"))
-    raw = _begun(connection)
+    raw = begun(connection)
     way = way_of(raw)
     try:
         done = getattr(driver(way), verb)(raw, *args, schema)
@@ -82,12 +82,16 @@ def _awaited(work: Any) -> Any:
     return await_only(work)
 
 
-def _begun(connection: Connection) -> Any:
-    """Return the driver's connection, with the transaction begun that SQLAlchemy believes to be open."""
+def begun(connection: Connection) -> Any:
+    """Return the driver's connection, with the transaction begun that SQLAlchemy believes to be open::
+
+    with engine.begin() as connection:
+        raw = begun(connection)
+    """
     dialect = connection.dialect
     if dialect.driver not in DRIVERS:
         raise Misuse(
-            f"cannot stage through {dialect.name}+{dialect.driver}; use postgresql+psycopg, postgresql+asyncpg, sqlite "
+            f"cannot work through {dialect.name}+{dialect.driver}; use postgresql+psycopg, postgresql+asyncpg, sqlite "
             "or sqlite+aiosqlite"
         )
     raw = connection.connection.driver_connection
@@ -120,8 +124,11 @@ def _check_open(connection: Any) -> None:
         raise Misuse("this connection is closed, and its transaction with it; take another and begin again")
 
 
-def _check_bind(session: Session) -> None:
-    """Refuse a session that may write its rows to one database and our event to another."""
+def check_bind(session: Session) -> None:
+    """Refuse a session that may write its rows to one database and our event to another::
+
+    check_bind(Session())
+    """
     try:
         usual = session.get_bind()
     except UnboundExecutionError as error:

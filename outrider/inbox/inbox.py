@@ -42,12 +42,20 @@ class Inbox(Router):
         async def bill(event, conn):
             await conn.execute("INSERT INTO invoices (order_id) VALUES ($1)", event.aggregate_id)
 
+    With `transactions`, a factory of SQLAlchemy's sessions for instance, handlers get a transaction of that kind::
+
+        inbox = Inbox(transactions=async_sessionmaker(engine))
+
     Or keep your own loop, give the inbox a store, and call `process` for every delivery.
     """
 
-    def __init__(self, store: InboxStore | None = None) -> None:
+    def __init__(self, store: InboxStore | None = None, *, transactions: Any = None) -> None:
         super().__init__()
-        self.store = store
+        if store is not None and transactions is not None:
+            raise Misuse(
+                "an inbox with a store lends what that does; open the store with transactions=…, not the inbox"
+            )
+        self.store, self.transactions = store, transactions
 
     def consumer(self, name: str, settings: ConsumerSettings | None = None, **options: Any) -> None:
         """Set how a consumer works: its gate, retries, batches and limits.

@@ -17,12 +17,15 @@ class Sagas:
     answers the other. Run them with `outrider saga run module:sagas`::
 
         sagas = Sagas(order, refund, name="shop")
+
+    With `transactions`, a factory of SQLAlchemy's sessions for instance, local steps get a transaction of that kind.
     """
 
-    def __init__(self, *sagas: Saga[Any], name: str | None = None) -> None:
+    def __init__(self, *sagas: Saga[Any], name: str | None = None, transactions: Any = None) -> None:
         if not sagas:
             raise Misuse("there are no sagas to run; name them: Sagas(order, refund)")
         self.name = None if name is None else check_name(name, "sagas", "Sagas(…, name=…)")
+        self.transactions = transactions
         self._sagas: dict[tuple[str, int], Saga[Any]] = {}
         for saga in sagas:
             self._add(saga)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,10 @@ from pymongo import AsyncMongoClient
 
 import outrider
 from outrider import Event
+from outrider.stores.mongo import MongoSchema
 from outrider.testing.servers.kafka import create_topic, delete_topics
+from outrider.testing.servers.mongo import MongoServer
+from tests.acceptance.end_to_end.mongo_shop import FORGETFUL
 from tests.chaos import mongo_services as services
 from tests.chaos.relays import PATIENCE_SECONDS, at, relays
 
@@ -84,9 +87,19 @@ class Scene:
             await session.with_transaction(work)
 
 
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that soon forgets what a killed process had open."""
+    with MongoServer(settings=FORGETFUL) as server:
+        asyncio.run(MongoSchema(server.url).migrate())
+        yield server.url
+
+
 @pytest.fixture
-async def client(mongo_default: str) -> AsyncIterator[AsyncMongoClient[Any]]:
-    async with AsyncMongoClient[Any](mongo_default, uuidRepresentation="standard") as client:
+async def client(url: str) -> AsyncIterator[AsyncMongoClient[Any]]:
+    async with AsyncMongoClient[Any](url, uuidRepresentation="standard") as client:
+        for name in ("consumer_inbox", "inbox_stream", "outbox_archive", "outbox_counter"):
+            await client["outrider"][name].delete_many({})
         await client.drop_database(services.DATABASE)
         await client[services.DATABASE].create_collection("ledger")
         yield client
@@ -125,27 +138,27 @@ async def _consumers_repeat_no_effect(scene: Scene) -> None:
 
 
 async def test_killed_consumers_of_the_embedded_log_repeat_no_effect(
-    client: AsyncMongoClient[Any], mongo_default: str, tmp_path: Path
+    client: AsyncMongoClient[Any], url: str, tmp_path: Path
 ) -> None:
-    await _consumers_repeat_no_effect(Scene(client, mongo_default, at(tmp_path / "log.db"), tmp_path))
+    await _consumers_repeat_no_effect(Scene(client, url, at(tmp_path / "log.db"), tmp_path))
 
 
 @pytest.mark.kafka
 async def test_killed_consumers_of_kafka_repeat_no_effect(
-    client: AsyncMongoClient[Any], mongo_default: str, kafka: str, tmp_path: Path
+    client: AsyncMongoClient[Any], url: str, kafka: str, tmp_path: Path
 ) -> None:
     create_topic(kafka, services.TOPIC, partitions=4)
     try:
-        url = f"kafka://{kafka}?session.timeout.ms=1000"
-        await _consumers_repeat_no_effect(Scene(client, mongo_default, url, tmp_path))
+        broker = f"kafka://{kafka}?session.timeout.ms=1000"
+        await _consumers_repeat_no_effect(Scene(client, url, broker, tmp_path))
     finally:
         delete_topics(kafka, services.TOPIC)
 
 
 async def test_sagas_end_well_though_their_workers_are_killed(
-    client: AsyncMongoClient[Any], mongo_default: str, tmp_path: Path
+    client: AsyncMongoClient[Any], url: str, tmp_path: Path
 ) -> None:
-    scene = Scene(client, mongo_default, at(tmp_path / "log.db"), tmp_path)
+    scene = Scene(client, url, at(tmp_path / "log.db"), tmp_path)
     names = [f"{kind}-{number:03}" for kind, count in SAGAS.items() for number in range(count)]
     instances = client["outrider"]["saga_instance"]
 

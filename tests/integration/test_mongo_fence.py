@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -10,13 +11,15 @@ from uuid import uuid4
 import pytest
 from pymongo.errors import PyMongoError
 
+from outrider.errors import Transient
 from outrider.outcome import CONFIRMED, PARK, Bury, Defer, Outcome, Reason, Retry
 from outrider.store import Criteria
-from outrider.stores.mongo import MongoStore, ownership
+from outrider.stores.mongo import MongoSchema, MongoStore, ownership
 from outrider.stores.mongo.database import Patience, begin
 from outrider.stores.mongo.errors import passing
 from outrider.testing import ManualClock
 from outrider.testing.harness import order, orders
+from outrider.testing.servers.mongo import MongoServer
 from tests.integration.mongo import fetched, staged
 
 pytestmark = pytest.mark.mongo
@@ -122,7 +125,7 @@ async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapsho
         assert await old.beat("old", 15, joining=False) is not None
         refusal: Any = None
         try:
-            await ownership.claim(session, new.database, "new", [1])
+            await ownership.take(session, new.database, "new", [1])
         except PyMongoError as error:
             refusal = error
         assert passing(refusal)
@@ -180,3 +183,36 @@ async def test_a_stream_that_only_looks_like_an_expression_is_blocked_by_its_nam
     assert await store.settle(lease, [settlement]) == 1
     [held] = await store.desk.blocked_streams(10)
     assert (held.stream.topic, held.stream.key, held.waiting) == ("$cause", "$$NOW", 1)
+
+
+async def test_lanes_that_a_killed_relay_was_writing_do_not_keep_the_others_from_being_claimed(
+    store: MongoStore,
+) -> None:
+    lanes = range(3 * store.lanes)
+    await store.beat("new", 60, joining=True)
+    async with store.database.session() as session:
+        await begin(session)
+        written = {"_id": {"$in": [5, 60]}}
+        await store.database["outbox_lane"].update_many(written, {"$inc": {"turn": 1}}, session=session)
+        begun = time.monotonic()
+        lease = await store.claim("new", lanes)
+        assert time.monotonic() - begun < ownership.CLAIM_SECONDS + 3
+        assert set(lanes) - lease.epochs.keys() == {5, 60}
+        await session.abort_transaction()
+    rest = await store.claim("new", [5, 60])
+    assert rest.epochs.keys() == {5, 60}
+    assert not (await store.claim("new", lanes)).epochs
+
+
+async def test_a_claim_whose_commit_is_in_doubt_is_told(mongo_schema: str) -> None:
+    with MongoServer() as server:
+        await MongoSchema(server.url, schema=mongo_schema).migrate()
+        store = await MongoStore.open(server.url, schema=mongo_schema)
+        await store.beat("new", 60, joining=True)
+        gone = {"failCommands": ["commitTransaction"], "closeConnection": True}
+        point = {"configureFailPoint": "failCommand", "mode": "alwaysOn", "data": gone}
+        await store.database.client.admin.command(point)
+        with pytest.raises(Transient):
+            await store.claim("new", [1, 2])
+        await store.database.client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+        await store.close()

@@ -125,6 +125,7 @@ UNREADABLE: list[dict[str, Any]] = [
     {"key": "k" * 1001},
     {"colour": "blue"},
     {"lane": 3},
+    {"position": 7},
 ]
 
 

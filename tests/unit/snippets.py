@@ -69,12 +69,12 @@ def called(names: dict[str, Any], code: str) -> list[Any]:
     if "asyncio.run(" in code:
         return []
     found = [value for value in names.values() if iscoroutinefunction(value) and value.__module__ == "snippet"]
-    return [value for value in found if not {"tx", "run"} & signature(value).parameters.keys()]
+    return [value for value in found if not {"tx", "run", "event"} & signature(value).parameters.keys()]
 
 
 async def deliver(inbox: Inbox, url: str) -> None:
     """Give each handler that a snippet registers an event of its type, in a transaction of its own."""
-    store = await open_inbox(url)
+    store = await open_inbox(url, transactions=inbox.transactions)
     for routes in inbox.consumers.values():
         for (topic, event_type), route in routes.handlers.items():
             headers = {"message_id": uuid4(), "event_type": event_type, "aggregate_id": "A-7", "sequence": 1}

@@ -14,6 +14,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outrider import Inbox, Saga
 from outrider.brokers.rabbitmq.routing import takes
@@ -36,8 +37,11 @@ async def test_a_python_snippet_runs(
     """Each in an empty directory; then what it defines is called, with what its parameters are named after."""
     monkeypatch.chdir(tmp_path)
     given = await _surroundings(postgres_url, tmp_path / "shop.db")
-    names = await asyncio.to_thread(load, snippet.code, str(snippet), monkeypatch)
-    for defined in called(names, snippet.code):
+    code = snippet.code.replace(
+        "postgresql+asyncpg://app@db/shop", postgres_url.replace("postgresql:", "postgresql+asyncpg:")
+    )
+    names = await asyncio.to_thread(load, code, str(snippet), monkeypatch)
+    for defined in called(names, code):
         async with asyncio.timeout(20):
             calling = asyncio.ensure_future(defined(*(given[name] for name in signature(defined).parameters)))
             _stop_if_it_runs_for_ever(snippet.code)
@@ -46,6 +50,8 @@ async def test_a_python_snippet_runs(
         await deliver(inbox, postgres_url)
     for saga in [value for value in names.values() if isinstance(value, Saga)]:
         saga.check()
+    for engine in [value for value in names.values() if isinstance(value, AsyncEngine)]:
+        await engine.dispose()
     await given["conn"].close()
 
 

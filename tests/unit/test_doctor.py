@@ -28,6 +28,7 @@ from outrider.cli.doctor import exit_code
 from outrider.errors import BadSetting
 from outrider.finding import Finding, Level
 from outrider.stores.memory import examine as of_memory
+from outrider.stores.mongo import examine as of_mongo
 from outrider.stores.postgres import examine as of_postgres
 from outrider.stores.sqlite import examine as of_sqlite
 from outrider.surroundings import is_loopback, remote_filesystem
@@ -35,7 +36,7 @@ from outrider.surroundings import is_loopback, remote_filesystem
 OK, WARN, REFUSE = Level.OK, Level.WARN, Level.REFUSE
 NOBODY = 65_534
 PAGE = Path(__file__).parent.parent.parent / "docs" / "doctor.md"
-MODULES = (examination, of_postgres, of_sqlite, of_memory, of_kafka, judging, consumed, of_embedded, null)
+MODULES = (examination, of_postgres, of_mongo, of_sqlite, of_memory, of_kafka, judging, consumed, of_embedded, null)
 CHECKS = {name for module in MODULES for name in module.CHECKS}
 
 
@@ -167,6 +168,14 @@ def _netloc(host: str) -> str:
     return f"[{host}]" if host.count(":") > 1 and "[" not in host else host.replace("/", "%2F")
 
 
+MONGO_READER = {
+    "authInfo": {
+        "authenticatedUsers": [{"user": "shop", "db": "admin"}],
+        "authenticatedUserPrivileges": [{"resource": {"db": "outrider", "collection": ""}, "actions": ["find"]}],
+    }
+}
+
+
 @pytest.mark.parametrize(
     ("finding", "level"),
     [
@@ -189,6 +198,19 @@ def _netloc(host: str) -> str:
         (judging.replicas([Queue("a", limits={"ha-mode": "all"}), Queue("b", "quorum")], 3), OK),
         (judging.replicas([Queue("a")], 1), OK),
         (judging.expiry([Queue("a", limits={"expires": 5})]), WARN),
+        (of_mongo.judge_version("5.0.31"), OK),
+        (of_mongo.judge_version("4.4.29"), REFUSE),
+        (of_mongo.judge_members({"setName": "rs0", "hosts": ["a", "b", "c"]}), OK),
+        (of_mongo.judge_members({"setName": "rs0", "hosts": ["a", "b"], "arbiters": ["c"]}), WARN),
+        (of_mongo.judge_members({"msg": "isdbgrid"}), OK),
+        (of_mongo.judge_journal({"config": {}}), OK),
+        (of_mongo.judge_journal({"config": {"writeConcernMajorityJournalDefault": False}}), REFUSE),
+        (of_mongo.judge_journal(None), WARN),
+        (of_mongo.judge_write_concern({"defaultWriteConcern": {"w": "majority"}}), OK),
+        (of_mongo.judge_write_concern({"defaultWriteConcern": {"w": 1}}), WARN),
+        (of_mongo.judge_write_concern(None), WARN),
+        (of_mongo.judge_rights("outrider", MONGO_READER), WARN),
+        (of_mongo.judge_rights("outrider", None), OK),
         (of_sqlite.judge_journal("delete", 2), REFUSE),
         (of_sqlite.judge_journal("wal", 1), REFUSE),
         (examination.judge_error("broker", TimeoutError()), REFUSE),

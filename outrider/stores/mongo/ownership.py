@@ -6,13 +6,23 @@ one is refused by the server and starts anew, and then sees what the other has d
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
+from outrider.errors import Transient
 from outrider.store import Lease, Pulse
-from outrider.stores.mongo.database import Database, Document, Session
+from outrider.stores.mongo.database import Database, Document, Patience, Session, transact
+from outrider.stores.mongo.transaction import conflict
+
+CLAIM_SECONDS = 2.0
+"""How long a claim may go on looking for lanes that are to be had."""
+
+TURN_SECONDS = 0.1
+"""How long it tries again with the same lanes: another relay that claims is done by then."""
 
 FREE: Document = {"owner": None}
 
@@ -43,8 +53,33 @@ async def living_relays(database: Database, session: Session | None = None) -> s
     return {row["_id"] for row in await database["outbox_relay"].find(ahead, {"_id": 1}, session=session).to_list()}
 
 
-async def claim(session: Session, database: Database, relay: str, lanes: Sequence[int]) -> Lease:
-    """Take those of the lanes that nobody alive owns, if the relay itself is alive."""
+async def claim(database: Database, relay: str, lanes: Sequence[int]) -> Lease:
+    """Take those of the lanes that nobody alive owns, if the relay itself is alive.
+
+    What a killed relay had open may be in the way for a minute. Its lanes are left for later, the others are not; and
+    all of it is short, because whoever claims has a heartbeat to renew.
+    """
+    taken: dict[int, int] = {}
+    waiting, give_up = [list(lanes)], time.monotonic() + CLAIM_SECONDS
+    while waiting:
+        some = waiting.pop(0)
+        try:
+            async with database.session() as session:
+                work = partial(take, session, database, relay, some)
+                taken |= (await transact(session, work, Patience(TURN_SECONDS))).epochs
+        except Transient as error:
+            # Of anything else nobody knows whether it has happened, and the relay must hear of that.
+            if not conflict(error.__cause__):
+                raise
+            if time.monotonic() > give_up:
+                break
+            half = len(some) // 2
+            waiting += [part for part in (some[:half], some[half:]) if half]
+    return Lease(relay, taken)
+
+
+async def take(session: Session, database: Database, relay: str, lanes: Sequence[int]) -> Lease:
+    """Take all of the lanes that are to be had, or none."""
     alive = await living_relays(database, session)
     documents = database["outbox_lane"]
     free = {"_id": {"$in": list(set(lanes))}, "owner": {"$nin": sorted(alive)}}

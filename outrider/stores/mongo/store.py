@@ -53,7 +53,7 @@ class MongoStore:
         return await self.database.run(ownership.beat(self.database, relay, lease_seconds, joining=joining))
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
-        return await self.database.transaction(ownership.claim, self.database, relay, lanes)
+        return await ownership.claim(self.database, relay, lanes)
 
     async def release(self, lease: Lease) -> None:
         await self.database.run(ownership.release(self.database, lease))

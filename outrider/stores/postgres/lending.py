@@ -6,13 +6,15 @@ Its connections are as the driver makes them, and it can work through the applic
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Self
 
 import asyncpg
 
 from outrider.errors import Misuse, Transient
+from outrider.stores.loans import Lender, Loan
 from outrider.stores.postgres import calling
 from outrider.stores.postgres.database import STATEMENT_SECONDS, Database
 from outrider.stores.postgres.transaction import handling
@@ -21,10 +23,14 @@ from outrider.stores.queries import identifier
 BATCH_MAX = 1000
 KEPT_BACK = 2
 """Connections that no function of somebody else ever has, so that claims, renewals and turns go on."""
+ELSEWHERE = (
+    "`transactions` leads to another database than the store, {0}; what a handler writes and the receipt for it could "
+    "not be committed together: let both lead to the same one"
+)
 
 
 class Lending:
-    """Transactions of a pool, and the store's own statements in them."""
+    """Transactions of a pool, or of the application's own kind, and the store's own statements in them."""
 
     WHAT: ClassVar[str]
     """What it is called when it is not installed."""
@@ -38,6 +44,7 @@ class Lending:
     def __init__(self, database: Database, *, schema: str = "outrider") -> None:
         self._database, self._schema = database, identifier(schema)
         self._lendable: asyncio.Semaphore | None = None
+        self._lender: Lender | None = None
 
     @classmethod
     async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
@@ -63,42 +70,69 @@ class Lending:
         """
         return cls(Database.over(pool), schema=schema)
 
+    async def lend_from(self, lender: Lender) -> None:
+        """Lend transactions of the application's own kind from now on; refuse those of another database::
+
+        await inbox_store.lend_from(lender_of(session_factory))
+        """
+        if lender.vendor != "postgresql":
+            raise Misuse(ELSEWHERE.format(self._database.where))
+        # A lock that one has is a lock that the other cannot have, if and only if their database is the same.
+        number = secrets.randbits(62)
+        async with lender.transaction() as loan:
+            await loan.execute("SELECT pg_advisory_xact_lock($1::bigint)::text", number)
+            [[elsewhere]] = await self._database.fetch("SELECT pg_try_advisory_xact_lock($1::bigint)", number)
+        if elsewhere:
+            raise Misuse(ELSEWHERE.format(self._database.where))
+        self._lender = lender
+
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return handling(self._database)
+        return handling(self._database) if self._lender is None else self._lender.transaction()
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Any]:
         """Open a transaction for a function that may take its time; our own work never waits behind those."""
+        if self._lender is not None:
+            async with self._lender.transaction() as loan:
+                yield loan
+            return
         if self._lendable is None:
             self._lendable = asyncio.Semaphore(max(1, self._database.pool.get_max_size() - KEPT_BACK))
-        async with self._lendable, self.transaction() as tx:
+        async with self._lendable, handling(self._database) as tx:
             yield tx
 
     def objection(self, function: Callable[..., Any]) -> str | None:
-        return calling.objection(function)
+        return calling.objection(function) if self._lender is None else self._lender.objection(function)
 
     async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
+        if isinstance(tx, Loan):
+            return await tx.call(function, argument)
         return await calling.call(function, argument, tx)
 
     def sever(self, tx: Any) -> None:
         # Without its connection, a function that goes on can do nothing: not even between our rollback and the pool.
-        tx.terminate()
+        tx.sever() if isinstance(tx, Loan) else tx.terminate()
 
     async def run(self, tx: Any, verb: str, *args: Any) -> list[Any]:
         """Run one of our statements in a transaction that was lent."""
-        where = self._database.where
-        with calling.told(where, tx):
-            try:
-                rows: list[Any] = await tx.fetch(self.sql[verb], *args, timeout=STATEMENT_SECONDS)
-            except TimeoutError as error:
-                raise Transient(
-                    f"{where}: {verb} did not end within {STATEMENT_SECONDS:.0f} s; another transaction may hold the "
-                    f"same {self.LOCKED}"
-                ) from error
-            return rows
+        if isinstance(tx, Loan):
+            return await self._in_time(verb, tx.execute(self.sql[verb], *args))
+        with calling.told(self._database.where, tx):
+            return await self._in_time(verb, tx.fetch(self.sql[verb], *args, timeout=STATEMENT_SECONDS))
 
     async def close(self) -> None:
+        if self._lender is not None:
+            await self._lender.close()
         await self._database.close()
+
+    async def _in_time(self, verb: str, statement: Awaitable[list[Any]]) -> list[Any]:
+        try:
+            return await statement
+        except TimeoutError as error:
+            raise Transient(
+                f"{self._database.where}: {verb} did not end within {STATEMENT_SECONDS:.0f} s; another transaction may "
+                f"hold the same {self.LOCKED}"
+            ) from error
 
     async def _in_batches(self, verb: str, *args: Any) -> int:
         total, count = 0, BATCH_MAX

@@ -22,6 +22,7 @@ from outrider.stores.postgres.lending import Lending
 from outrider.stores.postgres.saga_desk import PostgresSagaDesk
 from outrider.stores.postgres.saga_parameters import post_parameters, save_parameters, start_parameters
 from outrider.stores.postgres.saga_reading import records
+from outrider.stores.postgres.transaction import handling
 from outrider.stores.postgres.wakeup import Hints
 
 
@@ -40,6 +41,10 @@ class PostgresSagas(Lending):
         self.desk: SagaDesk = PostgresSagaDesk(database, schema)
         self._lent: dict[int, int] = {}
         self._hints = Hints(database, f"{schema[:50]}_saga")
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        # Turns never wait for a connection that a step's function may have, so they are always on our own.
+        return handling(self._database)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Any]:

@@ -1,8 +1,8 @@
 """A store that lends its transactions to other people's code: what inbox and sagas have in common.
 
-One connection and one transaction at a time: whoever is in it has everything locked. A plain function runs on the
-connection's own thread, a coroutine on the event loop, with the same connection; that is safe because nobody else
-touches it until the transaction ends.
+One connection and one transaction at a time: whoever is in it has everything locked, also if it is of the application's
+own kind. Otherwise a plain function runs on the connection's own thread, a coroutine on the event loop, with the same
+connection; that is safe because nobody else touches it until the transaction ends.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast
 
 from outrider.clock import Clock, SystemClock
 from outrider.errors import Misuse, OutriderError, Permanent, TransactionLost, Transient, UnfitHandler
 from outrider.stores import lending
 from outrider.stores.lending import ENDED, GENERATOR
+from outrider.stores.loans import Lender, Loan
 from outrider.stores.sqlite.database import open_existing, translated, translation
 
 P = ParamSpec("P")
@@ -27,6 +28,11 @@ T = TypeVar("T")
 
 MARK = "outrider_lent"
 """A savepoint: it is there as long as the transaction is that a function was given."""
+
+ELSEWHERE = (
+    "`transactions` leads to another database than the store, the file {0}; what a handler writes and the receipt for "
+    "it could not be committed together: let both lead to the same one"
+)
 
 
 class Lending:
@@ -45,19 +51,27 @@ class Lending:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"outrider-{self.WHAT.replace(' ', '-')}")
         self._turn = asyncio.Lock()
         self._within: asyncio.Task[Any] | None = None
+        self._lender: Lender | None = None
 
-    def transaction(self) -> AbstractAsyncContextManager[sqlite3.Connection]:
-        return self._transaction("BEGIN IMMEDIATE")
+    async def lend_from(self, lender: Lender) -> None:
+        """Lend transactions of the application's own kind from now on; refuse those of another database::
+
+        await inbox_store.lend_from(lender_of(session_factory))
+        """
+        if lender.vendor != "sqlite":
+            raise Misuse(ELSEWHERE.format(self._path))
+        async with lender.transaction() as loan:
+            files = [row[2] for row in await loan.execute(_attached)]
+        if not files[0] or not self._path.samefile(files[0]):
+            raise Misuse(ELSEWHERE.format(self._path))
+        self._lender = lender
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        return self._own("BEGIN IMMEDIATE") if self._lender is None else self._lent(self._lender)
 
     @asynccontextmanager
-    async def _transaction(self, begin: str) -> AsyncIterator[sqlite3.Connection]:
-        task = asyncio.current_task()
-        if self._within is not None and self._within is task:
-            raise Misuse(
-                f"a handler of this {self.WHAT} cannot open another transaction of it; use the one that it was given"
-            )
-        async with self._turn:
-            self._within = task
+    async def _own(self, begin: str) -> AsyncIterator[sqlite3.Connection]:
+        async with self._alone():
             try:
                 await self._hop(_begin, self._connection, begin)
                 yield self._connection
@@ -66,26 +80,46 @@ class Lending:
                 # Also after a hop that was cancelled: its job may have run all the same. This one comes after it.
                 await asyncio.shield(self._hop(_end, self._connection))
                 raise
+
+    @asynccontextmanager
+    async def _lent(self, lender: Lender) -> AsyncIterator[Loan]:
+        async with self._alone(), lender.transaction() as loan:
+            yield loan
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Let nobody else of this store into the database."""
+        task = asyncio.current_task()
+        if self._within is not None and self._within is task:
+            raise Misuse(
+                f"a handler of this {self.WHAT} cannot open another transaction of it; use the one that it was given"
+            )
+        async with self._turn:
+            self._within = task
+            try:
+                yield
             finally:
                 self._within = None
 
     async def read(self, job: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something in a transaction of its own that only reads, and keeps no writer waiting."""
-        async with self._transaction("BEGIN") as conn:
+        async with self._own("BEGIN") as conn:
             return await self._in(conn, job, *args, **kwargs)
 
     async def write(self, job: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something in a transaction of its own."""
-        async with self.transaction() as conn:
+        async with self._own("BEGIN IMMEDIATE") as conn:
             return await self._in(conn, job, *args, **kwargs)
 
-    def lend(self) -> AbstractAsyncContextManager[sqlite3.Connection]:
-        return self.transaction()
+    def lend(self) -> AbstractAsyncContextManager[Any]:
+        return Lending.transaction(self)
 
     def objection(self, function: Callable[..., Any]) -> str | None:
-        return lending.objection(function)
+        return lending.objection(function) if self._lender is None else self._lender.objection(function)
 
-    async def call(self, function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
+    async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
+        if isinstance(tx, Loan):
+            return await tx.call(function, argument)
         tx.execute(f"SAVEPOINT {MARK}")
         try:
             result = await self._call(function, argument, tx)
@@ -100,8 +134,8 @@ class Lending:
             raise UnfitHandler(ENDED)
         return result
 
-    def sever(self, tx: sqlite3.Connection) -> None:
-        tx.interrupt()
+    def sever(self, tx: Any) -> None:
+        tx.sever() if isinstance(tx, Loan) else tx.interrupt()
 
     async def _call(self, function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
         if inspect.iscoroutinefunction(function):
@@ -118,6 +152,8 @@ class Lending:
 
     async def close(self) -> None:
         """Close the connection and end the thread. A second call does nothing."""
+        if self._lender is not None:
+            await self._lender.close()
         await asyncio.to_thread(self._thread.shutdown)
         self._connection.close()
 
@@ -126,11 +162,13 @@ class Lending:
 
     async def _in(
         self,
-        conn: sqlite3.Connection,
+        conn: sqlite3.Connection | Loan,
         job: Callable[Concatenate[sqlite3.Cursor, P], T],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
+        if isinstance(conn, Loan):
+            return cast(T, await conn.execute(lambda cursor: job(cursor, *args, **kwargs)))
         return await self._hop(lambda: run(conn, lambda cursor: job(cursor, *args, **kwargs)))
 
     async def _hop(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -158,6 +196,11 @@ def run(conn: sqlite3.Connection, job: Callable[[sqlite3.Cursor], T]) -> T:
             return job(cursor)
         finally:
             cursor.close()
+
+
+def _attached(cursor: sqlite3.Cursor) -> list[Any]:
+    """Return the databases that a connection has open: number, name and file; the first is its own."""
+    return cursor.execute("PRAGMA database_list").fetchall()
 
 
 def _plainly(function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:

@@ -38,6 +38,10 @@ class SqliteSagas(Lending):
         self.desk: SagaDesk = SqliteSagaDesk(self.read, self.clock)
         self._listeners: list[Callable[[], None]] = []
 
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        # Turns are always on our own connection; only the functions of steps have the application's.
+        return self._own("BEGIN IMMEDIATE")
+
     async def start(self, tx: sqlite3.Connection, saga: NewSaga) -> bool:
         return await self._in(tx, saga_verbs.start, saga, self._now())
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from outrider.stores.mongo import MongoSchema
 from outrider.stores.sqlite import SqliteSchema
-from tests.acceptance.end_to_end.mongo_shop import MongoShop
+from outrider.testing.servers.mongo import MongoServer
+from tests.acceptance.end_to_end.mongo_shop import FORGETFUL, MongoShop
 from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, SqliteShop
 
@@ -30,10 +32,12 @@ async def sqlite_shop(tmp_path: Path) -> AsyncIterator[SqliteShop]:
 
 
 @pytest.fixture
-async def mongo_shop(mongo_default: str) -> AsyncIterator[MongoShop]:
-    """A business on MongoDB."""
-    async with await MongoShop.open(mongo_default) as shop:
-        yield shop
+async def mongo_shop() -> AsyncIterator[MongoShop]:
+    """A business on MongoDB, with a server of its own that tests may trouble."""
+    with MongoServer(settings=FORGETFUL) as server:
+        await MongoSchema(server.url).migrate()
+        async with await MongoShop.open(server.url) as shop:
+            yield shop
 
 
 @pytest.fixture

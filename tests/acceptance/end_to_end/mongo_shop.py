@@ -15,14 +15,15 @@ from outrider.event import Event
 from tests.acceptance.end_to_end.shop import OUTBOX, Shop, Undone, in_two, purchases
 
 DATABASE = "shop"
+FORGETFUL = {"transactionLifetimeLimitSeconds": "5"}
+"""What a killed process had open stays so until then, by default for a minute, and stands in everybody's way."""
 MAJORITY: dict[str, Any] = {"read_concern": ReadConcern("snapshot"), "write_concern": WriteConcern("majority")}
 
 
 class MongoShop(Shop):
     """A business on MongoDB. Its collection is in a database of its own, and the outbox in another."""
 
-    # More would mostly undo each other's work: nobody waits for a document here, whoever comes second begins anew.
-    writers = 2
+    writers = 4
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

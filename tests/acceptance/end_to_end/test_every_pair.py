@@ -109,7 +109,7 @@ class TestSqliteToRabbitMQ:
 
 
 @pytest.mark.mongo
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 @pytest.mark.kafka
 class TestMongoToKafka:
     async def test_each_event_arrives_once_and_in_order(
@@ -124,7 +124,7 @@ class TestMongoToKafka:
 
 
 @pytest.mark.mongo
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 @pytest.mark.rabbitmq
 class TestMongoToRabbitMQ:
     async def test_each_event_arrives_once_and_in_order(

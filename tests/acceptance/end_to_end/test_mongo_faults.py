@@ -6,15 +6,12 @@ A relay is killed besides. Nothing is lost, every key keeps its order, and no ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient
 
-from outrider.stores.mongo import MongoSchema
-from outrider.testing.servers.mongo import MongoServer
 from tests.acceptance.end_to_end.crew import EMPTY, STARTED, everything_arrived, until
 from tests.acceptance.end_to_end.mongo_shop import MongoShop
 from tests.acceptance.end_to_end.post import KafkaPost, Post, RabbitPost
@@ -95,24 +92,15 @@ async def _business(shop: MongoShop, topic: str, trouble: asyncio.Task[None], *,
     return sold
 
 
-@pytest.fixture
-async def broken_shop() -> AsyncIterator[MongoShop]:
-    """A business on a server of its own, because others would suffer with it."""
-    with MongoServer() as server:
-        await MongoSchema(server.url).migrate()
-        async with await MongoShop.open(server.url) as shop:
-            yield shop
-
-
 @pytest.mark.kafka
 async def test_nothing_is_lost_on_the_way_to_kafka(
-    broken_shop: MongoShop, kafka_post: KafkaPost, tmp_path: Path
+    mongo_shop: MongoShop, kafka_post: KafkaPost, tmp_path: Path
 ) -> None:
-    await _nothing_changes(broken_shop, kafka_post, tmp_path)
+    await _nothing_changes(mongo_shop, kafka_post, tmp_path)
 
 
 @pytest.mark.rabbitmq
 async def test_nothing_is_lost_on_the_way_to_rabbitmq(
-    broken_shop: MongoShop, rabbit_post: RabbitPost, tmp_path: Path
+    mongo_shop: MongoShop, rabbit_post: RabbitPost, tmp_path: Path
 ) -> None:
-    await _nothing_changes(broken_shop, rabbit_post, tmp_path)
+    await _nothing_changes(mongo_shop, rabbit_post, tmp_path)

@@ -1,0 +1,54 @@
+"""The contracts of the inbox and of the sagas on PostgreSQL, over every kind of transactions that can be lent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider.testing.inbox_contract import InboxBench, InboxContract
+from outrider.testing.inbox_contract.handlers import HandlerRules
+from outrider.testing.inbox_contract.receipts import ReceiptRules
+from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
+from outrider.testing.saga_contract.lending import LendingRules
+from tests.contract.lenders.benches import LentRules, lent_inbox, lent_sagas
+from tests.contract.lenders.kinds import KINDS, REPEATED, Kind
+
+pytestmark = pytest.mark.postgres
+
+MAIN = pytest.mark.parametrize("postgres_kind", KINDS, indirect=True, ids=lambda kind: kind.__name__)
+OTHERS = pytest.mark.parametrize("postgres_kind", REPEATED, indirect=True, ids=lambda kind: kind.__name__)
+
+
+class _Inbox:
+    @pytest.fixture
+    async def bench(self, postgres_kind: Kind) -> AsyncIterator[InboxBench]:
+        async with lent_inbox(postgres_kind) as bench:
+            yield bench
+
+
+class _Sagas:
+    @pytest.fixture
+    async def bench(self, postgres_kind: Kind) -> AsyncIterator[SagaBench]:
+        async with lent_sagas(postgres_kind) as bench:
+            yield bench
+
+
+@MAIN
+class TestLentInbox(_Inbox, InboxContract):
+    pass
+
+
+@OTHERS
+class TestRepeatedLentInbox(_Inbox, ReceiptRules, HandlerRules):
+    pass
+
+
+@MAIN
+class TestLentSagas(_Sagas, LentRules, ConcurrentSagaContract):
+    pass
+
+
+@OTHERS
+class TestRepeatedLentSagas(_Sagas, LentRules, LendingRules):
+    pass

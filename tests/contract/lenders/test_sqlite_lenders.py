@@ -1,0 +1,126 @@
+"""The contracts of the inbox and of the sagas on SQLite, over the kinds of transactions that can be lent there."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from outrider import app
+from outrider.drivers import lent
+from outrider.drivers import sqlite3 as driver
+from outrider.drivers.lending import lender_of
+from outrider.saga_store import SagaStore
+from outrider.store import Store
+from outrider.stores.loans import Loan
+from outrider.stores.sqlite import SqliteInbox, SqliteSagas
+from outrider.testing import ManualClock
+from outrider.testing.inbox_contract import InboxBench, InboxContract
+from outrider.testing.inbox_contract.handlers import HandlerRules
+from outrider.testing.inbox_contract.receipts import ReceiptRules
+from outrider.testing.saga_contract import SagaBench, SagaContract
+from outrider.testing.saga_contract.lending import LendingRules
+from tests.contract.drivers.databases import SqliteDatabase
+from tests.contract.lenders.benches import Effects, Fitted, Lent, LentInboxBench, LentRules
+from tests.contract.lenders.kinds import KINDS, POSTGRES_ONLY, REPEATED, Kind
+
+MAIN = pytest.mark.parametrize("sqlite_kind", KINDS, indirect=True, ids=lambda kind: kind.__name__)
+OTHERS = pytest.mark.parametrize(
+    "sqlite_kind",
+    [kind for kind in REPEATED if kind not in POSTGRES_ONLY],
+    indirect=True,
+    ids=lambda kind: kind.__name__,
+)
+
+
+class LentSqliteInboxBench(LentInboxBench):
+    """One writer at a time."""
+
+    concurrent = False
+
+
+class _Inbox:
+    @pytest.fixture
+    async def bench(self, sqlite_kind: Kind) -> AsyncIterator[InboxBench]:
+        assert isinstance(sqlite_kind.database, SqliteDatabase)
+        clock = ManualClock(start=datetime.now(UTC))
+        store = SqliteInbox(sqlite_kind.database.path, clock=clock)
+        await store.lend_from(lender_of(sqlite_kind.source))
+        yield LentSqliteInboxBench(Fitted(store, plain=sqlite_kind.plain), clock, sqlite_kind, None)
+        await store.close()
+
+
+class LentSqliteSagaBench(Effects, SagaBench):
+    """Sagas written through lent transactions; from outside, through sqlite3."""
+
+    def __init__(self, store: Any, other: SqliteSagas, clock: ManualClock, kind: Kind) -> None:
+        super().__init__(store, clock)
+        self._other, self._kind = other, kind
+
+    @property
+    def plain(self) -> bool:
+        return self._kind.plain
+
+    def other(self) -> SagaStore:
+        return self._other
+
+    @asynccontextmanager
+    async def outside(self) -> AsyncIterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._kind.database.url.removeprefix("sqlite:///"))) as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def outbox(self) -> AsyncIterator[Store]:
+        store = await app.open_store(self._kind.database.url, clock=self.clock)
+        yield store
+        await store.close()
+
+    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
+        if isinstance(tx, Loan):
+            return await getattr(lent, verb)(tx, *args, "")
+        return getattr(driver, verb)(tx, *args, "")
+
+
+class _Sagas(LentRules):
+    @pytest.fixture
+    async def bench(self, sqlite_kind: Kind) -> AsyncIterator[SagaBench]:
+        assert isinstance(sqlite_kind.database, SqliteDatabase)
+        path, clock = sqlite_kind.database.path, ManualClock(start=datetime.now(UTC))
+        store, other = SqliteSagas(path, clock=clock), SqliteSagas(path, clock=clock)
+        await store.lend_from(lender_of(sqlite_kind.source))
+        yield LentSqliteSagaBench(Lent(store, plain=sqlite_kind.plain), other, clock, sqlite_kind)
+        await store.close()
+        await other.close()
+
+    async def test_a_function_that_is_cut_off_leaves_the_store_as_it_was(self, bench: SagaBench) -> None:
+        assert isinstance(bench, LentSqliteSagaBench)
+        if bench.plain:
+            pytest.skip("nobody can end a thread, and until it ends it keeps SQLite's only writer")
+        await LendingRules().test_a_function_that_is_cut_off_leaves_the_store_as_it_was(bench)
+
+    async def test_barriers_are_kept_for_as_long_as_was_said(self, bench: SagaBench) -> None:
+        pytest.skip("a driver takes the time from its host, and not from the clock of a store")
+
+
+@MAIN
+class TestLentSqliteInbox(_Inbox, InboxContract):
+    pass
+
+
+@OTHERS
+class TestRepeatedLentSqliteInbox(_Inbox, ReceiptRules, HandlerRules):
+    pass
+
+
+@MAIN
+class TestLentSqliteSagas(_Sagas, SagaContract):
+    pass
+
+
+@OTHERS
+class TestRepeatedLentSqliteSagas(_Sagas, LendingRules):
+    pass
