@@ -14,6 +14,7 @@ import pytest
 
 import outrider
 from outrider import Event
+from outrider.stores.loans import Loan
 from outrider.stores.sqlite import SqliteSchema
 from tests.contract.drivers.databases import PostgresDatabase, SqliteDatabase
 from tests.contract.lenders.kinds import Kind
@@ -66,7 +67,7 @@ def suited(monkeypatch: pytest.MonkeyPatch) -> None:
     awaited = outrider.stage
 
     async def stage(conn: Any, *events: Event) -> list[UUID]:
-        plain = not type(conn).__name__.startswith("Async")
+        plain = not isinstance(conn, Loan) and not type(conn).__name__.startswith("Async")
         return outrider.stage_sync(conn, *events) if plain else await awaited(conn, *events)
 
     monkeypatch.setattr(outrider, "stage", stage)
