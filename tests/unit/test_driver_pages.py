@@ -106,7 +106,8 @@ def test_the_page_on_staging_names_every_type_that_is_accepted_and_how() -> None
     table = re.findall(r"^\| \[([a-zA-Z0-9]+).*?\] *\([^|]*\| (.*?)\| (.*?)\|$", STAGING.read_text(), re.MULTILINE)
     rows = {driver.lower(): (awaited, plain) for driver, awaited, plain in table}
     assert rows.keys() == {"memory" if package == "outrider" else package for package, _ in WAYS}
-    for (package, kind), way in WAYS.items():
+    # What a saga's worker passes to itself is nothing that people stage through.
+    for (package, kind), way in ((known, way) for known, way in WAYS.items() if known != ("outrider", "Loan")):
         awaited, plain = rows["memory" if package == "outrider" else package]
         assert (f"`{kind}`" in awaited) == (way.manner is not Manner.SYNC), kind
         assert (f"`{kind}`" in plain) == (way.manner is not Manner.ASYNC), kind
