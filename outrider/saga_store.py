@@ -13,7 +13,7 @@ Rules every adapter keeps, and the contract suite checks:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -291,6 +291,10 @@ class SagaStore(Protocol):
 
     def sever(self, tx: Any) -> None:
         """Cut a transaction off from a function that does not end: whatever that still does to it is undone."""
+        ...
+
+    def telling(self, tx: Any) -> AbstractContextManager[None]:
+        """Say what the driver raises inside in our words; for what is staged through a transaction of this store."""
         ...
 
     async def start(self, tx: Any, saga: NewSaga) -> bool:

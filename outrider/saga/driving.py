@@ -35,8 +35,11 @@ CANCEL_SECONDS = 5.0
 ABANDON_PAUSE_SECONDS = 0.1
 WAIT_SECONDS_MIN = 0.005
 
-UNDONE_MAX = 5
-"""How often in a row the store may fail under a local step, in ways that may pass, before that costs an attempt."""
+UNDONE_MAX = 20
+"""How often in a row the store may fail under a local step, in ways that may pass, before that costs an attempt.
+
+Many sagas that write one document of MongoDB lose against each other all the time, through no fault of their own.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,8 @@ class Turning:
                 raise _AtFault from error
 
     async def _stage(self, tx: Any, instance: Instance, events: Sequence[Event]) -> None:
-        await self.stage(tx, *(acting.traced(event, instance) for event in events))
+        with self.store.telling(tx):
+            await self.stage(tx, *(acting.traced(event, instance) for event in events))
 
     def _quiet(self, record: Record, plan: Plan, debts: Sequence[Result]) -> bool:
         """Tell whether nothing has happened, so that there is nothing to save."""

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 import outrider
-from outrider import Event
+from outrider import Event, RetryPolicy
 from outrider.errors import Misuse, TransactionLost
 from outrider.observer import (
     SagaDropped,
@@ -21,7 +21,7 @@ from outrider.observer import (
     SagaStepUndone,
     SagaWorkerTroubled,
 )
-from outrider.saga import Refused, turning
+from outrider.saga import Refused, driving, turning
 from outrider.saga.driving import UNDONE_MAX
 from outrider.saga.news import News, Plan
 from outrider.saga.plan import advance
@@ -227,7 +227,10 @@ async def test_a_local_step_that_takes_too_long_is_rolled_back_and_charged() -> 
     assert [event.payload for event in await shop.sent()] == [{"attempt": 2}]
 
 
-async def test_a_transaction_that_is_lost_under_a_local_step_costs_an_attempt_only_if_that_goes_on() -> None:
+async def test_a_transaction_that_is_lost_under_a_local_step_costs_an_attempt_only_if_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driving, "PAUSES", RetryPolicy(base_seconds=0.001, cap_seconds=0.001))
     saga, tries = order_saga(), list[int]()
 
     @saga.local(retry=TWICE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -65,6 +65,9 @@ class MemorySagas:
 
     def sever(self, tx: MemoryTransaction) -> None:
         tx.rollback()
+
+    def telling(self, tx: MemoryTransaction) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def start(self, tx: MemoryTransaction, saga: NewSaga) -> bool:
         return await saga_writing.start(tx, saga)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pymongo import errors as mongo
 
-from outrider.errors import Misuse, OutriderError, Permanent, Transient, Unreachable
+from outrider.errors import Misuse, OutriderError, Permanent, TransactionLost, Transient, Unreachable
 
 STANDALONE = (
     "this server is in no replica set, and transactions need one; start mongod with --replSet and run rs.initiate(), "
@@ -49,6 +49,23 @@ def translated(where: str) -> Iterator[None]:
     except (OutriderError, asyncio.CancelledError):
         raise
     except mongo.PyMongoError as error:
+        raise translation(error, where) from error
+
+
+@contextmanager
+def losing(where: str) -> Iterator[None]:
+    """Turn the driver's errors into ours within a transaction that an engine of ours will run again.
+
+    ```python
+    with losing("MongoDB at db:27017"):
+        await collection.insert_one(document, session=session)
+    ```
+    """
+    try:
+        yield
+    except mongo.PyMongoError as error:
+        if passing(error):
+            raise TransactionLost(f"{where}: the transaction was lost ({_told(error)})") from error
         raise translation(error, where) from error
 
 

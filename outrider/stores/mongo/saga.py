@@ -12,14 +12,10 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
-from pymongo.errors import PyMongoError
-
-from outrider.errors import TransactionLost
 from outrider.saga_store import Claim, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn, Undelivered
 from outrider.stores.mongo import saga_claiming, saga_reading, saga_turns, saga_upkeep, saga_writing
 from outrider.stores.mongo.calling import told
 from outrider.stores.mongo.database import Database, Session
-from outrider.stores.mongo.errors import passing, translation
 from outrider.stores.mongo.lending import Lending, Lent
 from outrider.stores.mongo.saga_desk import MongoSagaDesk
 from outrider.stores.mongo.saga_sparing import sparing
@@ -43,17 +39,6 @@ class MongoSagas(Lending):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.desk: SagaDesk = MongoSagaDesk(database)
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Session]:
-        """Lend a session with a transaction open. What is staged through it comes with the driver's own errors."""
-        async with super().transaction() as session:
-            try:
-                yield session
-            except PyMongoError as error:
-                if passing(error):
-                    raise TransactionLost(f"{self._database.where}: another transaction was first ({error})") from error
-                raise translation(error, self._database.where) from error
 
     async def start(self, tx: Session, saga: NewSaga) -> bool:
         return await self.run(tx, _carry_out, lambda: saga_writing.start(saga, self._database.clock))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, ClassVar, Self
 
 import asyncpg
@@ -112,6 +112,9 @@ class Lending:
     def sever(self, tx: Any) -> None:
         # Without its connection, a function that goes on can do nothing: not even between our rollback and the pool.
         tx.sever() if isinstance(tx, Loan) else tx.terminate()
+
+    def telling(self, tx: Any) -> AbstractContextManager[None]:
+        return nullcontext() if isinstance(tx, Loan) else calling.told(self._database.where, tx)
 
     async def run(self, tx: Any, verb: str, *args: Any) -> list[Any]:
         """Run one of our statements in a transaction that was lent."""

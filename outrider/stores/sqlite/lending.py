@@ -12,7 +12,13 @@ import inspect
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast
 
@@ -136,6 +142,9 @@ class Lending:
 
     def sever(self, tx: Any) -> None:
         tx.sever() if isinstance(tx, Loan) else tx.interrupt()
+
+    def telling(self, tx: Any) -> AbstractContextManager[None]:
+        return nullcontext() if isinstance(tx, Loan) else translated()
 
     async def _call(self, function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
         if inspect.iscoroutinefunction(function):

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.end_to_end.crew import EMPTY, SHARED, STARTED, delivered, everything_arrived, until
+from tests.acceptance.end_to_end.crew import (
+    EMPTY,
+    SHARED,
+    STARTED,
+    delivered,
+    everything_arrived,
+    until,
+    until_told,
+)
 from tests.acceptance.end_to_end.mongo_shop import MongoShop
 from tests.acceptance.end_to_end.post import KafkaPost, Post, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, Shop, SqliteShop, deals
@@ -46,6 +54,8 @@ async def _a_kill_only_repeats(shop: Shop, post: Post, folder: Path) -> None:
             await crew.pop(0).kill()
             crew.append(await RelayProcess.start(shop.url, post.url, folder, *SMALL_STEPS))
         await until(shop, crew, *EMPTY)
+        # Who is told to stop before it runs is simply ended.
+        await until_told(folder, crew, "relay started", 3)
         assert [await relay.stop() for relay in crew] == [0, 0]
     ledger = await post.ledger()
     assert len(ledger.ids) == EVENTS

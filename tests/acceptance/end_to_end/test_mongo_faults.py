@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient
 
-from tests.acceptance.end_to_end.crew import EMPTY, STARTED, everything_arrived, until
+from tests.acceptance.end_to_end.crew import EMPTY, STARTED, everything_arrived, until, until_told
 from tests.acceptance.end_to_end.mongo_shop import MongoShop
 from tests.acceptance.end_to_end.post import KafkaPost, Post, RabbitPost
 from tests.acceptance.end_to_end.shop import deals
@@ -74,6 +74,8 @@ async def _nothing_changes(shop: MongoShop, post: Post, folder: Path) -> None:
             trouble = asyncio.create_task(_step_down(client))
             sold += await _business(shop, post.topic, trouble, seed=1000)
         await until(shop, crew, *EMPTY)
+        # Who is told to stop before it runs is simply ended.
+        await until_told(folder, crew, "relay started", 3)
         assert [await relay.stop() for relay in crew] == [0, 0]
     ledger = await post.ledger()
     assert len(ledger.ids) == sold
