@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +17,7 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 from outrider import app
 from outrider.drivers import pymongo as driver
 from outrider.errors import ConcurrencyError, Misuse, NotInTransaction, Permanent, Transient
-from outrider.saga_store import Instance, NewMail, Phase, Status, Turn
+from outrider.saga_store import NewMail, Phase, Turn
 from outrider.stores.mongo import MongoSchema
 from outrider.stores.mongo.saga import MongoSagas
 from outrider.testing.saga_contract.bench import claim_of, new_saga, reply
@@ -54,39 +53,6 @@ async def _start(sagas: MongoSagas, count: int) -> list[UUID]:
 async def _post(sagas: MongoSagas, *mail: NewMail) -> int:
     async with sagas.transaction() as tx:
         return await sagas.post(tx, mail)
-
-
-def _ended(instance: Instance) -> Instance:
-    return replace(instance, status=Status.COMPLETED)
-
-
-async def test_workers_that_race_never_own_the_same_epoch_and_finish_everything(sagas: MongoSagas) -> None:
-    """Eight workers; each turn posts mail to another saga, so both kinds are claimed, and saves meet posts."""
-    ids = await _start(sagas, 40)
-    turns: Counter[tuple[UUID, int]] = Counter()
-
-    async def work(name: str) -> None:
-        idle = 0
-        while idle < 5:
-            records = await sagas.claim(name, ORDER, limit=5, lease_seconds=60)
-            idle = 0 if records else idle + 1
-            for record in records:
-                turns[record.instance.saga_id, record.instance.epoch] += 1
-                ends = record.instance.version == 2
-                turn = Turn(
-                    record.instance if not ends else _ended(record.instance),
-                    taken=[piece.mail_id for piece in record.mail],
-                    release=True,
-                    wake_seconds=None if ends else 0.0,
-                )
-                async with sagas.transaction() as tx:
-                    await sagas.save(tx, claim_of(record), turn, 60)
-                    await sagas.post(tx, [reply(ids[(ids.index(record.instance.saga_id) + 7) % 40])])
-
-    async with asyncio.timeout(120):
-        await asyncio.gather(*(work(f"worker-{number}") for number in range(8)))
-    assert set(turns.values()) == {1}
-    assert (await sagas.desk.counts())["completed"] == 40
 
 
 async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(sagas: MongoSagas) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,37 +42,6 @@ async def _start(sagas: PostgresSagas, count: int) -> list[UUID]:
         for saga in ids:
             await sagas.start(tx, saga)
     return [saga.saga_id for saga in ids]
-
-
-async def test_workers_that_race_never_own_the_same_epoch_and_finish_everything(postgres_url: str) -> None:
-    """Eight workers on connections of their own; each turn posts mail to another saga, so both kinds are claimed."""
-    sagas = await PostgresSagas.open(postgres_url, connections_max=8)
-    ids = await _start(sagas, 60)
-    turns: Counter[tuple[UUID, int]] = Counter()
-
-    async def work(name: str) -> None:
-        idle = 0
-        while idle < 5:
-            records = await sagas.claim(name, ORDER, limit=5, lease_seconds=60)
-            idle = 0 if records else idle + 1
-            for record in records:
-                turns[record.instance.saga_id, record.instance.epoch] += 1
-                ends = record.instance.version == 2
-                turn = Turn(
-                    record.instance if not ends else _ended(record.instance),
-                    taken=[piece.mail_id for piece in record.mail],
-                    release=True,
-                    wake_seconds=None if ends else 0.0,
-                )
-                async with sagas.transaction() as tx:
-                    await sagas.save(tx, claim_of(record), turn, 60)
-                    await sagas.post(tx, [reply(ids[(ids.index(record.instance.saga_id) + 7) % 60])])
-
-    async with asyncio.timeout(60):
-        await asyncio.gather(*(work(f"worker-{number}") for number in range(8)))
-    assert set(turns.values()) == {1}
-    assert (await sagas.desk.counts())["completed"] == 60
-    await sagas.close()
 
 
 def _ended(instance: Instance) -> Instance:
