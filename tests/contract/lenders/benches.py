@@ -23,6 +23,10 @@ from outrider.stores.loans import Loan
 from outrider.testing import ManualClock
 from outrider.testing.inbox_contract import InboxBench
 from outrider.testing.saga_contract import SagaBench
+from outrider.testing.saga_contract.barriers import BarrierRules
+from outrider.testing.saga_contract.lending import LendingRules
+from outrider.testing.saga_contract.outbox import OutboxRules
+from outrider.testing.saga_contract.turns import TurnRules
 from tests.contract.lenders.kinds import Kind
 
 
@@ -89,6 +93,10 @@ class LentRules:
             await bench.save_in(tx, record, status=Status.RUNNING)
         assert (await bench.shown(record.instance.saga_id)).instance.status is Status.RUNNING
         assert await bench.effects() == ["paid"]
+
+
+class LentTurnRules(TurnRules, LendingRules, OutboxRules, BarrierRules):
+    """All that is done to sagas in a transaction that is lent; claims, mail and upkeep have the store's own."""
 
 
 class LentInboxBench(Effects, InboxBench):

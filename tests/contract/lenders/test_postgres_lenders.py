@@ -9,9 +9,10 @@ import pytest
 from outrider.testing.inbox_contract import InboxBench, InboxContract
 from outrider.testing.inbox_contract.handlers import HandlerRules
 from outrider.testing.inbox_contract.receipts import ReceiptRules
-from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
+from outrider.testing.saga_contract import SagaBench
+from outrider.testing.saga_contract.concurrency import ConcurrencyRules
 from outrider.testing.saga_contract.lending import LendingRules
-from tests.contract.lenders.benches import LentRules, lent_inbox, lent_sagas
+from tests.contract.lenders.benches import LentRules, LentTurnRules, lent_inbox, lent_sagas
 from tests.contract.lenders.kinds import KINDS, REPEATED, Kind
 
 pytestmark = pytest.mark.postgres
@@ -45,7 +46,7 @@ class TestRepeatedLentInbox(_Inbox, ReceiptRules, HandlerRules):
 
 
 @MAIN
-class TestLentSagas(_Sagas, LentRules, ConcurrentSagaContract):
+class TestLentSagas(_Sagas, LentRules, LentTurnRules, ConcurrencyRules):
     pass
 
 

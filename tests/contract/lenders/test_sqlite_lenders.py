@@ -22,10 +22,10 @@ from outrider.testing import ManualClock
 from outrider.testing.inbox_contract import InboxBench, InboxContract
 from outrider.testing.inbox_contract.handlers import HandlerRules
 from outrider.testing.inbox_contract.receipts import ReceiptRules
-from outrider.testing.saga_contract import SagaBench, SagaContract
+from outrider.testing.saga_contract import SagaBench
 from outrider.testing.saga_contract.lending import LendingRules
 from tests.contract.drivers.databases import SqliteDatabase
-from tests.contract.lenders.benches import Effects, Fitted, Lent, LentInboxBench, LentRules
+from tests.contract.lenders.benches import Effects, Fitted, Lent, LentInboxBench, LentRules, LentTurnRules
 from tests.contract.lenders.kinds import KINDS, POSTGRES_ONLY, REPEATED, Kind
 
 MAIN = pytest.mark.parametrize("sqlite_kind", KINDS, indirect=True, ids=lambda kind: kind.__name__)
@@ -117,7 +117,7 @@ class TestRepeatedLentSqliteInbox(_Inbox, ReceiptRules, HandlerRules):
 
 
 @MAIN
-class TestLentSqliteSagas(_Sagas, SagaContract):
+class TestLentSqliteSagas(_Sagas, LentTurnRules):
     pass
 
 
