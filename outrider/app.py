@@ -1,17 +1,15 @@
-"""The composition root: the only module that names adapters."""
+"""The composition root: opens stores, brokers and sources by their URLs, and puts engines together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
+from outrider import adapters
 from outrider.broker import Broker
 from outrider.clock import Clock
-from outrider.config import nearest, redacted
+from outrider.config import redacted
 from outrider.drivers.lending import lender_of
-from outrider.errors import BadSetting, Misuse
+from outrider.errors import Misuse
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
 from outrider.inbox_store import InboxStore
@@ -43,8 +41,6 @@ __all__ = [
     "stage_sync",
 ]
 
-_Adapters = Mapping[str, Callable[..., Any]]
-
 employ(default)
 
 
@@ -55,14 +51,14 @@ async def open_store(url: str, *, schema: str = "outrider", archive: bool = True
 
     `archive=False` deletes delivered events instead of keeping them for a while.
     """
-    opening = _adapter(url, "store", _STORES)
+    opening = adapters.named(url, "store", adapters.STORES)
     store: Store = await opening(url, schema, archive, clock)
     return store
 
 
 def open_schema(url: str, *, schema: str = "outrider", lanes: int = 32) -> Schema:
     """Return what installs and upgrades the store a URL names. `lanes` counts at the first install only."""
-    opened: Schema = _adapter(url, "store", _SCHEMAS)(url, schema, lanes)
+    opened: Schema = adapters.named(url, "store", adapters.SCHEMAS)(url, schema, lanes)
     return opened
 
 
@@ -73,15 +69,15 @@ def install_recipe(vendor: str, *, schema: str = "outrider") -> Recipe:
     '0001_outbox'
     """
     if vendor == "postgresql":
-        return _module("outrider.stores.postgres.install").recipe(schema)  # type: ignore[no-any-return]
+        return adapters.module("outrider.stores.postgres.install").recipe(schema)  # type: ignore[no-any-return]
     if vendor == "sqlite":
-        return _module("outrider.stores.sqlite.install").recipe()  # type: ignore[no-any-return]
+        return adapters.module("outrider.stores.sqlite.install").recipe()  # type: ignore[no-any-return]
     raise Misuse(f"cannot install into {vendor}; use PostgreSQL or SQLite")
 
 
 async def open_broker(url: str) -> Broker:
     """Open the broker a URL names: `embedded:///file`, `kafka://host`, `amqp://host/vhost`, or `null://` (forgets)."""
-    opened: Broker = _adapter(url, "broker", _BROKERS)(url)
+    opened: Broker = adapters.named(url, "broker", adapters.BROKERS)(url)
     return opened
 
 
@@ -91,7 +87,7 @@ async def open_inbox(url: str, *, schema: str = "outrider", transactions: Any = 
     `transactions` is where handlers get theirs from, if not from connections of the inbox itself: a factory of sessions
     or an engine of SQLAlchemy, a pool of psycopg, or `outrider.django.transactions()`, for the same database.
     """
-    opened: InboxStore = await _lending(await _adapter(url, "store", _INBOXES)(url, schema), transactions)
+    opened: InboxStore = await _lending(await adapters.named(url, "store", adapters.INBOXES)(url, schema), transactions)
     return opened
 
 
@@ -100,7 +96,7 @@ async def open_sagas(url: str, *, schema: str = "outrider", transactions: Any = 
 
     `transactions` is where local steps get theirs from; see `open_inbox`.
     """
-    opened: SagaStore = await _lending(await _adapter(url, "store", _SAGAS)(url, schema), transactions)
+    opened: SagaStore = await _lending(await adapters.named(url, "store", adapters.SAGAS)(url, schema), transactions)
     return opened
 
 
@@ -132,7 +128,7 @@ def saga_inbox(sagas: Sagas, *, outbox: Outbox | None = None, observer: Observer
 
 def open_source(url: str, routes: Routes) -> Source:
     """Make the source of a consumer's deliveries, from the broker a URL names. It connects when it is started."""
-    opened: Source = _adapter(url, "broker to consume from", _SOURCES)(url, routes)
+    opened: Source = adapters.named(url, "broker to consume from", adapters.SOURCES)(url, routes)
     return opened
 
 
@@ -167,173 +163,3 @@ async def _lending(store: Any, transactions: Any) -> Any:
         await store.close()
         raise
     return store
-
-
-async def _sqlite_store(url: str, schema: str, archive: bool, clock: Clock | None) -> Any:
-    return _module("outrider.stores.sqlite").SqliteStore(_path(url), clock=clock, archive=archive)
-
-
-async def _postgres_store(url: str, schema: str, archive: bool, clock: Clock | None) -> Any:
-    if clock is not None:
-        raise Misuse("PostgreSQL keeps its own time; open this store without a clock")
-    place, pooled = _pooled(url)
-    opening = _module("outrider.stores.postgres", "postgres").PostgresStore.open
-    return await opening(place, schema=schema, archive=archive, pooled=pooled)
-
-
-async def _mongo_store(url: str, schema: str, archive: bool, clock: Clock | None) -> Any:
-    opening = _module("outrider.stores.mongo", "mongo").MongoStore.open
-    return await opening(url, schema=schema, archive=archive, clock=clock)
-
-
-def _sqlite_schema(url: str, schema: str, lanes: int) -> Any:
-    return _module("outrider.stores.sqlite").SqliteSchema(_path(url), lanes=lanes)
-
-
-def _postgres_schema(url: str, schema: str, lanes: int) -> Any:
-    place, pooled = _pooled(url)
-    made = _module("outrider.stores.postgres", "postgres").PostgresSchema
-    return made(place, schema=schema, lanes=lanes, pooled=pooled)
-
-
-def _mongo_schema(url: str, schema: str, lanes: int) -> Any:
-    return _module("outrider.stores.mongo", "mongo").MongoSchema(url, schema=schema, lanes=lanes)
-
-
-async def _sqlite_inbox(url: str, schema: str) -> Any:
-    return _module("outrider.stores.sqlite").SqliteInbox(_path(url))
-
-
-async def _postgres_inbox(url: str, schema: str) -> Any:
-    place, pooled = _pooled(url)
-    return await _module("outrider.stores.postgres", "postgres").PostgresInbox.open(place, schema=schema, pooled=pooled)
-
-
-async def _mongo_inbox(url: str, schema: str) -> Any:
-    return await _module("outrider.stores.mongo", "mongo").MongoInbox.open(url, schema=schema)
-
-
-async def _sqlite_sagas(url: str, schema: str) -> Any:
-    return _module("outrider.stores.sqlite").SqliteSagas(_path(url))
-
-
-async def _postgres_sagas(url: str, schema: str) -> Any:
-    place, pooled = _pooled(url)
-    return await _module("outrider.stores.postgres", "postgres").PostgresSagas.open(place, schema=schema, pooled=pooled)
-
-
-async def _mongo_sagas(url: str, schema: str) -> Any:
-    return await _module("outrider.stores.mongo", "mongo").MongoSagas.open(url, schema=schema)
-
-
-def _embedded_source(url: str, routes: Routes) -> Any:
-    return _module("outrider.brokers.embedded").EmbeddedSource(_path(url), routes.consumer, routes.topics)
-
-
-def _kafka_source(url: str, routes: Routes) -> Any:
-    return _module("outrider.brokers.kafka", "kafka").KafkaSource.from_url(url, routes.consumer, routes.topics)
-
-
-def _rabbitmq_source(url: str, routes: Routes) -> Any:
-    settings = routes.settings
-    return _module("outrider.brokers.rabbitmq", "rabbitmq").RabbitSource(
-        url, routes.consumer, routes.topics, in_flight_max=settings.in_flight_max, exclusive=settings.gated
-    )
-
-
-def _embedded_broker(url: str) -> Any:
-    return _module("outrider.brokers.embedded").EmbeddedBroker(_path(url))
-
-
-def _null_broker(url: str) -> Any:
-    return _module("outrider.brokers.null").NullBroker()
-
-
-def _kafka_broker(url: str) -> Any:
-    return _module("outrider.brokers.kafka", "kafka").KafkaBroker.from_url(url)
-
-
-def _rabbitmq_broker(url: str) -> Any:
-    return _module("outrider.brokers.rabbitmq", "rabbitmq").RabbitBroker(url)
-
-
-def _by_scheme(sqlite: Callable[..., Any], postgres: Callable[..., Any], mongo: Callable[..., Any]) -> _Adapters:
-    return {
-        "sqlite": sqlite,
-        "postgresql": postgres,
-        "postgres": postgres,
-        "mongodb": mongo,
-        "mongodb+srv": mongo,
-    }
-
-
-_STORES = _by_scheme(_sqlite_store, _postgres_store, _mongo_store)
-_SCHEMAS = _by_scheme(_sqlite_schema, _postgres_schema, _mongo_schema)
-_INBOXES = _by_scheme(_sqlite_inbox, _postgres_inbox, _mongo_inbox)
-_SAGAS = _by_scheme(_sqlite_sagas, _postgres_sagas, _mongo_sagas)
-_SOURCES = {
-    "embedded": _embedded_source,
-    "kafka": _kafka_source,
-    "amqp": _rabbitmq_source,
-    "amqps": _rabbitmq_source,
-}
-_BROKERS = {
-    "embedded": _embedded_broker,
-    "null": _null_broker,
-    "kafka": _kafka_broker,
-    "amqp": _rabbitmq_broker,
-    "amqps": _rabbitmq_broker,
-}
-
-
-def _adapter(url: str, kind: str, table: _Adapters) -> Callable[..., Any]:
-    scheme, separator, _ = url.partition("://")
-    if separator and scheme in table:
-        return table[scheme]
-    valid = ", ".join(f"{name}://" for name in table)
-    hint = f"; did you mean {near}://?" if separator and (near := nearest(scheme, table)) else ""
-    # A text that is no URL may be anything, a connection string with a password for instance, so it is not repeated.
-    shown = repr(redacted(url)) if separator else "the text given"
-    raise Misuse(f"{shown} names no {kind} that outrider knows{hint} (valid: {valid})")
-
-
-def _pooled(url: str) -> tuple[str, bool]:
-    """Take our own option out of a PostgreSQL URL: whether a pooler shares the sessions behind it.
-
-    >>> _pooled("postgresql://db/shop?pooled=true&sslmode=require")
-    ('postgresql://db/shop?sslmode=require', True)
-    """
-    place, _, query = url.partition("?")
-    pairs = [pair for pair in query.split("&") if pair]
-    said = [pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == "pooled"]
-    if said and said[-1] not in ("true", "false"):
-        raise BadSetting("pooled in the PostgreSQL URL is neither true nor false; write pooled=true behind a pooler")
-    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != "pooled")
-    return (f"{place}?{rest}" if rest else place), said[-1:] == ["true"]
-
-
-def _path(url: str) -> str:
-    """Return the file a URL names: three slashes for a relative path, four for an absolute one.
-
-    >>> _path("sqlite:///outbox.db"), _path("sqlite:////var/outbox.db")
-    ('outbox.db', '/var/outbox.db')
-    """
-    scheme, _, rest = url.partition("://")
-    path = rest.removeprefix("/")
-    if not rest.startswith("/") or not path.strip("/"):
-        raise Misuse(f"{url!r} names no file; write {scheme}:///relative/path or {scheme}:////absolute/path")
-    if "?" in path:
-        raise Misuse(f"{scheme}:// takes no options; write {scheme}:///relative/path without a question mark")
-    if path == ":memory:":
-        raise Misuse(f"{url!r} would be private to one connection; name a file, such as {scheme}:///outbox.db")
-    return path
-
-
-def _module(name: str, extra: str | None = None) -> ModuleType:
-    """Import an adapter; when its driver is absent, say which extra brings it."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if extra is None or (error.name or "").partition(".")[0] == "outrider":
-            raise
-        raise Misuse(f"the driver {error.name} is not installed; run: pip install 'outrider[{extra}]'") from error

@@ -73,5 +73,9 @@ class TransactionLost(Transient):
     """The transaction was lost under a handler, which is not to blame: its connection is gone."""
 
 
+class RaceLost(TransactionLost):
+    """Another transaction was first, and this one left no trace: run it again, soon."""
+
+
 class Unreachable(Transient):
     """A server does not answer; the text names it and what to check."""

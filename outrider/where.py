@@ -11,7 +11,10 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parent
 _OTHERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    *(str(_PACKAGE / name) for name in ("inbox", "saga", "stores", "codec", "cli", "outbox", "drivers", "app.py")),
+    *(
+        str(_PACKAGE / name)
+        for name in ("inbox", "saga", "stores", "codec", "cli", "outbox", "drivers", "app.py", "adapters.py")
+    ),
 )
 
 

@@ -111,8 +111,13 @@ class ReadOnly(_ModelAdmin):
 class EventAdmin(ReadOnly):
     """What is not delivered yet."""
 
-    list_display = ("event_id", "state", "event_type", "topic", "key", "sequence", "attempts", "created_at")
+    list_display = ("event_id", "state", "event_type", "topic", "stream_key", "sequence", "attempts", "created_at")
     list_filter = (among("state", sorted(STORED)), recent("topic"), recent("event_type"))
+
+    @admin.display(description="key")
+    def stream_key(self, row: Any) -> str:
+        """Show the key that orders it, which staging has left to the aggregate unless it was given."""
+        return str(row.key or row.aggregate_id or row.event_id)
 
 
 @admin.register(ArchivedEvent)

@@ -57,9 +57,8 @@ async def astage(*events: Event, using: str | None = None) -> list[UUID]:
 
 def _outbox(connection: BaseDatabaseWrapper) -> Outbox:
     chosen = conf.current()
-    # Outside of `atomic`, where AUTOCOMMIT is off, Django cannot tell when a transaction commits. SQLite's relays see
-    # a commit by themselves.
-    if not chosen.wake or connection.vendor != "postgresql" or not connection.in_atomic_block or _testing():
+    # SQLite's relays see a commit by themselves.
+    if not chosen.wake or connection.vendor != "postgresql" or _testing():
         return _silent(chosen.schema)
     return _waking(store_url(connection.alias), chosen.schema)
 

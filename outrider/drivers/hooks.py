@@ -38,6 +38,9 @@ def after_commit(conn: Any, call: Call) -> bool:
 def _after_atomic(conn: Any, call: Call) -> bool:
     from django.db import transaction
 
+    # Outside of a block Django calls at once, or refuses.
+    if not conn.in_atomic_block:
+        return False
     transaction.on_commit(call, using=conn.alias, robust=True)
     return True
 

@@ -29,6 +29,9 @@ _BEGUN = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 def _perform(conn: Any, verb: str, args: tuple[Any, ...], schema: str) -> Any:
     if conn.closed:
         raise Misuse("this connection is closed, and its transaction with it; take another and begin again")
+    # psycopg's own mark: a connection in its pool has None there, and one that never was in a pool has nothing.
+    if getattr(conn, "_pool", conn) is None:
+        raise Misuse("this connection was given back to its pool, and is no longer yours; take another and begin again")
     script = SCRIPTS[verb](schema, *args)
     if isinstance(conn, psycopg.AsyncConnection):
         return _pump_async(conn, script, schema)

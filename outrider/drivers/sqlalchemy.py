@@ -35,6 +35,11 @@ SEVERAL = (
     "session.connection(bind_arguments={'mapper': Order})"
 )
 
+FLUSHING = (
+    "this session is being flushed, and would have to be flushed before the event takes its place; stage in "
+    "`before_commit` instead, or pass session.connection()"
+)
+
 
 def _perform(target: Any, verb: str, args: tuple[Any, ...], schema: str) -> Any:
     if way_of(target).manner is Manner.ASYNC:
@@ -58,8 +63,19 @@ def _within_session(session: Session, verb: str, args: tuple[Any, ...], schema: 
     if not session.in_transaction():
         raise NotInTransaction(IDLE.format("session", "async with" if awaited else "with"))
     check_bind(session)
+    if session._flushing:
+        raise Misuse(FLUSHING)
     session.flush()
-    return _within(session.connection(), verb, args, schema)
+    return _within(_only_connection(session), verb, args, schema)
+
+
+def _only_connection(session: Session) -> Connection:
+    """Return a session's connection; refuse if it has another as well, since it chooses by itself what goes where."""
+    connection, transaction = session.connection(), session.get_transaction()
+    # Nothing public tells. Each connection is there twice, by itself and by its engine.
+    if transaction and any(each[0] is not connection for each in transaction._connections.values()):
+        raise Misuse(SEVERAL)
+    return connection
 
 
 def _within(connection: Connection, verb: str, args: tuple[Any, ...], schema: str, *, awaited: bool = False) -> Any:

@@ -1,6 +1,7 @@
 """Handling arrivals: transactions that succeed, fail or have to wait, and streams that drain.
 
 A handler that raises is charged an attempt. A store that does not answer charges nothing: it is no event's fault.
+Whoever loses a race tries again soon, and without a word.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 
 from outrider.backoff import RetryPolicy
 from outrider.delivery import Arrival, InboxStream
-from outrider.errors import OutriderError, UnfitHandler
+from outrider.errors import OutriderError, RaceLost, UnfitHandler
 from outrider.inbox import turns
 from outrider.inbox.calling import HandlerFailed
 from outrider.inbox.failures import Failures
@@ -33,6 +34,8 @@ from outrider.observer import (
 )
 
 TROUBLE = RetryPolicy(base_seconds=0.2, cap_seconds=10)
+RACES = RetryPolicy(base_seconds=0.01, cap_seconds=0.2, jitter=0.5, max_attempts=20)
+"""How often handlers that write the same document may lose against each other, before that is trouble."""
 STALL_SECONDS = 1.0
 STRANGE_MAX = 100
 
@@ -180,6 +183,17 @@ class Handling:
                 return
 
     async def _commit(self, take: turns.Take) -> Turns:
+        races = 0
+        while True:
+            try:
+                return await self._commit_once(take)
+            except RaceLost:
+                races += 1
+                if races == RACES.max_attempts:
+                    raise
+                await asyncio.sleep(RACES.delay_seconds(races, self._chance))
+
+    async def _commit_once(self, take: turns.Take) -> Turns:
         try:
             return await turns.commit(self._store, self._routes, take, self._failures.to_bury)
         except UnfitHandler as error:

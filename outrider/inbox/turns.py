@@ -79,7 +79,10 @@ async def commit(store: InboxStore, routes: Routes, take: Take, bury: Mapping[UU
     try:
         await _transact(store, routes, take, bury or {}, turns)
     except (Permanent, Misuse) as error:
-        if not (applied := turns.of(Applied)):
+        failed, applied = error.__cause__, turns.of(Applied)
+        if isinstance(failed, HandlerFailed):
+            raise await _blamed(store, routes, take, failed.arrival, error) from error
+        if not applied:
             raise
         raise await _blamed(store, routes, take, applied[0].arrival, error) from error
     return turns

@@ -16,6 +16,7 @@ from uuid import UUID
 from outrider.delivery import Arrival, Delivery, InboxStream
 from outrider.errors import UnfitHandler
 from outrider.inbox_store import Applied, Buried, Cause, Conclusion, Entry, Stalled, Standing, Waits
+from outrider.stores.lending import ENDED
 
 TOPIC_BYTES_MAX = 400
 
@@ -168,10 +169,7 @@ def check_receipts(found: int, count: int) -> None:
     >>> check_receipts(1, 1)
     """
     if found != count:
-        raise UnfitHandler(
-            "rolled the transaction back and began another, so that the receipt is gone; leave commit and rollback to "
-            "the inbox"
-        )
+        raise UnfitHandler(ENDED)
 
 
 def failure_text(failure: Mapping[str, Any]) -> str:

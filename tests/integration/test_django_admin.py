@@ -7,6 +7,10 @@ import json
 from tests.django_project.project import Project
 
 
+def test_an_event_is_listed_with_the_key_that_orders_it(project: Project) -> None:
+    project.scenario("admin.keyless")
+
+
 def test_a_superuser_sees_every_row_and_can_change_none(project: Project) -> None:
     project.scenario("admin.looking")
 

@@ -24,6 +24,10 @@ from django.test import RequestFactory
 if view := globals().get("place_order"):
     view = async_to_sync(view) if iscoroutinefunction(view) else view
     assert view(RequestFactory().post("/", {"number": "A-7"})).content == b"A-7"
+if inbox := globals().get("inbox"):
+    from tests.unit.snippets import deliver
+    from outrider.django.place import store_url
+    async_to_sync(deliver)(inbox, store_url("default"))
 """
 
 

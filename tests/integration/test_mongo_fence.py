@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +15,7 @@ from pymongo.errors import PyMongoError
 from outrider.errors import Transient
 from outrider.outcome import CONFIRMED, PARK, Bury, Defer, Outcome, Reason, Retry
 from outrider.store import Criteria
-from outrider.stores.mongo import MongoSchema, MongoStore, ownership
+from outrider.stores.mongo import MongoSchema, MongoStore, operations, ownership, portions
 from outrider.stores.mongo.database import Patience, begin
 from outrider.stores.mongo.errors import passing
 from outrider.testing import ManualClock
@@ -151,6 +152,45 @@ async def test_of_two_relays_that_claim_at_once_each_lane_goes_to_one(store: Mon
         await store.beat(name, 60, joining=True)
     leases = await asyncio.gather(*(store.claim(name, range(96)) for name in names))
     assert sorted(lane for lease in leases for lane in lease.epochs) == list(range(96))
+
+
+async def test_two_people_who_take_the_last_dead_letters_of_a_stream_at_once_let_it_go(
+    store: MongoStore, refused: asyncio.Event
+) -> None:
+    ids = await staged(store, *orders(3))
+    for event_id in ids[:2]:
+        assert await store.desk.bury(event_id, "ann", {}, "hold")
+    async with store.database.session() as session:
+        await begin(session)
+        assert await operations.discard(session, store.database, ids[:1], "ann") == 1
+        other = asyncio.create_task(store.desk.discard(ids[1:2], "bob"))
+        await asyncio.wait_for(refused.wait(), 20)
+        await session.commit_transaction()
+    assert await other == 1
+    assert [stream.cause for stream in await store.desk.blocked_streams(10)] == ["draining"]
+
+
+@pytest.mark.parametrize("confirming", [True, False], ids=["confirm", "settle"])
+async def test_more_than_the_server_can_hold_in_one_transaction_is_settled(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch, confirming: bool
+) -> None:
+    """It would answer with a conflict each time, so there are several transactions."""
+    monkeypatch.setattr(portions, "PORTION_BYTES_MAX", 25)
+    ids = await staged(store, *(order(number, f"key-{number}") for number in range(10)))
+    lease, settlements = await fetched(store, "relay")
+    begun: list[int] = []
+    run = store.database.transaction
+
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        begun.append(1)
+        return await run(*args, **kwargs)
+
+    monkeypatch.setattr(store.database, "transaction", counted)
+    events = [settlement.event for settlement in settlements]
+    settled = store.confirm(lease, events) if confirming else store.settle(lease, settlements)
+    assert await settled == len(ids) == 10
+    assert len(begun) == math.ceil(10 / (25 // len(events[0].payload)))
+    assert await store.desk.counts() == {"sent": 10, "dead_letter": 0}
 
 
 async def test_an_event_whose_id_was_archived_before_is_settled_like_any_other(store: MongoStore) -> None:

@@ -177,7 +177,8 @@ async def test_in_a_storm_of_faults_every_event_is_applied_once_and_in_order(
 ) -> None:
     """Two consumers get every delivery at the same time, and one command in ten fails."""
     crew = [bench.consumer(retry=STRICT, gate="monotonic") for _ in range(2)]
-    commands = ["update", "findAndModify", "insert", "commitTransaction"]
+    # A conflict that a commit runs into ends the transaction; one that is only pretended would leave it open.
+    commands = ["update", "findAndModify", "insert", *(["commitTransaction"] if fault is not CONFLICT else [])]
     await faults.begin(commands, fault, {"activationProbability": 0.1})
     for number in range(1, 9):
         batch = [delivery(number, key=key) for key in ("A", "B")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -79,6 +80,22 @@ async def test_a_handler_that_meets_a_write_conflict_is_charged_nothing_and_is_a
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 2
 
 
+async def test_handlers_that_write_one_document_are_no_trouble_to_each_other(bench: MongoBench, shop: Client) -> None:
+    stock = shop[SHOP]["effects"]
+    await stock.insert_one({"_id": -1, "taken": 0})
+
+    async def take(event: outrider.Event, tx: AsyncClientSession) -> None:
+        await tx.client[SHOP]["effects"].update_one({"_id": -1}, {"$inc": {"taken": 1}}, session=tx)
+
+    billing = bench.consumer(retry=RetryPolicy(max_attempts=1))
+    billing.routes.handlers[ORDER] = Route(take)
+    arrivals = [delivery(1, key=f"A-{number}") for number in range(16)]
+    assert await asyncio.gather(*map(billing.deliver, arrivals)) == [1] * 16
+    assert (await stock.find_one({"_id": -1}) or {})["taken"] == 16
+    assert bench.notebook.of(ConsumerTroubled) == []
+    assert bench.notebook.of(HandlerRetried) == []
+
+
 async def test_an_error_that_is_the_handlers_own_is_charged_to_it(bench: MongoBench) -> None:
     async def twice(event: outrider.Event, tx: AsyncClientSession) -> None:
         for _ in range(2):
@@ -116,7 +133,7 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
 
     billing = bench.consumer(batch_max=size)
     billing.routes.handlers[ORDER] = Route(again)
-    with pytest.raises(UnfitHandler, match=r"again rolled the transaction back.*leave commit and rollback"):
+    with pytest.raises(UnfitHandler, match=r"again ended the transaction.*leave commit and rollback"):
         await billing.deliver(*[delivery(1, key=f"k{number}") for number in range(size)])
     assert await bench.effects() == []
 

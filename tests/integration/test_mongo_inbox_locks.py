@@ -109,6 +109,15 @@ async def test_in_a_transaction_of_the_applications_own_the_servers_wish_to_repe
         assert (await work).fresh == frozenset()
 
 
+async def test_a_transaction_of_the_applications_own_client_holds_whatever_becomes_of_an_event(
+    inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]]
+) -> None:
+    head, follower = arrival(1), arrival(2)
+    async with client.start_session() as mine, await mine.start_transaction():
+        await bury(inbox, mine, head, follower)
+    assert await inbox.desk.counts("billing") == {"waiting": 1, "blocked_streams": 1, "dead_letters": 1}
+
+
 async def test_a_session_without_a_transaction_is_refused_with_the_remedy(
     inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]]
 ) -> None:

@@ -162,6 +162,7 @@ async def test_lists_for_people_go_by_an_index(store: MongoStore, name: str, ord
         ("outbox_archive", "sent_at", {}, "outbox_archive_sent"),
         ("outbox_dead_letter", "buried_at", {"policy": "skip"}, "outbox_dead_letter_buried"),
         ("outbox_operation", "at", {}, "outbox_operation_at"),
+        ("outbox_counter", "used", {}, "outbox_counter_used"),
     ],
 )
 async def test_what_is_old_is_found_by_its_age(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -14,10 +15,12 @@ from pymongo.errors import PyMongoError
 
 from outrider import Outbox
 from outrider.errors import Misuse, NotInTransaction
-from outrider.store import Criteria
+from outrider.store import Criteria, Retention
 from outrider.stores.mongo import MongoStore
+from outrider.stores.mongo.upkeep import COUNTER_DAYS
+from outrider.testing import ManualClock
 from outrider.testing.harness import order, orders
-from tests.integration.mongo import fetched
+from tests.integration.mongo import fetched, staged
 
 pytestmark = pytest.mark.mongo
 
@@ -187,3 +190,26 @@ async def test_numbers_have_no_gaps_after_a_transaction_that_was_given_up(
             await outbox.stage(session, *orders(2, "A", sequence="auto"))
             await (session.commit_transaction() if keep else session.abort_transaction())
     assert [row["sequence"] for row in await store.desk.events(Criteria())] == [1, 2, 3, 4]
+
+
+async def _counted(store: MongoStore) -> dict[str, int | None]:
+    """Return the keys that are counted, each with its last number."""
+    return {row["_id"]["key"]: row.get("sequence") for row in await store.database["outbox_counter"].find().to_list()}
+
+
+async def test_the_counter_of_an_idle_stream_is_forgotten_unless_it_has_given_out_numbers(
+    store: MongoStore, mongo_url: str, mongo_schema: str
+) -> None:
+    await staged(store, order(1, "plain"), *orders(2, "numbered", sequence="auto"))
+    await staged(store, order(1, "both"))
+    await staged(store, *orders(2, "both", sequence="auto"))
+    await staged(store, order(3, "both"))
+    await store.upkeep.prune(Retention())
+    assert await _counted(store) == {"plain": None, "numbered": 2, "both": 2}
+    clock = ManualClock(datetime.now(UTC) + timedelta(days=COUNTER_DAYS + 1))
+    later = await MongoStore.open(mongo_url, schema=mongo_schema, clock=clock)
+    await later.upkeep.prune(Retention())
+    await later.close()
+    assert await _counted(store) == {"numbered": 2, "both": 2}
+    await staged(store, order(4, "plain"))
+    assert [row["payload"]["n"] for row in await store.desk.events(Criteria(key="plain"))] == [1, 4]

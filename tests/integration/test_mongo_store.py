@@ -13,13 +13,14 @@ from bson.binary import Binary
 from pymongo.errors import BulkWriteError, PyMongoError, WriteError
 
 from outrider.errors import BadSetting, Misuse, Transient, Unreachable
-from outrider.event import lane_of
+from outrider.event import Event, lane_of
 from outrider.finding import Level
-from outrider.outcome import CONFIRMED, PARK, Bury, Outcome, Reason
+from outrider.outcome import CONFIRMED, PARK, Bury, Outcome, Reason, Retry
 from outrider.store import Criteria, Settlement
 from outrider.stores.mongo import MongoSchema, MongoStore, examine, filling, schema
 from outrider.stores.mongo import store as storing
 from outrider.stores.mongo.database import Database, Patience, transact
+from outrider.stores.mongo.outbox_collections import TEXT_BYTES_MAX
 from outrider.testing import ManualClock
 from outrider.testing.harness import order, orders
 from outrider.testing.servers.mongo import MongoServer
@@ -61,6 +62,26 @@ async def test_documents_of_one_key_keep_the_order_they_came_in(
     assert [s.event.event_id for s in settlements] == [row["_id"] for row in rows]
 
 
+class BusyStore(MongoStore):
+    """A store to which others write all the time: there is more whenever something was filled in."""
+
+    async def _fill(self) -> None:
+        await super()._fill()
+        await self.database["outbox"].insert_one(foreign(key="A", payload="2"))
+
+
+async def test_who_never_stops_writing_stops_no_fetch(mongo_url: str, mongo_schema: str) -> None:
+    store = await BusyStore.open(mongo_url, schema=mongo_schema)
+    await staged(store, Event("order.placed", 0, key="A"))
+    await store.database["outbox"].insert_one(foreign(key="A", payload="1"))
+    async with asyncio.timeout(20):
+        lease, settlements = await fetched(store, "relay")
+        assert [settlement.event.payload for settlement in settlements] == [b"0", b"1"]
+        again = await store.fetch(lease, dict.fromkeys(lease.epochs, 10))
+    assert [event.payload for event in again.events] == [b"0", b"1", b"2"]
+    await store.close()
+
+
 async def test_what_a_writer_said_is_kept(store: MongoStore) -> None:
     at = datetime(2030, 1, 1, tzinfo=UTC)
     said = {
@@ -79,7 +100,10 @@ async def test_what_a_writer_said_is_kept(store: MongoStore) -> None:
     assert event.lane == lane_of("K", 8, 32)
 
 
-@pytest.mark.parametrize("bad", [{"payload": "{"}, {"headers": "[]"}, {"retry": "x"}], ids=lambda bad: next(iter(bad)))
+NOT_JSON = [{"payload": "{"}, {"payload": "[" * 100_000}, {"headers": "[]"}, {"retry": "x"}]
+
+
+@pytest.mark.parametrize("bad", NOT_JSON, ids=lambda bad: next(iter(bad)))
 async def test_a_text_that_is_not_json_goes_to_the_dead_letters_and_stops_nobody(
     store: MongoStore, bad: dict[str, str]
 ) -> None:
@@ -95,6 +119,38 @@ async def test_a_text_that_is_not_json_goes_to_the_dead_letters_and_stops_nobody
     assert (await store.desk.event(document["_id"]))["payload"] == document["payload"]
 
 
+async def test_an_id_that_comes_again_with_a_text_that_is_not_json_replaces_its_dead_letter(store: MongoStore) -> None:
+    document = foreign(payload="{")
+    for text in ("{", "["):
+        await store.database["outbox"].insert_one({**document, "payload": text})
+        assert (await fetched(store, "relay"))[1] == []
+    [dead] = await store.desk.dead_letters(Criteria())
+    assert (dead["event_id"], dead["payload"]) == (document["_id"], "[")
+
+
+async def test_of_a_text_that_is_not_json_as_much_is_kept_as_a_document_holds(store: MongoStore) -> None:
+    large = "\x01" * 10_000_000
+    await store.database["outbox"].insert_many([foreign(payload=large), foreign()])
+    assert len((await fetched(store, "relay"))[1]) == 1
+    [dead] = await store.desk.dead_letters(Criteria())
+    assert dead["payload"] == large[: filling.KEPT_MAX]
+
+
+async def test_a_document_of_any_size_that_is_taken_can_be_settled_in_every_way(store: MongoStore) -> None:
+    key, most = "\N{SNOWMAN}" * 1_000, "x" * (TEXT_BYTES_MAX - 100)
+    large = foreign(payload=f'"{most}"', key=key, topic=key, event_type=key, aggregate_id=key)
+    with pytest.raises(WriteError, match="validation"):
+        await store.database["outbox"].insert_one({**large, "payload": f'"{most}{"y" * 100}"'})
+    await store.database["outbox"].insert_one(large)
+    lease, [settlement] = await fetched(store, "relay")
+    failure = {"kind": "refused", "error": "x" * 10_000}
+    for outcome in (Retry(0, failure), PARK, Bury(Reason.BY_HAND, failure)):
+        assert await store.settle(lease, [settlement._replace(outcome=outcome)]) == 1
+    await store.desk.replay([large["_id"]], "me")
+    assert await store.settle(lease, [settlement]) == 1
+    assert await store.desk.counts() == {"sent": 1, "dead_letter": 0}
+
+
 async def test_a_document_can_be_seen_and_buried_before_a_relay_has_met_it(store: MongoStore) -> None:
     document = foreign(key="K")
     await store.database["outbox"].insert_one(document)
@@ -106,6 +162,18 @@ async def test_a_document_can_be_seen_and_buried_before_a_relay_has_met_it(store
     assert (await store.desk.event(document["_id"]))["state"] == "dead_letter"
 
 
+MET: dict[str, Any] = {
+    **{
+        "lane": 3,
+        "fetchable": 3,
+        "position": 7,
+        "attempts": 0,
+        "schema_version": 1,
+        "stream_key": "A",
+        "headers": "{}",
+    },
+    **{"state": "pending", "created_at": datetime(2030, 1, 1, tzinfo=UTC)},
+}
 UNREADABLE: list[dict[str, Any]] = [
     {"_id": "text"},
     {"_id": Binary(b"0" * 16, 0)},
@@ -126,6 +194,11 @@ UNREADABLE: list[dict[str, Any]] = [
     {"colour": "blue"},
     {"lane": 3},
     {"position": 7},
+    {**MET, "headers": None},
+    {**MET, "state": None},
+    {**MET, "created_at": None},
+    {**MET, "state": "optimistic"},
+    {name: value for name, value in MET.items() if name != "fetchable"},
 ]
 
 
@@ -135,6 +208,12 @@ async def test_the_server_refuses_documents_that_a_relay_could_not_read(store: M
         await store.database["outbox"].insert_one({**foreign(), **bad})
     with pytest.raises(BulkWriteError):
         await store.database["outbox"].insert_many([{**foreign(), **bad}])
+
+
+async def test_a_document_with_all_that_belongs_to_a_lane_is_taken_as_it_is(store: MongoStore) -> None:
+    await store.database["outbox"].insert_one(foreign(**MET))
+    _, [settlement] = await fetched(store, "relay")
+    assert (settlement.stream.lane, settlement.event.position) == (3, 7)
 
 
 async def test_an_event_is_never_due_early_by_rounding(mongo_url: str, mongo_schema: str) -> None:

@@ -101,9 +101,40 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
 
     billing = bench.consumer(batch_max=size)
     billing.routes.handlers["orders", "order.placed"] = Route(again)
-    with pytest.raises(UnfitHandler, match=r"again rolled the transaction back.*leave commit and rollback"):
+    with pytest.raises(UnfitHandler, match=r"again ended the transaction.*leave commit and rollback"):
         await billing.deliver(*[delivery(1, key=f"k{number}") for number in range(size)])
     assert await bench.effects() == []
+
+
+@pytest.mark.parametrize("then", ["SELECT 1", "SELECT 1 / 0"], ids=["returns", "raises"])
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_handler_that_commits_and_begins_another_transaction_is_told(
+    bench: PostgresBench, size: int, then: str
+) -> None:
+    async def again(event: outrider.Event, conn: Any) -> None:
+        await conn.execute("COMMIT")
+        await conn.execute("BEGIN")
+        await bench.effect(conn, "a part")
+        await conn.execute(then)
+
+    billing = bench.consumer(batch_max=size)
+    billing.routes.handlers["orders", "order.placed"] = Route(again)
+    with pytest.raises(UnfitHandler, match=r"again ended the transaction.*leave commit.*the event was order.placed"):
+        await billing.deliver(*[delivery(1, key=f"k{number}") for number in range(size)])
+
+
+async def test_a_handler_that_commits_what_had_waited_is_told_even_if_it_fails(bench: PostgresBench) -> None:
+    async def again(event: outrider.Event, conn: Any) -> None:
+        if event.sequence == 3:
+            await conn.execute("COMMIT; BEGIN")
+            raise ValueError("after all")
+
+    inbox = Inbox(bench.store)
+    inbox.consumer("billing", gate="strict")
+    await inbox.process(delivery(1), again, consumer="billing")
+    assert await inbox.process(delivery(3), again, consumer="billing") is Result.WAITING
+    with pytest.raises(UnfitHandler, match="again ended the transaction"):
+        await inbox.process(delivery(2), again, consumer="billing")
 
 
 class Asynchronous:

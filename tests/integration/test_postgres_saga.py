@@ -176,6 +176,25 @@ async def test_a_step_that_begins_another_transaction_is_told_when_it_is_saved(p
     await sagas.close()
 
 
+@pytest.mark.parametrize("then", ["SELECT 1 / 0", "SELECT pg_terminate_backend(pg_backend_pid())"])
+async def test_a_step_that_commits_and_fails_then_is_told(postgres_url: str, then: str) -> None:
+    sagas = await PostgresSagas.open(postgres_url)
+    [saga_id] = await _start(sagas, 1)
+
+    async def another(_: object, tx: Any) -> None:
+        await tx.execute("COMMIT; BEGIN")
+        await tx.execute(then)
+
+    async def turn() -> None:
+        async with sagas.lend() as tx:
+            assert await sagas.load(tx, saga_id, for_update=True)
+            await sagas.call(another, None, tx)
+
+    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+        await turn()
+    await sagas.close()
+
+
 async def test_claims_renewals_and_turns_never_wait_for_functions_that_hang(postgres_url: str) -> None:
     sagas = await PostgresSagas.open(postgres_url, connections_max=4)
     await _start(sagas, 1)

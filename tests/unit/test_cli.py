@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,11 +21,9 @@ from typer.testing import CliRunner
 
 import outrider
 from outrider import Event, config
-from outrider import app as root
 from outrider.cli import app
 from outrider.cli.errors import Group
 from outrider.cli.numbers import number
-from outrider.errors import Misuse
 
 Call = Callable[..., Any]
 NOBODY = str(UUID(int=7))
@@ -430,13 +430,25 @@ def test_help_says_what_it_is_for_and_the_least_that_can_be_asked_for(bare: Shel
     assert "500 at least" in bare("demo", "--help", COLUMNS="200").stdout
 
 
-def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> None:
-        raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
-
-    monkeypatch.setattr(root, "import_module", absent)
-    with pytest.raises(Misuse, match=r"pip install 'outrider\[postgres\]'"):
-        root.open_schema("postgresql://db/x", schema="outrider", lanes=32)
+@pytest.mark.parametrize(
+    ("driver", "url", "extra"),
+    [("asyncpg", "postgresql://db/x", "postgres"), ("pymongo", "mongodb://db", "mongo")],
+)
+def test_a_missing_driver_names_the_extra(driver: str, url: str, extra: str) -> None:
+    # In a process of its own: here the driver was imported long ago.
+    program = f"""
+import asyncio, sys
+sys.modules[{driver!r}] = None
+from outrider import app, errors
+for opening in (app.open_store, app.open_inbox, app.open_sagas, app.open_schema):
+    try:
+        asyncio.run(opening({url!r}))
+    except errors.Misuse as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    said = f"the driver {driver} is not installed; run: pip install 'outrider[{extra}]'"
+    assert done.stdout.splitlines() == [said] * 4
 
 
 def test_the_lifecycle_is_shown_as_table_diagram_and_answer(bare: Shell) -> None:

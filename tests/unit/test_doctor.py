@@ -208,6 +208,7 @@ MONGO_READER = {
         (of_mongo.judge_journal(None), WARN),
         (of_mongo.judge_write_concern({"defaultWriteConcern": {"w": "majority"}}), OK),
         (of_mongo.judge_write_concern({"defaultWriteConcern": {"w": 1}}), WARN),
+        (of_mongo.judge_write_concern({"defaultWriteConcernSource": "implicit"}), WARN),
         (of_mongo.judge_write_concern(None), WARN),
         (of_mongo.judge_rights("outrider", MONGO_READER), WARN),
         (of_mongo.judge_rights("outrider", None), OK),

@@ -164,7 +164,7 @@ def test_an_atomic_block_that_will_be_rolled_back_is_refused_with_the_remedy(tmp
     try:
         with transaction.atomic(using=ALIAS):
             # Nothing is installed, so this fails; as with Django's own queries, the block is lost.
-            with pytest.raises(Misuse, match="run `outrider db migrate`"):
+            with pytest.raises(Misuse, match=r"run `outrider db migrate`; or .* run: manage\.py migrate outrider"):
                 outrider.stage_sync(connections[ALIAS], EVENT)
             with pytest.raises(Misuse, match=r"put what may fail into a `with transaction.atomic\(\):` of its own"):
                 outrider.stage_sync(connections[ALIAS], EVENT)

@@ -16,7 +16,7 @@ from outrider.lifecycle import State
 from outrider.outbox.stage import StagingRules, drafts
 from outrider.store import Drafts, Hold, Placed
 from outrider.stores.mongo.collections import Collection, Index, command_of, steps
-from outrider.stores.mongo.database import ceiling, floor, milliseconds
+from outrider.stores.mongo.database import ceiling, floor, milliseconds, objection
 from outrider.stores.mongo.documents import departed, drafted, to_event
 from outrider.stores.mongo.errors import translation
 from outrider.stores.mongo.markers import marker_of
@@ -77,6 +77,7 @@ def _failure(code: int, *labels: str) -> mongo.OperationFailure:
     ("error", "kind", "text"),
     [
         (mongo.ServerSelectionTimeoutError("nobody"), Unreachable, "is it running"),
+        (mongo.ServerSelectionTimeoutError("No replica set members match"), Unreachable, "is replicaSet in the URL"),
         (mongo.NotPrimaryError("stepped down"), Unreachable, "has it a primary"),
         (_failure(189), Unreachable, "has it a primary"),
         (_failure(112, "TransientTransactionError"), Transient, "try again"),
@@ -89,6 +90,7 @@ def _failure(code: int, *labels: str) -> mongo.OperationFailure:
         (mongo.OperationFailure("only allowed on a replica set member", 20), Misuse, "--replSet"),
         (mongo.ConfigurationError("no such option"), Misuse, "options of the URL"),
         (_failure(121), Permanent, "said so"),
+        (mongo.BulkWriteError({"writeErrors": [{"code": 11000, "errmsg": "E11000"}]}), Permanent, "E11000"),
     ],
 )
 def test_an_error_is_told_in_our_words(error: mongo.PyMongoError, kind: type[OutriderError], text: str) -> None:
@@ -96,6 +98,21 @@ def test_an_error_is_told_in_our_words(error: mongo.PyMongoError, kind: type[Out
     assert type(said) is kind
     assert str(said).startswith("MongoDB at db")
     assert text in str(said)
+
+
+@pytest.mark.parametrize(
+    ("hello", "remedy"),
+    [
+        ({"maxWireVersion": 17}, "--replSet"),
+        ({"maxWireVersion": 12, "setName": "rs0"}, "MongoDB 5.0"),
+        ({"maxWireVersion": 12, "msg": "isdbgrid"}, "MongoDB 5.0"),
+        ({"maxWireVersion": 13, "setName": "rs0"}, None),
+        ({"maxWireVersion": 13, "msg": "isdbgrid"}, None),
+    ],
+)
+def test_a_server_that_will_not_do_is_refused_with_the_remedy(hello: dict[str, Any], remedy: str | None) -> None:
+    found = objection(hello)
+    assert found is None if remedy is None else remedy in str(found)
 
 
 def test_times_are_whole_milliseconds_and_nothing_is_early() -> None:

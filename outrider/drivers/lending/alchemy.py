@@ -19,7 +19,7 @@ from outrider.drivers.lending.awaited import AwaitedLender
 from outrider.drivers.lending.below import below
 from outrider.drivers.lending.threaded import ThreadedLender
 from outrider.drivers.lending.work import Work
-from outrider.drivers.sqlalchemy import SEVERAL, begun, check_bind
+from outrider.drivers.sqlalchemy import AUTOCOMMIT, SEVERAL, begun, check_bind
 from outrider.errors import Misuse
 
 LENDABLE = 10
@@ -46,6 +46,8 @@ class AlchemyWork(Work):
             self._transaction = target.begin()
         assert connection is not None
         self._connection, self.below = connection, below(begun(connection))
+        if connection.dialect.name == "sqlite" and not self.below.begun:
+            raise Misuse(AUTOCOMMIT)
 
     @property
     def gone(self) -> bool:
@@ -65,6 +67,9 @@ class AlchemyWork(Work):
             self._target.flush()
             # A session that has swallowed an error of a flush says so.
             self._target.connection()
+        # What is left open inside is released now, as the commit would do it.
+        while savepoint := self._target.get_nested_transaction():
+            savepoint.commit()
 
     def commit(self) -> None:
         self._target.commit()

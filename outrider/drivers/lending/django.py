@@ -22,6 +22,7 @@ LENDABLE = 10
 
 _UNCHANGED = object()
 FORBIDDEN = "forbidden when an 'atomic' block is active"
+LEFT_OPEN = "an atomic block was entered and not left, so nothing can be committed; use `with transaction.atomic():`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ class DjangoWork(Work):
         self.given = conn
         conn.close_if_unusable_or_obsolete()
         conn.ensure_connection()
+        if not conn.get_autocommit():
+            # With AUTOCOMMIT off, leaving a block commits nothing. Such a connection is not kept afterwards.
+            conn.set_autocommit(True)
         self._raw = conn.connection
         self._level: Any = _UNCHANGED
         self.below = below(self._raw)
@@ -68,16 +72,19 @@ class DjangoWork(Work):
     def settle(self) -> None:
         if self.given.needs_rollback:
             raise transaction.TransactionManagementError(BROKEN)
+        if self.given.savepoint_ids:
+            raise transaction.TransactionManagementError(LEFT_OPEN)
 
     def commit(self) -> None:
-        # Left with the mark of a failure, a block would roll back and say nothing.
+        # Left with the mark of a failure, a block would roll back and say nothing; with another one open inside, it
+        # would leave that one.
         self.settle()
         self._block.__exit__(None, None, None)
 
     def rollback(self) -> None:
         # Our own statements go past Django, so it has to be told that the connection may be broken.
         self.given.errors_occurred = True
-        if self.given.in_atomic_block:
+        while self.given.in_atomic_block:
             self._block.__exit__(RuntimeError, RuntimeError(), None)
 
     def release(self) -> None:

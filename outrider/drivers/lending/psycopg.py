@@ -19,7 +19,7 @@ from outrider.drivers.lending.work import Work
 from outrider.errors import Misuse
 
 LENDABLE = 10
-"""Transactions at a time, where there is no pool."""
+"""Transactions at a time, where there is no pool, or one without a limit."""
 
 READ_COMMITTED = psycopg.IsolationLevel.READ_COMMITTED
 FORBIDDEN = "forbidden within a Transaction context"
@@ -44,7 +44,8 @@ class PsycopgWork(Work):
 
     @property
     def gone(self) -> bool:
-        return False
+        # One that was lost is broken.
+        return bool(self.given.closed and not self.given.broken)
 
     def begin(self) -> None:
         """It has begun."""
@@ -113,7 +114,7 @@ class PsycopgPool(ThreadedLender):
         self._pool = None if callable(source) else source
         self._connect = source if callable(source) else source.getconn
         self._opened = False
-        super().__init__(LENDABLE if self._pool is None else self._pool.max_size)
+        super().__init__(getattr(self._pool, "max_size", 0) or LENDABLE)
 
     def open(self) -> Work:
         if self._pool is not None and self._pool.closed:
@@ -144,7 +145,7 @@ class AwaitedPsycopgPool(AwaitedLender):
         self._pool = None if callable(source) else source
         self._connect = source if callable(source) else source.getconn
         self._opened = False
-        super().__init__(LENDABLE if self._pool is None else self._pool.max_size)
+        super().__init__(getattr(self._pool, "max_size", 0) or LENDABLE)
 
     async def open(self) -> Work:
         if self._pool is not None and self._pool.closed:

@@ -13,11 +13,11 @@ from typing import Any
 from bson.errors import BSONError
 from pymongo.errors import DocumentTooLarge, OperationFailure, PyMongoError
 
-from outrider.errors import Permanent, TransactionLost, Transient, UnfitHandler
+from outrider.errors import Permanent, RaceLost, TransactionLost, Transient, UnfitHandler
 from outrider.stores import lending
 from outrider.stores.lending import ENDED, promises_to_wait
 from outrider.stores.mongo.database import Session
-from outrider.stores.mongo.errors import passing, translated
+from outrider.stores.mongo.errors import outrun, passing, translated
 
 NOT_ASYNCHRONOUS = (
     "is a plain function, and nobody would wait for what it asks of MongoDB; write it as `async def`, with `await` "
@@ -54,7 +54,8 @@ async def call(handler: Callable[..., Any], argument: Any, session: Session) -> 
         if trouble is not None and gone(trouble):
             error.add_note(ABORTED)
         elif trouble is not None:
-            raise TransactionLost(f"the transaction was lost under a handler ({trouble})") from error
+            lost = RaceLost if outrun(trouble) else TransactionLost
+            raise lost(f"the transaction was lost under a handler ({trouble})") from error
         raise
     finally:
         if not session.in_transaction:

@@ -2,7 +2,8 @@
 
 Two open transactions that place events in one stream both write that document, so one of them is refused and starts
 anew: the order of positions is the order of commits. A position is also roughly the time, in microseconds, so that
-streams which share a lane take turns.
+streams which share a lane take turns. So a document that only places can be forgotten after a while: the next one
+begins at a later time. One that numbers stays.
 """
 
 from __future__ import annotations
@@ -71,10 +72,13 @@ def _place(counter: Counter) -> dict[str, Any]:
 
 def _change(need: Wanted, now: Any) -> list[dict[str, Any]]:
     counted = {"$add": [{"$ifNull": ["$position", 0]}, need.positions]}
-    fields: dict[str, Any] = {"position": {"$max": [counted, {"$multiply": [{"$toLong": now}, 1000]}]}}
+    position = {"$max": [counted, {"$multiply": [{"$toLong": now}, 1000]}]}
     if need.numbers:
-        fields["sequence"] = {"$add": [{"$ifNull": ["$sequence", {"$toLong": 0}]}, need.numbers]}
-    return [{"$set": fields}]
+        sequence = {"$add": [{"$ifNull": ["$sequence", {"$toLong": 0}]}, need.numbers]}
+        return [{"$set": {"position": position, "sequence": sequence, "used": "$$REMOVE"}}]
+    # The day, not the moment, so that the index of it is hardly ever written; never an earlier one than before.
+    used = {"$max": ["$used", {"$dateTrunc": {"date": now, "unit": "day"}}]}
+    return [{"$set": {"position": position, "used": {"$cond": [{"$gt": ["$sequence", None]}, "$$REMOVE", used]}}}]
 
 
 def _last(row: Mapping[str, Any]) -> Last:

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from asyncio import sleep
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -26,7 +26,7 @@ from pymongo.write_concern import WriteConcern
 
 from outrider.clock import Clock
 from outrider.errors import Misuse
-from outrider.stores.mongo.errors import NOT_INSTALLED, STANDALONE, passing, translated, unknown_commit
+from outrider.stores.mongo.errors import NOT_INSTALLED, STANDALONE, TOO_OLD, passing, translated, unknown_commit
 from outrider.stores.mongo.place import check_url, client_options
 from outrider.stores.queries import identifier
 
@@ -42,6 +42,9 @@ TRANSACTION_SECONDS = 20.0
 """How long a transaction of ours is tried again before it is given up as Transient."""
 
 PAUSE_SECONDS_MAX = 0.25
+
+WIRE_VERSION_MIN = 13
+"""What MongoDB 5.0 speaks."""
 
 # Foreign text that is not UTF-8 must not stop its lane; it is delivered with replacement characters.
 CODEC: CodecOptions[Document] = CodecOptions(
@@ -87,11 +90,11 @@ class Database:
         return cls(client, schema, "MongoDB", clock=clock)
 
     async def check(self) -> None:
-        """Refuse a server without transactions: one that is in no replica set."""
+        """Refuse a server without transactions, or without reads of one moment outside of them."""
         with translated(self.where):
             hello = await self.client.admin.command("hello")
-        if "setName" not in hello and hello.get("msg") != "isdbgrid":
-            raise Misuse(f"{self.where}: {STANDALONE}")
+        if remedy := objection(hello):
+            raise Misuse(f"{self.where}: {remedy}")
 
     def __getitem__(self, name: str) -> Documents:
         """Return a collection of the outbox; outside of transactions it reads and writes by majority."""
@@ -113,7 +116,10 @@ class Database:
 
     async def time(self, session: Session | None = None) -> datetime:
         """Ask what time it is, by the database."""
-        rows = await self["outbox_meta"].find({}, {"now": "$$NOW"}, session=session).limit(1).to_list()
+        # A session belongs to its client, which need not be ours.
+        client = session.client if session else self.client
+        meta: Documents = collection(client, self.schema, "outbox_meta")
+        rows = await meta.find({}, {"now": "$$NOW"}, session=session).limit(1).to_list()
         if not rows:
             raise Misuse(f"the outbox is not installed in {self.where}; {NOT_INSTALLED}")
         return self.present(rows[0]["now"])
@@ -174,6 +180,17 @@ class Patience:
         if time.monotonic() + pause > self._give_up:
             raise error
         await sleep(pause)
+
+
+def objection(hello: Mapping[str, Any]) -> str | None:
+    """Say why a server will not do, from how it introduces itself; None if it will.
+
+    >>> objection({"setName": "rs0", "maxWireVersion": 9})
+    'this server is older than MongoDB 5.0; upgrade it'
+    """
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        return STANDALONE
+    return TOO_OLD if hello["maxWireVersion"] < WIRE_VERSION_MIN else None
 
 
 async def transact(session: Session, work: Callable[[], Awaitable[T]], patience: Patience) -> T:

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 from pymongo import errors as mongo
 
-from outrider.errors import Misuse, OutriderError, Permanent, TransactionLost, Transient, Unreachable
+from outrider.errors import Misuse, OutriderError, Permanent, RaceLost, Transient, Unreachable
 
 STANDALONE = (
     "this server is in no replica set, and transactions need one; start mongod with --replSet and run rs.initiate(), "
     "a set of one member will do"
 )
+
+TOO_OLD = "this server is older than MongoDB 5.0; upgrade it"
 
 NOT_INSTALLED = "run: outrider db migrate"
 
@@ -28,6 +30,11 @@ _PASSING = {24, 46, 50, 64, 112, 125, 134, 175, 225, 239, 244, 246, 251, 262, 29
 def passing(error: BaseException) -> bool:
     """Tell whether the server says that the whole transaction may succeed if it is run again."""
     return isinstance(error, mongo.PyMongoError) and error.has_error_label("TransientTransactionError")
+
+
+def outrun(error: BaseException) -> bool:
+    """Tell whether another transaction was first, on a server that answers."""
+    return isinstance(error, mongo.OperationFailure) and passing(error) and error.code not in _AWAY
 
 
 def unknown_commit(error: BaseException) -> bool:
@@ -52,23 +59,6 @@ def translated(where: str) -> Iterator[None]:
         raise translation(error, where) from error
 
 
-@contextmanager
-def losing(where: str) -> Iterator[None]:
-    """Turn the driver's errors into ours within a transaction that an engine of ours will run again.
-
-    ```python
-    with losing("MongoDB at db:27017"):
-        await collection.insert_one(document, session=session)
-    ```
-    """
-    try:
-        yield
-    except mongo.PyMongoError as error:
-        if passing(error):
-            raise TransactionLost(f"{where}: the transaction was lost ({_told(error)})") from error
-        raise translation(error, where) from error
-
-
 def translation(error: mongo.PyMongoError, where: str) -> OutriderError:
     """Return an error of the driver in our words.
 
@@ -77,7 +67,12 @@ def translation(error: mongo.PyMongoError, where: str) -> OutriderError:
     """
     code = error.code if isinstance(error, mongo.OperationFailure) else None
     if isinstance(error, mongo.ConnectionFailure) or code in _AWAY:
-        return Unreachable(f"{where} does not answer ({_told(error)}); is it running, and has it a primary?")
+        # The driver says so of servers that answer, and are in another set, or in none.
+        named = "No replica set members" in str(error)
+        doubt = "is replicaSet in the URL the name of its replica set" if named else "has it a primary"
+        return Unreachable(f"{where} does not answer ({_told(error)}); is it running, and {doubt}?")
+    if outrun(error):
+        return RaceLost(f"{where}: another transaction was first ({_told(error)})")
     if code in _PASSING or passing(error) or unknown_commit(error) or error.timeout:
         return Transient(f"{where}: {_told(error)}; try again")
     if remedy := _remedy(error, code):
@@ -101,4 +96,6 @@ def _remedy(error: mongo.PyMongoError, code: int | None) -> str | None:
 def _told(error: BaseException) -> str:
     # The driver appends the topology or the whole reply; the first line says what happened.
     said = str(error).split(", Timeout: ", 1)[0].split(", full error: ", 1)[0]
+    if isinstance(error, mongo.BulkWriteError) and (found := error.details.get("writeErrors")):
+        said = found[0]["errmsg"]
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

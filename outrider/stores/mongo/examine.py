@@ -105,12 +105,11 @@ def judge_write_concern(defaults: Mapping[str, Any] | None) -> Finding:
     """
     if defaults is None:
         return warn("mongo-write-concern", "the user may not see the default write concern", UNSEEN)
-    default = defaults.get("defaultWriteConcern", {})
-    if default.get("w", "majority") == "majority":
+    # A set with an arbiter waits for one server only, and says so by saying nothing.
+    w = defaults.get("defaultWriteConcern", {}).get("w", 1)
+    if w == "majority":
         return ok("mongo-write-concern", "majority by default")
-    text = (
-        f"the default write concern is w={default['w']}: a failover can take back a business transaction with its event"
-    )
+    text = f"the default write concern is w={w}: a failover can take back a business transaction with its event"
     return warn("mongo-write-concern", text, "set the default to majority, or let writers say so in their transactions")
 
 

@@ -30,17 +30,18 @@ BATCH = 100_000
 """Rows in one reply; the server's limit of 16 MB comes first."""
 
 
-async def fetch(database: Database, lease: Lease, quotas: Mapping[int, int]) -> Fetched | None:
+async def fetch(database: Database, lease: Lease, quotas: Mapping[int, int], *, filled: bool) -> Fetched | None:
     """Read the start of each lane, up to its quota, and which of the lanes are still owned.
 
-    None: there are documents without a lane, and one of them might belong before what would be read.
+    None: there are documents without a lane, to be filled in first. Those that come after that have time: they will be
+    placed behind whatever is read here.
     """
     async with database.snapshot() as session:
         found = await _aggregate(database, session, "outbox_lane", lanes_pipeline(lease, database.now))
         told = {
             kind: [row for row in found if row["kind"] == kind] for kind in ("owned", "blocked", "busy", "laneless")
         }
-        if told["laneless"]:
+        if told["laneless"] and not filled:
             return None
         owned_lanes = frozenset(row["_id"] for row in told["owned"])
         busy = sorted(row["_id"] for row in told["busy"] if row["_id"] in owned_lanes and row["_id"] in quotas)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pymongo import UpdateOne
+from pymongo import ReplaceOne, UpdateOne
 
 from outrider.event import Priority, band_of, default_topic, lane_of
 from outrider.outcome import Policy, Reason
@@ -23,6 +23,9 @@ from outrider.stores.mongo.steps import arun
 
 FILL_MAX = 500
 """How many documents from elsewhere are filled in one transaction."""
+
+KEPT_MAX = 2_000_000
+"""Characters kept of what is not JSON: as a JSON string each may take six bytes, and all must fit into a document."""
 
 _DEFAULTS: Document = {"headers": "{}", "priority": int(Priority.NORMAL), "schema_version": 1, "attempts": 0}
 
@@ -45,7 +48,9 @@ async def fill(session: Session, database: Database, lanes: int) -> int:
             for row in rows
             if row["_id"] in bad
         ]
-        await database["outbox_dead_letter"].insert_many(dead, session=session)
+        # A writer may have used the id of an earlier dead letter again.
+        replaced = [ReplaceOne({"_id": letter["_id"]}, letter, upsert=True) for letter in dead]
+        await database["outbox_dead_letter"].bulk_write(replaced, session=session)
         await database["outbox"].delete_many({"_id": {"$in": list(bad)}}, session=session)
     return len(rows)
 
@@ -59,7 +64,7 @@ def unreadable(row: Mapping[str, Any]) -> str | None:
     for name in ("payload", "headers", "retry"):
         try:
             value = None if row.get(name) is None else json.loads(row[name])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"{name}: not JSON ({error})"
         if name != "payload" and not isinstance(value, dict | None):
             return f"{name}: not a JSON object"
@@ -105,9 +110,13 @@ def _changes(rows: Sequence[Document], last: dict[Counter, Last], now: datetime,
 
 def _dead(row: Document, trouble: str, now: datetime, lanes: int) -> Document:
     """Return the dead letter of a document that cannot be read: nothing waits for it, and it can be looked at."""
-    kept = {**copied(row, but=("retry",)), "payload": json.dumps(row["payload"]), "headers": "{}"}
+    kept = {**copied(row, but=("retry",)), "payload": _text(row["payload"]), "headers": "{}"}
     place = {"lane": lane_of(row["stream_key"], row["priority"], lanes), "position": time_position(now)}
     verdict = {"reason": Reason.SCHEMA_VALIDATION_FAILED.value, "policy": Policy.SKIP.value, "buried_at": now}
     topic = default_topic(row["event_type"], row.get("topic"), row.get("routing_key"))
     failure = json.dumps({"kind": "unreadable", "error": trouble})
     return {**kept, **place, **verdict, "topic": topic, "failure": failure}
+
+
+def _text(payload: str) -> str:
+    return json.dumps(payload[:KEPT_MAX], ensure_ascii=False)

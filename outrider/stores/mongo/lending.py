@@ -20,7 +20,7 @@ from outrider.errors import Misuse, NotInTransaction, Transient
 from outrider.stores.mongo import calling
 from outrider.stores.mongo.calling import told
 from outrider.stores.mongo.database import Database, Document, Documents, Expression, Patience, Session, collection
-from outrider.stores.mongo.errors import losing, passing
+from outrider.stores.mongo.errors import passing
 from outrider.stores.mongo.schema import installed
 from outrider.stores.mongo.transaction import conflict, handling, in_turn, ours, sever, untouched
 
@@ -109,7 +109,7 @@ class Lending:
         sever(tx)
 
     def telling(self, tx: Session) -> AbstractContextManager[None]:
-        return losing(self._database.where)
+        return told(self._database.where)
 
     async def call(self, function: Callable[..., Any], argument: Any, tx: Session) -> Any:
         return await calling.call(function, argument, tx)

@@ -117,14 +117,16 @@ async def _remove(
     session: Session, database: Database, dead: Sequence[Document], held: Iterable[Document], now: datetime
 ) -> None:
     """Take dead letters away. A held stream goes on once none of its dead letters is held; outbox_dead_letter_held."""
-    letters = database["outbox_dead_letter"]
+    letters, blocked = database["outbox_dead_letter"], database["outbox_blocked"]
     await letters.delete_many({"_id": {"$in": [row["_id"] for row in dead]}}, session=session)
     for stream in {Stream(row["lane"], row["topic"], row["stream_key"]) for row in held}:
+        mine = {"_id": stream_id(stream), "cause": Cause.HELD.value}
+        # Of two people who take its last two dead letters, each would see that of the other: one has to begin anew.
+        await blocked.update_one(mine, {"$inc": {"turn": 1}}, session=session)
         rest = {"lane": stream.lane, "topic": stream.topic, "stream_key": stream.key, "policy": Policy.HOLD.value}
         if await letters.find_one(rest, {"_id": 1}, session=session) is None:
-            mine = {"_id": stream_id(stream), "cause": Cause.HELD.value}
             drain = {"$set": {"cause": Cause.DRAINING.value, "head": None, "until": now}}
-            await database["outbox_blocked"].update_one(mine, drain, session=session)
+            await blocked.update_one(mine, drain, session=session)
 
 
 async def _record(

@@ -12,6 +12,7 @@ from typing import Any
 from bson.binary import UUID_SUBTYPE, Binary
 
 from outrider import lifecycle
+from outrider.lifecycle import State
 from outrider.stores.mongo.collections import Collection, Index, optional, texts
 
 FIRST_ID = Binary(b"\x00" * 16, UUID_SUBTYPE)
@@ -20,6 +21,17 @@ FIRST_TIME = datetime(1900, 1, 1, tzinfo=UTC)
 LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
 
 _NUMBER = ["int", "long"]
+
+_TEXTS = ("payload", "headers", "retry")
+TEXT_BYTES_MAX = 15 * 2**20
+"""How large the payload, the headers and the retry policy of an event may be together."""
+
+_MET: dict[str, Any] = {
+    **{name: {"bsonType": _NUMBER} for name in ("lane", "position", "attempts", "schema_version")},
+    **{name: {"bsonType": "string"} for name in ("stream_key", "headers")},
+    "state": {"enum": sorted(lifecycle.STORED)},
+    "created_at": {"bsonType": "date"},
+}
 
 
 def _readable_time(name: str) -> dict[str, Any]:
@@ -30,9 +42,11 @@ OUTBOX_RULES = {
     "$jsonSchema": {
         "required": ["event_type", "payload"],
         "additionalProperties": False,
-        "dependencies": {
-            "lane": ["position", "state", "stream_key", "attempts", "headers", "schema_version", "created_at"]
-        },
+        # Who gives a lane must give all that a relay reads of an event which has one.
+        "anyOf": [
+            {"properties": {"lane": {"bsonType": "null"}}},
+            {"properties": _MET, "required": list(_MET)},
+        ],
         "properties": {
             "_id": {"bsonType": "binData"},
             "event_type": {"bsonType": "string", "minLength": 1, "maxLength": 1000},
@@ -52,11 +66,14 @@ OUTBOX_RULES = {
     "_id": {"$gte": FIRST_ID, "$lte": LAST_ID},
     "$and": [
         *(_readable_time(name) for name in ("created_at", "available_at", "held_until")),
-        # Who gives a lane must give all that belongs to it, or nobody would ever find the event.
+        # And where it is to be found, or nobody would ever find it.
         {"$or": [{"lane": None}, {"fetchable": {"$type": "number"}}, {"waiting": {"$type": "number"}}]},
         # Without a lane there is no place in it; and what has no position is what a relay has not met yet.
         {"$or": [{"position": None}, {"lane": {"$type": "number"}}]},
+        {"$or": [{"lane": None}, {"state": {"$ne": State.OPTIMISTIC.value}}, {"held_until": {"$type": "date"}}]},
     ],
+    # A document holds 16 MB. What comes to it on its way, such as a failure, must find room, or it would never leave.
+    "$expr": {"$lte": [{"$bsonSize": {name: f"${name}" for name in _TEXTS}}, TEXT_BYTES_MAX]},
 }
 
 COLLECTIONS = (
@@ -90,8 +107,8 @@ COLLECTIONS = (
             Index("outbox_blocked_due", ("until", "lane"), only={"until": {"$type": "date"}}),
         ),
     ),
-    # The last position, and the last number, given out in each stream.
-    Collection("outbox_counter"),
+    # The last position, and the last number, given out in each stream. Without numbers there is the day it was used.
+    Collection("outbox_counter", indexes=(Index("outbox_counter_used", ("used",), only={"used": {"$exists": True}}),)),
     # What was delivered.
     Collection("outbox_archive", indexes=(Index("outbox_archive_sent", ("sent_at",)),)),
     # What could not be delivered, and why.

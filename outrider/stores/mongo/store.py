@@ -10,7 +10,7 @@ from outrider.clock import Clock
 from outrider.event import StagedEvent, Stream
 from outrider.finding import Finding
 from outrider.store import Desk, Due, Fetched, Hold, Lease, Pulse, Settlement, Upkeep
-from outrider.stores.mongo import confirming, fetching, holding, ownership, settling, wakeup
+from outrider.stores.mongo import confirming, fetching, holding, ownership, portions, settling, wakeup
 from outrider.stores.mongo.database import Database
 from outrider.stores.mongo.desk import MongoDesk
 from outrider.stores.mongo.errors import translated
@@ -19,6 +19,9 @@ from outrider.stores.mongo.filling import FILL_MAX, fill
 from outrider.stores.mongo.staging import read_setting
 from outrider.stores.mongo.steps import arun
 from outrider.stores.mongo.upkeep import MongoUpkeep
+
+FILLS_MAX = 20
+"""How often documents from elsewhere are filled in before a fetch goes on with what there is."""
 
 
 class MongoStore:
@@ -62,11 +65,18 @@ class MongoStore:
         await self.database.transaction(ownership.leave, self.database, relay)
 
     async def fetch(self, lease: Lease, quotas: Mapping[int, int]) -> Fetched:
-        while (fetched := await fetching.fetch(self.database, lease, quotas)) is None:
-            while await self.database.transaction(fill, self.database, self.lanes) == FILL_MAX:
-                pass
+        filled = False
+        while (fetched := await fetching.fetch(self.database, lease, quotas, filled=filled)) is None:
+            await self._fill()
+            filled = True
         self._backlog.fetched(len(fetched.events))
         return fetched
+
+    async def _fill(self) -> None:
+        """Fill in documents from elsewhere. Not without end: who never stops writing must not stop what is there."""
+        for _ in range(FILLS_MAX):
+            if await self.database.transaction(fill, self.database, self.lanes) < FILL_MAX:
+                return
 
     async def blocked(self, streams: Sequence[Stream]) -> set[Stream]:
         return await self.database.run(fetching.blocked(self.database, streams))
@@ -75,6 +85,9 @@ class MongoStore:
         return await fetching.due(self.database, lease, events_max)
 
     async def confirm(self, lease: Lease, events: Sequence[StagedEvent]) -> int:
+        return sum([await self._confirm(lease, portion) for portion in portions.of_events(events)])
+
+    async def _confirm(self, lease: Lease, events: Sequence[StagedEvent]) -> int:
         if confirming.fit(events):
             try:
                 return await self.database.transaction(
@@ -85,8 +98,13 @@ class MongoStore:
         return await self.settle(lease, confirming.settlements(events))
 
     async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
-        if not settlements and not emptied:
+        *parts, last = [*portions.of_settlements(settlements)] or [[]]
+        if not last and not emptied:
             return 0
+        settled = sum([await self._settle(lease, part, ()) for part in parts])
+        return settled + await self._settle(lease, last, emptied)
+
+    async def _settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream]) -> int:
         return await self.database.transaction(
             settling.settle, self.database, lease, settlements, emptied, lanes=self.lanes, archive=self.archive
         )

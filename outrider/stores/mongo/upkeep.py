@@ -13,6 +13,9 @@ from outrider.stores.mongo.errors import translated
 PRUNE_MAX = 1_000
 """Documents removed in one step."""
 
+COUNTER_DAYS = 2.0
+"""How long a stream without numbers must have been idle, by whole days, before its counter is forgotten."""
+
 
 class MongoUpkeep:
     """Keeps the collections bounded."""
@@ -40,6 +43,7 @@ class MongoUpkeep:
         await self._database.transaction(mending.adopt_orphans, self._database)
         with translated(self._database.where):
             now = await self._database.time()
+            await self._prune("outbox_counter", "used", now, COUNTER_DAYS, {})
             return Pruned(
                 await self._prune("outbox_archive", "sent_at", now, retention.archive_days, {}),
                 # A held one is what lets its stream go on, so it stays until a person acts.

@@ -7,15 +7,17 @@ A statement that reads where a stream stands begins after the receipts are there
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from outrider.delivery import Arrival, InboxStream
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, UnfitHandler
 from outrider.inbox_store import Admitted, Cause, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing, Waiting
 from outrider.stores.inbox_rows import delivery_of, may_go, place_of, standing_of
+from outrider.stores.lending import ENDED
 from outrider.stores.postgres import queries
 from outrider.stores.postgres.database import Database
 from outrider.stores.postgres.inbox_concluding import conclude
@@ -43,6 +45,24 @@ class PostgresInbox(Lending):
         shared = {name: queries.load_saga(schema)[name] for name in ("may_prune_barriers", "prune_barriers")}
         self.sql = queries.load_inbox(schema) | shared
         self.desk: InboxDesk = PostgresInboxDesk(database, schema)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        number: int | None = None
+        try:
+            async with super().transaction() as tx:
+                try:
+                    yield tx
+                except Exception:
+                    number = self._lent.get(id(tx))
+                    raise
+                finally:
+                    self._lent.pop(id(tx), None)
+        except Exception as error:
+            # Asked when it is rolled back, so that nobody needs two connections at a time.
+            if isinstance(error, UnfitHandler) or not await self._has_committed(number):
+                raise
+            raise UnfitHandler(ENDED) from error
 
     async def answers(self) -> bool:
         try:
@@ -77,7 +97,8 @@ class PostgresInbox(Lending):
     ) -> Resumed | None:
         place = place_of(stream)
         locked = await self.run(tx, "lock_unless_taken", consumer, *place)
-        standing = standing_of(*locked[0]) if locked else Standing()
+        standing = standing_of(*locked[0][:3]) if locked else Standing()
+        self._note(tx, locked)
         if not may_go(standing.cause, early=early):
             return None
         verb = "resume_by_sequence" if by_sequence or standing.cause is Cause.EARLY else "resume_in_turn"
@@ -110,8 +131,9 @@ class PostgresInbox(Lending):
         rows = await self.run(tx, "admit_one", consumer, *receipt, band)
         if not rows:
             return set(), {}
+        self._note(tx, rows)
         known = rows[0]["waiting"] is not None
-        return {arrival.event_id}, {arrival.stream: standing_of(*rows[0])} if known else {}
+        return {arrival.event_id}, {arrival.stream: standing_of(*rows[0][:3])} if known else {}
 
     async def _receive(self, tx: Any, consumer: str, arrivals: Sequence[Arrival]) -> Received:
         first = {arrival.event_id: arrival for arrival in reversed(arrivals)}
@@ -120,7 +142,14 @@ class PostgresInbox(Lending):
             for event_id, arrival in sorted(first.items())
         ]
         columns = [list(column) for column in zip(*receipts, strict=True)]
-        return {row["event_id"] for row in await self.run(tx, "receive", consumer, *columns)}, {}
+        rows = await self.run(tx, "receive", consumer, *columns)
+        self._note(tx, rows)
+        return {row["event_id"] for row in rows}, {}
+
+    def _note(self, tx: Any, rows: Sequence[Any]) -> None:
+        """Note which transaction this is, as a statement tells."""
+        for row in rows[:1]:
+            self._lent[id(tx)] = row["transaction"]
 
     async def _lock(
         self, tx: Any, consumer: str, streams: set[InboxStream], numbered: set[InboxStream]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import asyncpg
 
-from outrider.errors import Misuse, Transient
+from outrider.errors import Misuse, OutriderError, Transient
 from outrider.stores.loans import Lender, Loan
 from outrider.stores.postgres import calling
 from outrider.stores.postgres.database import STATEMENT_SECONDS, Database
@@ -45,6 +45,8 @@ class Lending:
         self._database, self._schema = database, identifier(schema)
         self._lendable: asyncio.Semaphore | None = None
         self._lender: Lender | None = None
+        self._lent: dict[int, int] = {}
+        """The numbers of transactions that are lent now: another one has another."""
 
     @classmethod
     async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
@@ -122,6 +124,16 @@ class Lending:
             return await self._in_time(verb, tx.execute(self.sql[verb], *args))
         with calling.told(self._database.where, tx):
             return await self._in_time(verb, tx.fetch(self.sql[verb], *args, timeout=STATEMENT_SECONDS))
+
+    async def _has_committed(self, number: int | None) -> bool:
+        """Tell whether a transaction that was lent is committed, so that a function which failed has done it itself."""
+        if number is None:
+            return False
+        try:
+            [[status]] = await self._database.fetch("SELECT txid_status($1)", number)
+        except OutriderError:
+            return False
+        return bool(status == "committed")
 
     async def close(self) -> None:
         if self._lender is not None:

@@ -39,7 +39,6 @@ class PostgresSagas(Lending):
         super().__init__(database, schema=schema)
         self.sql = queries.load_saga(schema)
         self.desk: SagaDesk = PostgresSagaDesk(database, schema)
-        self._lent: dict[int, int] = {}
         self._hints = Hints(database, f"{schema[:50]}_saga")
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
@@ -53,6 +52,14 @@ class PostgresSagas(Lending):
                 yield tx
             finally:
                 self._lent.pop(id(tx), None)
+
+    async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
+        try:
+            return await super().call(function, argument, tx)
+        except Exception as error:
+            if isinstance(error, UnfitHandler) or not await self._has_committed(self._lent.get(id(tx))):
+                raise
+            raise UnfitHandler(ENDED) from error
 
     async def start(self, tx: Any, saga: NewSaga) -> bool:
         return bool(await self.run(tx, "start", *start_parameters(saga)))

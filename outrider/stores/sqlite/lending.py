@@ -125,7 +125,7 @@ class Lending:
 
     async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
         if isinstance(tx, Loan):
-            return await tx.call(function, argument)
+            return await _call_lent(function, argument, tx)
         tx.execute(f"SAVEPOINT {MARK}")
         try:
             result = await self._call(function, argument, tx)
@@ -212,6 +212,25 @@ def _attached(cursor: sqlite3.Cursor) -> list[Any]:
     return cursor.execute("PRAGMA database_list").fetchall()
 
 
+async def _call_lent(function: Callable[..., Any], argument: Any, loan: Loan) -> Any:
+    await loan.execute(_mark)
+    try:
+        result = await loan.call(function, argument)
+    except UnfitHandler:
+        raise
+    except Exception as error:
+        if not await loan.execute(_is_the_same):
+            raise UnfitHandler(ENDED) from error
+        raise
+    if not await loan.execute(_is_the_same):
+        raise UnfitHandler(ENDED)
+    return result
+
+
+def _mark(cursor: sqlite3.Cursor) -> None:
+    cursor.execute(f"SAVEPOINT {MARK}")
+
+
 def _plainly(function: Callable[..., Any], argument: Any, tx: sqlite3.Connection) -> Any:
     """Run a plain function, on the connection's thread."""
     try:
@@ -221,7 +240,7 @@ def _plainly(function: Callable[..., Any], argument: Any, tx: sqlite3.Connection
         raise RuntimeError("the handler raised StopIteration") from error
 
 
-def _is_the_same(tx: sqlite3.Connection) -> bool:
+def _is_the_same(tx: sqlite3.Connection | sqlite3.Cursor) -> bool:
     """Tell whether the transaction is still the one that was lent: another one has not our mark."""
     try:
         tx.execute(f"RELEASE {MARK}")

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import psycopg2
+import psycopg_pool
 import pytest
 import sqlalchemy as sa
 
@@ -42,6 +43,22 @@ def test_a_closed_psycopg_connection_is_refused(conn: psycopg.Connection[Any]) -
     conn.close()
     with pytest.raises(Misuse, match="take another and begin again"):
         outrider.stage_sync(conn, placed())
+
+
+async def test_a_psycopg_connection_that_the_pool_has_taken_back_is_refused(
+    postgres_database: PostgresDatabase,
+) -> None:
+    with psycopg_pool.ConnectionPool(postgres_database.url, min_size=1, max_size=1) as pool:
+        with pool.connection() as conn:
+            outrider.stage_sync(conn, placed("in time"))
+        with pytest.raises(Misuse, match="given back to its pool"):
+            outrider.stage_sync(conn, placed("late"))
+    async with psycopg_pool.AsyncConnectionPool(postgres_database.url, min_size=1, max_size=1) as awaited:
+        async with awaited.connection() as other:
+            await outrider.stage(other, placed("in time"))
+        with pytest.raises(Misuse, match="given back to its pool"):
+            await outrider.stage(other, placed("late"))
+    assert await postgres_database.types() == ["in time"] * 2
 
 
 def test_a_pipeline_without_a_transaction_is_refused(conn: psycopg.Connection[Any]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -49,6 +52,38 @@ def test_a_session_on_several_databases_is_refused_and_a_connection_of_the_right
             outrider.stage_sync(session.connection(bind_arguments={"mapper": Note}), placed())
     with Session(engine, binds={Note: engine}) as session, session.begin():
         outrider.stage_sync(session, placed())
+
+
+async def test_a_session_that_chooses_by_itself_what_goes_where_is_refused_when_it_has_chosen_two(
+    engine: sa.Engine, sqlite_template: Path, tmp_path: Path, sqlite_database: SqliteDatabase
+) -> None:
+    elsewhere = sa.create_engine(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'elsewhere.db')}")
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, **_: Any) -> sa.Engine:
+            return engine if mapper else elsewhere
+
+    with Routing() as session, session.begin():
+        session.add(Note(what="A"))
+        with pytest.raises(Misuse, match="several databases"):
+            outrider.stage_sync(session, placed())
+        outrider.stage_sync(session.connection(bind_arguments={"mapper": Note}), placed())
+    assert (await sqlite_database.notes(), await sqlite_database.types()) == (["A"], ["order.placed"])
+
+
+@pytest.mark.parametrize("hook", ["before_flush", "after_flush"])
+async def test_a_session_that_is_being_flushed_is_refused_and_its_connection_is_not(
+    engine: sa.Engine, hook: str, sqlite_database: SqliteDatabase
+) -> None:
+    def stage(session: Session, *_: Any) -> None:
+        with pytest.raises(Misuse, match=r"`before_commit` instead, or pass session.connection\(\)"):
+            outrider.stage_sync(session, placed())
+        outrider.stage_sync(session.connection(), placed())
+
+    with Session(engine) as session, session.begin():
+        sa.event.listen(session, hook, stage)
+        session.add(Note(what="A"))
+    assert (await sqlite_database.notes(), await sqlite_database.types()) == (["A"], ["order.placed"])
 
 
 def test_a_database_that_somebody_else_writes_to_may_be_tried_again(sqlite_database: SqliteDatabase) -> None:

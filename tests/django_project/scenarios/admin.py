@@ -18,6 +18,7 @@ from outrider.django import stage
 from outrider.django.conf import table
 from outrider.django.models import ArchivedEvent, ConsumerDeadLetter, DeadLetter, Event, Saga
 from outrider.django.place import store_url
+from outrider.event import Event as Staged
 from tests.django_project.shop.views import placed
 
 MODELS = ("event", "archivedevent", "deadletter", "consumerdeadletter", "saga")
@@ -84,6 +85,14 @@ def _operations() -> list[tuple[str, str]]:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT actor, verb FROM {table('outbox_operation')} WHERE actor <> 'test' ORDER BY id")
         return [(row[0], row[1]) for row in cursor.fetchall()]
+
+
+def keyless() -> None:
+    """An event that was given no key is listed with its aggregate's, and one without either with its own id."""
+    with transaction.atomic():
+        [_, alone] = stage(Staged("order.placed", {}, aggregate_id="A-7"), Staged("order.counted", {}))
+    listed = _user().get("/admin/outrider/event/").content.decode()
+    assert [f'<td class="field-stream_key">{key}</td>' in listed for key in ("A-7", alone)] == [True, True]
 
 
 def looking() -> None:

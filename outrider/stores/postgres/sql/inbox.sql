@@ -12,7 +12,7 @@ WITH receipt AS (
     ON CONFLICT (consumer, event_id) DO NOTHING
     RETURNING consumer
 )
-SELECT s.seen, s.cause, s.waiting
+SELECT s.seen, s.cause, s.waiting, txid_current() AS transaction
 FROM receipt LEFT JOIN LATERAL (
     SELECT seen, cause, waiting FROM {schema}.inbox_stream
     WHERE consumer = receipt.consumer AND topic = $4 AND key = $5 AND band = $7::smallint
@@ -29,7 +29,7 @@ FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::bigint[])
 WHERE (SELECT true FROM {schema}.inbox_waiting AS w WHERE w.consumer = $1 AND w.event_id = g.event_id LIMIT 1) IS NULL
 ORDER BY g.event_id
 ON CONFLICT (consumer, event_id) DO NOTHING
-RETURNING event_id
+RETURNING event_id, txid_current() AS transaction
 
 -- name: make_streams
 -- A gate counts, so its streams have rows from their first event on.
@@ -57,7 +57,7 @@ RETURNING r.event_id
 
 -- name: lock_unless_taken
 -- A stream, unless another has it. Its cause is no condition, or the wrong index could be used. Index: inbox_stream_pkey.
-SELECT seen, cause, waiting FROM {schema}.inbox_stream
+SELECT seen, cause, waiting, txid_current() AS transaction FROM {schema}.inbox_stream
 WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
 FOR UPDATE SKIP LOCKED
 
@@ -84,14 +84,15 @@ WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
 
 -- name: finish_one
 -- Index: consumer_inbox_pkey.
-UPDATE {schema}.consumer_inbox SET processing_seconds = $3 WHERE consumer = $1 AND event_id = $2
+UPDATE {schema}.consumer_inbox SET processing_seconds = $3
+WHERE consumer = $1 AND event_id = $2 AND {written_here}
 RETURNING event_id
 
 -- name: finish
 -- Index: consumer_inbox_pkey.
 UPDATE {schema}.consumer_inbox AS r SET processing_seconds = g.seconds
 FROM unnest($2::uuid[], $3::float8[]) AS g (event_id, seconds)
-WHERE r.consumer = $1 AND r.event_id = g.event_id
+WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here}
 RETURNING r.event_id
 
 -- name: finish_and_stand_one
@@ -102,7 +103,8 @@ WITH stood AS (
     VALUES ($1, $2, $3, $4, $5, $6, $7, {schema}.outbox_clock())
     {merged}
 )
-UPDATE {schema}.consumer_inbox SET processing_seconds = $9 WHERE consumer = $1 AND event_id = $8
+UPDATE {schema}.consumer_inbox SET processing_seconds = $9
+WHERE consumer = $1 AND event_id = $8 AND {written_here}
 RETURNING event_id
 
 -- name: finish_and_stand
@@ -110,7 +112,7 @@ RETURNING event_id
 WITH stood AS ({stand})
 UPDATE {schema}.consumer_inbox AS r SET processing_seconds = g.seconds
 FROM unnest($8::uuid[], $9::float8[]) AS g (event_id, seconds)
-WHERE r.consumer = $1 AND r.event_id = g.event_id
+WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here}
 RETURNING r.event_id
 
 -- name: withdraw

@@ -3,6 +3,10 @@
 -- name: receipt_columns
 consumer, event_id, event_type, topic, key, sequence, received_at
 
+-- name: written_here
+-- A receipt of this very transaction: one that a handler has committed, to begin another, is not.
+xmin = pg_current_xact_id()::xid
+
 -- name: event_columns
 consumer, event_id, event_type, topic, key, band, sequence, raw_key, headers, body, shard, place, replayed, received_at
 
