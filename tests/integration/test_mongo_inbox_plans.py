@@ -74,7 +74,6 @@ def _documents() -> dict[str, list[dict[str, Any]]]:
         "inbox_stream": [full, *map(_standing, range(STREAMS))],
         "inbox_waiting": waiting,
         "inbox_dead_letter": [_letter(n) for n in range(STREAMS)],
-        "inbox_counter": [{"_id": "waiting", "last": 10 * MANY}],
     }
 
 
@@ -111,6 +110,9 @@ async def watched(mongo_url: str) -> AsyncIterator[Watched]:
         for name, rows in _documents().items():
             place = client[schema].get_collection(name, codec_options=CODEC, write_concern=quick)
             await place.insert_many(rows, ordered=False)
+        # The inbox reads what a majority has. When that has this, it has all that was written before.
+        counter = client[schema].get_collection("inbox_counter", write_concern=WriteConcern("majority"))
+        await counter.insert_one({"_id": "waiting", "last": 10 * MANY})
         inbox = await MongoInbox.open(mongo_url, schema=schema, clock=ManualClock(start=NOW))
         yield Watched(inbox, client, schema)
         await inbox.close()

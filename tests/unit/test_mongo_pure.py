@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from pymongo import errors as mongo
 
-from outrider.errors import Misuse, OutriderError, Permanent, Transient, Unreachable
+from outrider.errors import Misuse, OutriderError, Permanent, RaceLost, Transient, Unreachable
 from outrider.event import Event, StagedEvent, Stream, lane_of
 from outrider.lifecycle import State
 from outrider.outbox.stage import StagingRules, drafts
@@ -80,8 +80,8 @@ def _failure(code: int, *labels: str) -> mongo.OperationFailure:
         (mongo.ServerSelectionTimeoutError("No replica set members match"), Unreachable, "is replicaSet in the URL"),
         (mongo.NotPrimaryError("stepped down"), Unreachable, "has it a primary"),
         (_failure(189), Unreachable, "has it a primary"),
-        (_failure(112, "TransientTransactionError"), Transient, "try again"),
-        (_failure(7777, "TransientTransactionError"), Transient, "try again"),
+        (_failure(112, "TransientTransactionError"), RaceLost, "try again"),
+        (_failure(7777, "TransientTransactionError"), RaceLost, "try again"),
         (_failure(7777, "UnknownTransactionCommitResult"), Transient, "try again"),
         (mongo.ExecutionTimeout("slow", 50), Transient, "try again"),
         (_failure(13), Misuse, "roles of the user"),

@@ -72,7 +72,7 @@ def translation(error: mongo.PyMongoError, where: str) -> OutriderError:
         doubt = "is replicaSet in the URL the name of its replica set" if named else "has it a primary"
         return Unreachable(f"{where} does not answer ({_told(error)}); is it running, and {doubt}?")
     if outrun(error):
-        return RaceLost(f"{where}: another transaction was first ({_told(error)})")
+        return RaceLost(f"{where}: another transaction was first ({_told(error)}); try again")
     if code in _PASSING or passing(error) or unknown_commit(error) or error.timeout:
         return Transient(f"{where}: {_told(error)}; try again")
     if remedy := _remedy(error, code):
