@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
@@ -19,7 +19,7 @@ from confluent_kafka import Producer as RawProducer
 
 from outrider.brokers.kafka import KafkaBroker, KafkaSource
 from outrider.delivery import Delivery
-from outrider.errors import Misuse, Unreachable
+from outrider.errors import Misuse, Transient, Unreachable
 from outrider.event import Event
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.router import Route, Routes
@@ -257,6 +257,32 @@ async def test_a_cancelled_receive_loses_nothing(server: KafkaServer, broker: Ka
                 continue
         await reader.until(200)
     assert by_key(reader.received) == {b"k%d" % key: list(range(key, 200, 40)) for key in range(40)}
+
+
+async def test_what_goes_wrong_while_nobody_waits_is_told_by_the_next_look(
+    server: KafkaServer, broker: KafkaBroker, topic: str
+) -> None:
+    await publish(broker, topic, 20)
+
+    async def refuse(shards: frozenset[str]) -> None:
+        raise RuntimeError("the engine is broken")
+
+    reader = Reader(KafkaSource(server.bootstrap, f"of-{topic}", [topic], QUICK))
+    await reader.source.start(refuse)
+    await reader.until(20)
+    async with reading(server, topic) as other, pumping(other):
+        with pytest.raises((Transient, RuntimeError), match="the engine is broken"):
+            async with asyncio.timeout(30):
+                await _look_and_look_away(reader)
+    await reader.source.close()
+
+
+async def _look_and_look_away(reader: Reader) -> None:
+    """Look again and again, and never wait for what comes of it."""
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await reader.receive(5)
 
 
 async def test_a_server_killed_and_restarted_loses_nothing(

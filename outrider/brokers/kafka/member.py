@@ -72,6 +72,16 @@ class Member:
 
     def fill(self, limit: int, paused: AbstractSet[str]) -> None:
         """Tell what is due, serve rebalances, and keep what has come; wait a moment if nothing can be handed over."""
+        if self._fatal:
+            raise Transient(f"the consumer cannot go on ({self._fatal}); start it again")
+        try:
+            self._fill(limit, paused)
+        except BaseException as error:
+            # A rebalance may be half done, and nobody may be waiting for this poll any more: so the next one tells.
+            self._fatal = str(error) or repr(error)
+            raise
+
+    def _fill(self, limit: int, paused: AbstractSet[str]) -> None:
         self._note_acks()
         self._tell(self._assignment)
         counts = self._kept.counts()
@@ -116,7 +126,11 @@ class Member:
         first = self._consumer.poll(seconds)
         if first is None:
             return
-        messages = [first, *self._consumer.consume(room - 1, timeout=0)] if room > 1 else [first]
+        self._keep_all([first])
+        if room > 1:
+            self._keep_all(self._consumer.consume(room - 1, timeout=0))
+
+    def _keep_all(self, messages: Sequence[Any]) -> None:
         errors = [message.error() for message in messages if message.error() is not None]
         for message in messages:
             if message.error() is None:
