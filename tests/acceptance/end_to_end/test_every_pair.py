@@ -46,7 +46,7 @@ async def _none_is_lost(shop: Shop, post: Post, folder: Path) -> None:
     assert ledger.repeats == 0
 
 
-async def _a_kill_only_repeats(shop: Shop, post: Post, folder: Path, events: int = EVENTS) -> None:
+async def _a_kill_only_repeats(shop: Shop, post: Post, folder: Path, events: int) -> None:
     """Do business while two relays deliver; one dies in the middle of it, and another takes its place."""
     async with relays(shop.url, post.url, folder, 2, *SMALL_STEPS) as crew:
         await until(shop, crew, *SHARED)
@@ -66,85 +66,84 @@ async def _a_kill_only_repeats(shop: Shop, post: Post, folder: Path, events: int
     assert ledger.repeats <= REPEATS_MAX
 
 
-@pytest.mark.postgres
-@pytest.mark.kafka
-class TestPostgresToKafka:
-    async def test_each_event_arrives_once_and_in_order(
-        self, postgres_shop: PostgresShop, kafka_post: KafkaPost, tmp_path: Path
-    ) -> None:
-        await _none_is_lost(postgres_shop, kafka_post, tmp_path)
+class _Pair:
+    """Two tests for a `shop` and a `post`."""
+
+    events = EVENTS
+    """With which a relay is killed."""
+
+    async def test_each_event_arrives_once_and_in_order(self, shop: Shop, post: Post, tmp_path: Path) -> None:
+        await _none_is_lost(shop, post, tmp_path)
 
     async def test_a_killed_relay_loses_nothing_and_repeats_little(
-        self, postgres_shop: PostgresShop, kafka_post: KafkaPost, tmp_path: Path
+        self, shop: Shop, post: Post, tmp_path: Path
     ) -> None:
-        await _a_kill_only_repeats(postgres_shop, kafka_post, tmp_path)
+        await _a_kill_only_repeats(shop, post, tmp_path, self.events)
+
+
+class _FromPostgres(_Pair):
+    @pytest.fixture
+    def shop(self, postgres_shop: PostgresShop) -> Shop:
+        return postgres_shop
+
+
+class _FromSqlite(_Pair):
+    @pytest.fixture
+    def shop(self, sqlite_shop: SqliteShop) -> Shop:
+        return sqlite_shop
+
+
+class _FromMongo(_Pair):
+    events = FEWER
+
+    @pytest.fixture
+    def shop(self, mongo_shop: MongoShop) -> Shop:
+        return mongo_shop
+
+
+class _ToKafka:
+    @pytest.fixture
+    def post(self, kafka_post: KafkaPost) -> Post:
+        return kafka_post
+
+
+class _ToRabbitMQ:
+    @pytest.fixture
+    def post(self, rabbit_post: RabbitPost) -> Post:
+        return rabbit_post
+
+
+@pytest.mark.postgres
+@pytest.mark.kafka
+class TestPostgresToKafka(_FromPostgres, _ToKafka):
+    pass
 
 
 @pytest.mark.postgres
 @pytest.mark.rabbitmq
-class TestPostgresToRabbitMQ:
-    async def test_each_event_arrives_once_and_in_order(
-        self, postgres_shop: PostgresShop, rabbit_post: RabbitPost, tmp_path: Path
-    ) -> None:
-        await _none_is_lost(postgres_shop, rabbit_post, tmp_path)
-
-    async def test_a_killed_relay_loses_nothing_and_repeats_little(
-        self, postgres_shop: PostgresShop, rabbit_post: RabbitPost, tmp_path: Path
-    ) -> None:
-        await _a_kill_only_repeats(postgres_shop, rabbit_post, tmp_path)
+class TestPostgresToRabbitMQ(_FromPostgres, _ToRabbitMQ):
+    pass
 
 
 @pytest.mark.kafka
-class TestSqliteToKafka:
-    async def test_each_event_arrives_once_and_in_order(
-        self, sqlite_shop: SqliteShop, kafka_post: KafkaPost, tmp_path: Path
-    ) -> None:
-        await _none_is_lost(sqlite_shop, kafka_post, tmp_path)
-
-    async def test_a_killed_relay_loses_nothing_and_repeats_little(
-        self, sqlite_shop: SqliteShop, kafka_post: KafkaPost, tmp_path: Path
-    ) -> None:
-        await _a_kill_only_repeats(sqlite_shop, kafka_post, tmp_path)
+class TestSqliteToKafka(_FromSqlite, _ToKafka):
+    pass
 
 
 @pytest.mark.rabbitmq
-class TestSqliteToRabbitMQ:
-    async def test_each_event_arrives_once_and_in_order(
-        self, sqlite_shop: SqliteShop, rabbit_post: RabbitPost, tmp_path: Path
-    ) -> None:
-        await _none_is_lost(sqlite_shop, rabbit_post, tmp_path)
-
-    async def test_a_killed_relay_loses_nothing_and_repeats_little(
-        self, sqlite_shop: SqliteShop, rabbit_post: RabbitPost, tmp_path: Path
-    ) -> None:
-        await _a_kill_only_repeats(sqlite_shop, rabbit_post, tmp_path)
+class TestSqliteToRabbitMQ(_FromSqlite, _ToRabbitMQ):
+    pass
 
 
 @pytest.mark.mongo
 @pytest.mark.timeout(420)
 @pytest.mark.kafka
-class TestMongoToKafka:
-    async def test_each_event_arrives_once_and_in_order(
-        self, mongo_shop: MongoShop, kafka_post: KafkaPost, tmp_path: Path
-    ) -> None:
-        await _none_is_lost(mongo_shop, kafka_post, tmp_path)
-
-    async def test_a_killed_relay_loses_nothing_and_repeats_little(
-        self, mongo_shop: MongoShop, kafka_post: KafkaPost, tmp_path: Path
-    ) -> None:
-        await _a_kill_only_repeats(mongo_shop, kafka_post, tmp_path, FEWER)
+class TestMongoToKafka(_FromMongo, _ToKafka):
+    pass
 
 
 @pytest.mark.mongo
 @pytest.mark.timeout(420)
 @pytest.mark.rabbitmq
-class TestMongoToRabbitMQ:
-    async def test_each_event_arrives_once_and_in_order(
-        self, mongo_shop: MongoShop, rabbit_post: RabbitPost, tmp_path: Path
-    ) -> None:
-        await _none_is_lost(mongo_shop, rabbit_post, tmp_path)
-
-    async def test_a_killed_relay_loses_nothing_and_repeats_little(
-        self, mongo_shop: MongoShop, rabbit_post: RabbitPost, tmp_path: Path
-    ) -> None:
-        await _a_kill_only_repeats(mongo_shop, rabbit_post, tmp_path, FEWER)
+class TestMongoToRabbitMQ(_FromMongo, _ToRabbitMQ):
+    pass
