@@ -10,8 +10,7 @@ from uuid import uuid4
 import pytest
 
 from outrider.app import open_broker
-from outrider.brokers.rabbitmq import RabbitBroker
-from outrider.brokers.rabbitmq import broker as adapter
+from outrider.brokers.rabbitmq import RabbitBroker, link
 from outrider.errors import BadSetting, Misuse, Unreachable
 from outrider.outcome import CONFIRMED, Rejected, Unresolved
 from outrider.testing.broker_contract import message
@@ -69,7 +68,7 @@ async def test_our_heartbeats_keep_an_idle_connection(
 ) -> None:
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "#"),), heartbeat_seconds=1)
     await broker.start()
-    wire = broker._wire
+    wire = broker._links.first._wire
     assert wire is not None
     kept = asyncio.Event()
     begun, written = asyncio.get_running_loop().time(), wire.write
@@ -84,14 +83,14 @@ async def test_our_heartbeats_keep_an_idle_connection(
     async with asyncio.timeout(20):
         await kept.wait()
     assert await broker.publish([message(1)]) == [CONFIRMED]
-    assert broker._wire is wire
+    assert broker._links.first._wire is wire
     await broker.close()
 
 
 async def test_more_exchanges_than_channels_take_turns(
     server: RabbitServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter, "PUBLISHERS_MAX", 2)
+    monkeypatch.setattr(link, "PUBLISHERS_MAX", 2)
     topics = [f"{name}.{n}" for n in range(6)]
     async with channel_to(server.url) as channel:
         queue = await channel.declare_queue(name, durable=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from pamqp import commands
@@ -22,16 +22,15 @@ from pamqp import commands
 from outrider.broker import Traits
 from outrider.brokers.cloudevents import CloudEvents
 from outrider.brokers.rabbitmq.examine import examine
-from outrider.brokers.rabbitmq.protocol import ChannelClosed, Wire, connect
-from outrider.brokers.rabbitmq.publisher import NOT_FOUND, Publisher, Wave
-from outrider.brokers.rabbitmq.settings import RabbitSettings, check_queues
+from outrider.brokers.rabbitmq.links import Links
+from outrider.brokers.rabbitmq.protocol import ChannelClosed, Wire
+from outrider.brokers.rabbitmq.publisher import NOT_FOUND
+from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings, check_queues
 from outrider.brokers.rabbitmq.topology import declare
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
 from outrider.finding import Finding
-from outrider.outcome import Rejected, Unresolved, Verdict
-
-PUBLISHERS_MAX = 256
+from outrider.outcome import CONFIRMED, Rejected, Unresolved, Verdict
 
 
 class RabbitBroker:
@@ -48,14 +47,12 @@ class RabbitBroker:
         self._dress = None if source is None else CloudEvents(source, "ce-").dress
         bytes_max, seconds = self.settings.message_bytes_max, self.settings.confirm_seconds
         self.traits = Traits(ordered=False, message_bytes_max=bytes_max, publish_seconds=seconds)
-        self._wire: Wire | None = None
-        self._publishers: dict[str, Publisher] = {}
-        self._connecting = asyncio.Lock()
+        self._links = Links(self.settings, self.destination)
         self._doubted: set[str] = set()
 
     async def start(self) -> None:
         """Connect, and declare the topology if told so."""
-        wire = await self._connected()
+        wire = await self._links.first.wire()
         if not self.settings.declare:
             return
         try:
@@ -67,6 +64,9 @@ class RabbitBroker:
         """Send each exchange its messages in one write, and wait for the confirms."""
         if self._dress is not None:
             messages = [self._dress(message) for message in messages]
+        limit = self.settings.message_bytes_max
+        if self.settings.exchange != PER_TOPIC and all(len(message.body) <= limit for message in messages):
+            return await self._publish(self.settings.exchange, messages)
         verdicts: list[Verdict | None] = [self._oversize(message) for message in messages]
         groups: dict[str, list[int]] = {}
         for index, verdict in enumerate(verdicts):
@@ -76,7 +76,7 @@ class RabbitBroker:
         for group, part in zip(groups.values(), await asyncio.gather(*parts), strict=True):
             for index, verdict in zip(group, part, strict=True):
                 verdicts[index] = verdict
-        return [verdict or Unresolved("nothing was heard") for verdict in verdicts]
+        return cast(list[Verdict], verdicts)
 
     async def probe(self, destination: str) -> None:
         """Ask the server about the exchange.
@@ -84,8 +84,8 @@ class RabbitBroker:
         Whether a queue is full cannot be asked. So the probe after a nack fails, which tells the relay that nobody is
         to blame; the next one passes, and lets a message try.
         """
-        wire = await self._connected()
-        wire.check()
+        wire = await self._links.first.wire()
+        self._links.check()
         number = await wire.open_channel()
         if exchange := unquote(destination.partition("/")[0]):
             await self._look_for(wire, number, exchange)
@@ -104,7 +104,7 @@ class RabbitBroker:
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
         """Look at exchanges, queues and bindings."""
-        return await examine(await self._connected(), self.settings, topics)
+        return await examine(await self._links.first.wire(), self.settings, topics)
 
     def destination(self, message: Message) -> str:
         """Name the exchange and the routing key; a slash in the exchange's name is escaped."""
@@ -113,79 +113,17 @@ class RabbitBroker:
 
     async def close(self) -> None:
         """Disconnect; using the broker again connects again."""
-        wire, self._wire = self._wire, None
-        self._publishers = {}
-        if wire is not None:
-            await wire.close()
+        await self._links.close()
+
+    async def _publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[Verdict]:
+        heard = await self._links.publish(exchange, messages)
+        if heard.count(CONFIRMED) == len(messages):
+            return cast(Sequence[Verdict], heard)
+        verdicts = [verdict or Unresolved("nothing was heard") for verdict in heard]
+        doubts = (verdict.destination for verdict in verdicts if isinstance(verdict, Unresolved))
+        self._doubted |= set(filter(None, doubts))
+        return verdicts
 
     def _oversize(self, message: Message) -> Verdict | None:
         size, limit = len(message.body), self.settings.message_bytes_max
         return Rejected(f"{size} bytes are more than may be published ({limit})") if size > limit else None
-
-    async def _publish(self, exchange: str, messages: list[Message]) -> Sequence[Verdict | None]:
-        try:
-            wire = await self._connected()
-            publisher = await self._publisher(wire, exchange)
-            wire.check()
-        except Transient as error:
-            return [Unresolved(str(error))] * len(messages)
-        wave = publisher.publish(messages, self.settings.route)
-        try:
-            await self._confirmed(wire, wave)
-        finally:
-            # A caller that gave up must not leave its messages behind: a late confirm then finds nobody.
-            if wave.left:
-                publisher.forget(wave)
-        self._note_doubts(wave)
-        return wave.verdicts
-
-    async def _confirmed(self, wire: Wire, wave: Wave) -> None:
-        """Wait for the wave. If time runs out, a silent server is down; one that speaks has a queue that is."""
-        half = self.settings.confirm_seconds / 2
-        if (await asyncio.wait([wave.done], timeout=half))[0]:
-            return
-        asked = asyncio.get_running_loop().time()
-        wire.ping()
-        if (await asyncio.wait([wave.done], timeout=half))[0]:
-            return
-        if wire.heard_at < asked:
-            wire.abort(f"nothing was heard from the server for {half:g} s")
-        for index, message in enumerate(wave.messages):
-            if wave.verdicts[index] is None:
-                destination = self.destination(message)
-                error = f"no confirm from {destination} within {2 * half:g} s"
-                wave.verdicts[index] = Unresolved(error, destination)
-
-    def _note_doubts(self, wave: Wave) -> None:
-        if any(isinstance(verdict, Unresolved) for verdict in wave.verdicts):
-            doubts = (verdict.destination for verdict in wave.verdicts if isinstance(verdict, Unresolved))
-            self._doubted |= set(filter(None, doubts))
-
-    async def _connected(self) -> Wire:
-        async with self._connecting:
-            if self._wire is None or self._wire.lost:
-                self._wire, self._publishers = None, {}
-                self._wire = await connect(self.settings)
-            return self._wire
-
-    async def _publisher(self, wire: Wire, exchange: str) -> Publisher:
-        """Return the exchange's channel, opened if need be; of too many, one that has been idle is closed."""
-        async with self._connecting:
-            wire.check()
-            found = self._publishers.pop(exchange, None)
-            if found is None or not found.open:
-                self._make_room()
-                found = Publisher(wire, exchange, self.destination, self.settings.make_exchange)
-                await found.start()
-            # Put back last: the order of the table is the order of use.
-            self._publishers[exchange] = found
-            return found
-
-    def _make_room(self) -> None:
-        if len(self._publishers) < PUBLISHERS_MAX:
-            return
-        for exchange, publisher in self._publishers.items():
-            if publisher.idle:
-                del self._publishers[exchange]
-                publisher.close()
-                return

@@ -7,7 +7,8 @@ The exchange is `outrider` unless named; `exchange=topic` means one per topic, n
 event's own, else its topic (else its key, if the exchange is the topic). `declare` makes the exchange and quorum queues
 at start, each bound by the pattern after its colon (in a URL, write `%23` for `#`); without one it takes everything.
 `cloudevents=/shop/orders` makes every message a CloudEvent from that source. `management=http://host:15672` is where
-`outrider doctor` asks about queues and bindings.
+`outrider doctor` asks about queues and bindings. `connections_max=1` keeps a relay with much to do from opening more
+connections, up to four.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ PER_TOPIC = "topic"
 EVERYTHING = "#"
 ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
-OPTIONS = ("exchange", "declare", "cafile", "cloudevents", "management")
+OPTIONS = ("exchange", "declare", "cafile", "cloudevents", "management", "connections_max")
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """What RabbitMQ 4 takes unless told otherwise; older ones take more."""
+
+CONNECTIONS_MAX = 4
+"""More gained nothing more where it was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class RabbitSettings:
     heartbeat_seconds: int = 10
     frame_bytes_max: int = 131_072
     message_bytes_max: int = MESSAGE_BYTES_MAX
+    connections_max: int = CONNECTIONS_MAX
 
     def __post_init__(self) -> None:
         if self.declare and self.exchange == PER_TOPIC:
@@ -69,7 +74,7 @@ class RabbitSettings:
             check_source(self.cloudevents)
         if self.management is not None:
             _check_management(self.management)
-        for name in ("connect_seconds", "confirm_seconds", "heartbeat_seconds", "message_bytes_max"):
+        for name in ("connect_seconds", "confirm_seconds", "heartbeat_seconds", "message_bytes_max", "connections_max"):
             if getattr(self, name) <= 0:
                 raise BadSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")
         if self.frame_bytes_max < 4096:
@@ -99,6 +104,7 @@ class RabbitSettings:
             "declare": "declare" in query,
             "cloudevents": query.get("cloudevents"),
             "management": query.get("management"),
+            "connections_max": _connections(query.get("connections_max", str(CONNECTIONS_MAX))),
         }
         return cls(**{**said, **options})
 
@@ -148,6 +154,15 @@ def _check_management(url: str) -> None:
     # A password may be in there, so the text is not repeated.
     if not fine:
         raise BadSetting("management is no URL of RabbitMQ's management API; write http://host:15672")
+
+
+def _connections(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadSetting(
+            f"connections_max={text} in the RabbitMQ URL is no whole number; write 4, for instance"
+        ) from None
 
 
 def _port(parts: SplitResult) -> int:
