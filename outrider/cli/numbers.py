@@ -11,7 +11,7 @@ from outrider.outbox.settings import RelaySettings
 MEANINGS = {
     "lease_seconds": "how long a silent relay keeps its lanes",
     "publish_timeout_seconds": "how long a publish may take; less than half of the lease",
-    "batch_max": "events fetched per pass",
+    "batch_max": "events fetched per pass, fewer if they are large",
     "in_flight_max": "messages handed to the broker at once, per worker",
     "workers": "groups of lanes worked on in turns",
     "poll_seconds_min": "polling when busy",

@@ -11,6 +11,9 @@ from outrider.event import BANDS
 SHARES = (0.80, 0.15, 0.05)
 """What each band gets of a pass when all have a backlog: urgent first, and nothing starves."""
 
+BATCH_BYTES_MAX = 16_000_000
+"""About how much payload a pass may hold; a relay's workers each hold so much."""
+
 assert len(SHARES) == BANDS
 assert abs(sum(SHARES) - 1) < 1e-9
 
@@ -46,6 +49,15 @@ def rebalance(
 
 def _in_band(lanes_given: Iterable[int], band: int, lanes: int) -> list[int]:
     return sorted(lane for lane in lanes_given if lane // lanes == band)
+
+
+def batch(events_max: int, bytes_mean: float) -> int:
+    """Return how many events to fetch: fewer of those that would fill the memory, judging by the last ones.
+
+    >>> batch(4000, 500), batch(4000, 100_000)
+    (4000, 160)
+    """
+    return max(1, min(events_max, int(BATCH_BYTES_MAX / max(bytes_mean, 1))))
 
 
 def quotas(

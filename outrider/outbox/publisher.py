@@ -17,7 +17,7 @@ from outrider.codec.seal import seal
 from outrider.event import BAND_NAMES, Message, StagedEvent, Stream, default_topic
 from outrider.observer import BreakerClosed, BreakerOpened, Buried, Observer, Retried
 from outrider.outbox.breaker import Breakers
-from outrider.outbox.streams import Course, Run, TopicRule, fits
+from outrider.outbox.streams import Course, Run, TopicRule, portions, waves
 from outrider.outbox.turnstile import Turnstile, publish
 from outrider.outbox.verdicts import Failing, Judge
 from outrider.outcome import CONFIRMED, Bury, Confirmed, Defer, Refused, Rejected, Unresolved, Verdict
@@ -94,25 +94,40 @@ class Publisher:
                     course.leave(sealed.run.stream)
 
     async def _send_fresh(self, course: Course, may_publish: Callable[[], bool]) -> None:
-        """Send everything at once while all is calm, if the broker keeps order by itself; else sort it into streams.
+        """Send what is fresh while all is calm: at once if the broker keeps order by itself, else wave by wave.
 
-        Events go out in the order they were fetched in, and that of each stream is part of it.
+        Events go out in the order they were fetched in, and that of each stream is part of it. What is left when
+        something is not as it should be is sorted into streams.
         """
-        events, limit = course.fresh, self.judge.settings.in_flight_max
-        calm = self.broker.traits.ordered and self.breakers.calm and len(events) <= limit and fits(events)
-        messages = _seal_all(events, self.rule, self.lanes) if calm else []
-        if not messages:
-            course.sort(self.rule)
-            return
-        verdicts = await self._publish(messages, may_publish, alone=False)
-        if verdicts and self._all_confirmed(verdicts):
-            course.confirm_fresh()
-        elif verdicts:
-            heard = dict(zip(events, zip(messages, verdicts, strict=True), strict=True))
-            course.sort(self.rule)
-            runs = course.take_all()
-            sent, verdicts = zip(*(heard[event] for event in _events(runs)), strict=True)
-            self._hear(course, runs, sent, verdicts, alone=False)
+        for wave in self._fresh_waves(course.fresh):
+            messages = _seal_all(wave, self.rule, self.lanes) if self.breakers.calm else []
+            if not messages:
+                course.sort(self.rule)
+                return
+            verdicts = await self._publish(messages, may_publish, alone=False)
+            if not verdicts:
+                break
+            if not self._all_confirmed(verdicts):
+                self._hear_fresh(course, wave, messages, verdicts)
+                return
+            course.confirm_fresh(wave)
+        course.fresh = ()
+
+    def _fresh_waves(self, events: Sequence[StagedEvent]) -> Iterable[Sequence[StagedEvent]]:
+        limit = self.judge.settings.in_flight_max
+        if self.broker.traits.ordered:
+            return portions(events, limit)
+        return (portion for wave in waves(events, self.rule) for portion in portions(wave, limit))
+
+    def _hear_fresh(
+        self, course: Course, wave: Sequence[StagedEvent], messages: list[Message], verdicts: Sequence[Verdict]
+    ) -> None:
+        """Take the verdicts on a wave that was not sorted into streams."""
+        heard = dict(zip(wave, zip(messages, verdicts, strict=True), strict=True))
+        course.sort(self.rule)
+        runs = course.take(wave, self.rule)
+        sent, verdicts = zip(*(heard[event] for event in _events(runs)), strict=True)
+        self._hear(course, runs, sent, verdicts, alone=False)
 
     def _alone(self, event: StagedEvent) -> bool:
         return event.suspect or self.breakers.suspected(event.event_id)

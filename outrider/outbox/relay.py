@@ -35,7 +35,7 @@ from outrider.outbox import lanes
 from outrider.outbox.breaker import Breakers
 from outrider.outbox.publisher import Publisher
 from outrider.outbox.settings import LEASE_MARGIN, RelaySettings
-from outrider.outbox.streams import Course, TopicRule, plan, stream_of
+from outrider.outbox.streams import PAYLOAD, Course, TopicRule, plan, stream_of
 from outrider.outbox.verdicts import Judge
 from outrider.store import Due, Fetched, Lease, Store
 
@@ -78,6 +78,7 @@ class Relay:
         self._trusted_until = float("-inf")
         self._surrender: set[int] = set()
         self._full: set[int] = set()
+        self._bytes_mean = 0.0
         self._next_due_seconds: dict[int, float | None] = {}
         self._troubled = False
         self._stopping = asyncio.Event()
@@ -88,6 +89,10 @@ class Relay:
     def name(self) -> str:
         """Return who owns this relay's lanes."""
         return self.lease.owner
+
+    @property
+    def _batch_max(self) -> int:
+        return lanes.batch(self.settings.batch_max, self._bytes_mean)
 
     async def keep(self) -> None:
         """Renew the heartbeat, then move towards a fair share of the lanes."""
@@ -113,7 +118,7 @@ class Relay:
         if not lease.epochs or self.breakers.open(""):
             return 0
         begun = self.clock.boot_seconds()
-        quotas = lanes.quotas(lease.epochs, self._full, lanes=self.store.lanes, batch_max=self.settings.batch_max)
+        quotas = lanes.quotas(lease.epochs, self._full, lanes=self.store.lanes, batch_max=self._batch_max)
         fetched = await self.store.fetch(lease, quotas)
         self._notice_lanes(lease, fetched, quotas)
         course = await self._plan(worker, lease, fetched)
@@ -281,6 +286,10 @@ class Relay:
         if lost and lease.owner == self.name:
             self._drop(lease.only(lost))
             self.observer.notice(LeaseLost(self.name, tuple(sorted(lost))))
+        if fetched.events:
+            mean = sum(map(len, map(PAYLOAD, fetched.events))) / len(fetched.events)
+            # Slow to forget, because lanes differ, and too small a batch harms nobody.
+            self._bytes_mean = max(mean, self._bytes_mean / 2)
         counts = Counter(map(_LANE, fetched.events))
         self._full -= fetched.lanes
         self._full |= {lane for lane, count in counts.items() if count >= quotas[lane]}
@@ -292,7 +301,7 @@ class Relay:
             rows = [event for event in fetched.events if event.lane in fetched.blocked_lanes]
             streams = list(dict.fromkeys(stream_of(event, self.rule) for event in rows))
             blocked = await self.store.blocked(streams) if streams else set()
-            due = await self.store.due(lease.only(fetched.blocked_lanes), self.settings.batch_max)
+            due = await self.store.due(lease.only(fetched.blocked_lanes), self._batch_max)
         self._next_due_seconds[worker] = due.next_seconds
         return plan(fetched.events, due.streams, blocked, self.rule)
 

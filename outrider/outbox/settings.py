@@ -28,8 +28,8 @@ class RelaySettings:
 
     lease_seconds: float = 15.0
     publish_timeout_seconds: float = 5.0
-    batch_max: int = 2000
-    in_flight_max: int = 2000
+    batch_max: int = 4000
+    in_flight_max: int = 4000
     workers: int = 4
     poll_seconds_min: float = 0.02
     poll_seconds_max: float = 10.0

@@ -21,7 +21,7 @@ from outrider.store import DueStream, Settlement
 WAVE_BYTES_MAX = 4_000_000
 """Once so much payload is in a wave, the rest waits for the next: a slow network must confirm it within the timeout."""
 
-_PAYLOAD = attrgetter("payload")
+PAYLOAD = attrgetter("payload")
 _READY = Readiness.READY
 
 TopicRule = Callable[[str, str | None, str | None], str]
@@ -48,12 +48,12 @@ Alone = Callable[[StagedEvent], bool]
 class Course:
     """One pass: what is ready by stream, and what is settled so far.
 
-    While nothing stands in the way of any event, they are all `fresh`: in order, and not looked at one by one. They are
-    sorted into streams once that matters; if all of them are confirmed, it never does, and they are `sent`.
+    While nothing stands in the way of any event, they are all `fresh`: in order, and not looked at one by one. What is
+    confirmed of them is `sent`. They are sorted into streams once that matters; if all are confirmed, it never does.
     """
 
     fresh: Sequence[StagedEvent] = ()
-    sent: Sequence[StagedEvent] = ()
+    sent: list[StagedEvent] = field(default_factory=list)
     ready: dict[Stream, list[StagedEvent]] = field(default_factory=dict)
     settlements: list[Settlement] = field(default_factory=list)
     emptied: list[Stream] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Course:
             taken = events[:count]
             wave.append(Run(stream, taken))
             room -= count
-            room_bytes -= len(taken[0].payload) if count == 1 else sum(map(len, map(_PAYLOAD, taken)))
+            room_bytes -= len(taken[0].payload) if count == 1 else sum(map(len, map(PAYLOAD, taken)))
         self.ready = left
         return wave
 
@@ -92,10 +92,13 @@ class Course:
         return fits(chain.from_iterable(self.ready.values()))
 
     def sort(self, rule: TopicRule) -> None:
-        """Sort what is fresh into its streams."""
+        """Sort into its streams what is fresh and not sent; what is sent will be settled together with it."""
+        sent = {event.event_id for event in self.sent}
         for event in self.fresh:
-            self.ready.setdefault(stream_of(event, rule), []).append(event)
-        self.fresh = ()
+            if event.event_id not in sent:
+                self.ready.setdefault(stream_of(event, rule), []).append(event)
+        self.settlements += [Settlement(event, stream_of(event, rule), CONFIRMED) for event in self.sent]
+        self.fresh, self.sent = (), []
 
     def take_all(self) -> list[Run]:
         """Take everything that is ready."""
@@ -103,10 +106,20 @@ class Course:
         self.ready = {}
         return everything
 
-    def confirm_fresh(self) -> None:
-        """The broker has all that was fresh."""
-        self.sent, self.fresh = self.fresh, ()
-        self.confirmed += len(self.sent)
+    def take(self, events: Iterable[StagedEvent], rule: TopicRule) -> list[Run]:
+        """Take these, which come first in their streams."""
+        taken: dict[Stream, list[StagedEvent]] = {}
+        for event in events:
+            taken.setdefault(stream_of(event, rule), []).append(event)
+        for stream, run in taken.items():
+            if left := self.ready.pop(stream)[len(run) :]:
+                self.ready[stream] = left
+        return [Run(stream, run) for stream, run in taken.items()]
+
+    def confirm_fresh(self, wave: Sequence[StagedEvent]) -> None:
+        """The broker has these of what was fresh."""
+        self.sent += wave
+        self.confirmed += len(wave)
 
     def confirm(self, runs: Iterable[Run]) -> None:
         """The broker has them."""
@@ -132,9 +145,39 @@ class Course:
         self.ready.pop(stream, None)
 
 
+def waves(events: Iterable[StagedEvent], rule: TopicRule) -> list[list[StagedEvent]]:
+    """Split events into waves: the first of every stream, the second of every stream, and so on."""
+    split: list[list[StagedEvent]] = []
+    before: dict[tuple[int, str, str], int] = {}
+    for event in events:
+        # A plain tuple, because this runs for every event, and a named one takes four times as long.
+        stream = (event.lane, event.topic or rule(event.event_type, None, event.routing_key), event.key)
+        number = before.get(stream, 0)
+        before[stream] = number + 1
+        if number == len(split):
+            split.append([])
+        split[number].append(event)
+    return split
+
+
+def portions(events: Sequence[StagedEvent], limit: int) -> list[Sequence[StagedEvent]]:
+    """Split events, in order, into portions that may be under way at once. The limit is in events; see `fits`."""
+    if len(events) <= limit and fits(events):
+        return [events]
+    split: list[list[StagedEvent]] = []
+    size = 0
+    for event in events:
+        size += len(event.payload)
+        if not split or len(split[-1]) >= limit or size > WAVE_BYTES_MAX:
+            split.append([])
+            size = len(event.payload)
+        split[-1].append(event)
+    return list(split)
+
+
 def fits(events: Iterable[StagedEvent]) -> bool:
     """Tell whether events are few bytes enough to go out at once."""
-    return sum(map(len, map(_PAYLOAD, events))) <= WAVE_BYTES_MAX
+    return sum(map(len, map(PAYLOAD, events))) <= WAVE_BYTES_MAX
 
 
 def _run_length(events: list[StagedEvent], room: int, room_bytes: int, alone: Alone | None) -> int:

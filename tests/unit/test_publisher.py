@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from outrider.errors import Transient
-from outrider.event import Message, Stream
-from outrider.observer import Buried
+from outrider.event import Event, Message, Stream
+from outrider.observer import Buried, Passed
+from outrider.outbox import lanes
 from outrider.outbox.turnstile import publish
 from outrider.outcome import CONFIRMED, Policy, Refused, Unresolved, Verdict
 from outrider.store import Criteria, Lease, Settlement
@@ -43,20 +45,102 @@ async def test_an_event_that_cannot_be_encoded_is_buried_and_stops_nobody_else(h
     assert "cannot be encoded" in dead.failure["error"]
 
 
-async def test_one_refusal_among_events_sent_at_once_stops_its_own_stream_only(harness: Harness) -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_one_refusal_among_events_sent_at_once_stops_its_own_stream_only(harness: Harness, ordered: bool) -> None:
     for number in (1, 2, 3):
         await harness.stage(order(number, "A"), order(number, "B"))
 
     def script(message: Message) -> Verdict:
         return Refused("no") if message.key == "A" and b"2" in message.body else CONFIRMED
 
-    broker = MemoryBroker(ordered=True, script=script)
+    broker = MemoryBroker(ordered=ordered, script=script)
     relay = harness.relay(broker)
     await relay.keep()
     await relay.work()
     assert (numbers(broker.log, "A"), numbers(broker.log, "B")) == ([1], [1, 2, 3])
     counts = await harness.store.desk.counts()
     assert (counts["sent"], counts["failed"], counts["parked"]) == (4, 1, 1)
+
+
+async def test_the_second_of_a_stream_waits_for_the_first_whichever_way_its_topic_was_told(harness: Harness) -> None:
+    named, ruled = order(1, "A", topic="events.order.changed"), order(2, "A")
+    ids = [str(event_id) for event_id in await harness.stage(named, order(1, "B"), ruled, order(2, "B"), order(3, "B"))]
+    assert isinstance(harness.store, MemoryStore)
+    tables = harness.store.tables
+    row = tables.rows[tables.ids[UUID(ids[2])]]
+    row.event = row.event._replace(topic=None)
+    broker = MemoryBroker()
+    relay = harness.relay(broker)
+    await relay.keep()
+    assert await relay.work() == 5
+    assert broker.calls == [[ids[0], ids[1]], [ids[2], ids[3]], [ids[4]]]
+
+
+async def test_what_went_out_before_the_connection_broke_is_settled_and_the_rest_left_as_it_was(
+    harness: Harness,
+) -> None:
+    for number in (1, 2, 3):
+        await harness.stage(order(number, "A"), order(number, "B"))
+
+    def script(message: Message) -> Verdict:
+        return Unresolved("broken") if message.key == "B" and b"2" in message.body else CONFIRMED
+
+    broker = MemoryBroker(script=script)
+    relay = harness.relay(broker)
+    await relay.keep()
+    assert await relay.work() == 2
+    assert len(broker.calls) == 2
+    assert (numbers(broker.log, "A"), numbers(broker.log, "B")) == ([1], [1])
+    counts = await harness.store.desk.counts()
+    assert (counts["sent"], counts["pending"]) == (2, 4)
+    broker.script = lambda _: CONFIRMED
+    await harness.works_for(relay, seconds=60)
+    assert (numbers(broker.log, "A"), numbers(broker.log, "B")) == ([1, 2, 3], [1, 2, 3])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_refusal_in_a_later_portion_stops_its_own_stream_only(harness: Harness, ordered: bool) -> None:
+    for number in (1, 2, 3):
+        await harness.stage(*(order(number, key) for key in "ABCDE"))
+
+    def script(message: Message) -> Verdict:
+        return Refused("no") if message.key == "D" and b"2" in message.body else CONFIRMED
+
+    broker = MemoryBroker(ordered=ordered, script=script)
+    relay = harness.relay(broker, in_flight_max=2)
+    await relay.keep()
+    await relay.work()
+    await harness.works(relay)
+    assert [numbers(broker.log, key) for key in "ABCDE"] == [[1, 2, 3]] * 3 + [[1], [1, 2, 3]]
+    counts = await harness.store.desk.counts()
+    assert (counts["sent"], counts["failed"], counts["parked"]) == (13, 1, 1)
+    assert max(map(len, broker.calls)) == 2
+
+
+@pytest.mark.parametrize(("pad", "fetches"), [(0, [8, 92]), (5_000, [8, 19, 19, 19, 19, 16])])
+async def test_fewer_events_are_fetched_when_they_are_large(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, pad: int, fetches: list[int]
+) -> None:
+    monkeypatch.setattr(lanes, "BATCH_BYTES_MAX", 100_000)
+    await harness.stage(*(Event("order.changed", {"n": n, "pad": "x" * pad}, key="A") for n in range(100)))
+    await harness.works(harness.relay(MemoryBroker(ordered=True)))
+    assert [passed.fetched for passed in harness.notebook.of(Passed)] == fetches
+
+
+async def test_a_lease_that_runs_short_between_waves_keeps_what_was_confirmed(harness: Harness) -> None:
+    await harness.stage(*orders(3, "A"))
+
+    def script(_: Message) -> Verdict:
+        harness.clock.advance(seconds=12)
+        return CONFIRMED
+
+    broker = MemoryBroker(script=script)
+    relay = harness.relay(broker)
+    await relay.keep()
+    assert await relay.work() == 1
+    assert numbers(broker.log, "A") == [1]
+    counts = await harness.store.desk.counts()
+    assert (counts["sent"], counts["pending"]) == (1, 2)
 
 
 @pytest.mark.parametrize("policy", [b'{"unknown": 1}', b"[]", b'{"base_seconds": -1}', b'{"factor": "two"}'])

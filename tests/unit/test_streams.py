@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.event import Readiness, StagedEvent, default_topic
 from outrider.lifecycle import State
-from outrider.outbox.streams import WAVE_BYTES_MAX, Course, Run, plan, stream_of
+from outrider.outbox.streams import WAVE_BYTES_MAX, Course, Run, plan, portions, stream_of, waves
 from outrider.outcome import CONFIRMED, PARK, Defer, Retry
 from outrider.store import Cause, DueStream, Settlement
 from tests.unit.build import staged, stream
@@ -47,6 +47,21 @@ def test_an_unordered_wave_stays_within_its_limit() -> None:
     assert positions(course, 2) == [[1], [2]]
     assert positions(course, 2) == [[3], [4]]
     assert positions(course, 2) == [[5]]
+
+
+def test_fresh_events_are_split_into_the_first_of_every_stream_then_the_second() -> None:
+    events = [staged(1, "A"), staged(2, "A"), staged(3, "B"), staged(4, "A", lane=7), staged(5, "B"), staged(6, "A")]
+    assert [[event.position for event in wave] for wave in waves(events, default_topic)] == [[1, 3, 4], [2, 5], [6]]
+
+
+def test_portions_keep_the_order_and_stay_within_events_and_bytes() -> None:
+    third = b"x" * (WAVE_BYTES_MAX // 3)
+    events = [staged(n, "A", payload=third if n > 4 else b"1") for n in range(1, 10)]
+    split = [[event.position for event in portion] for portion in portions(events, 4)]
+    assert split == [[1, 2, 3, 4], [5, 6, 7], [8, 9]]
+    assert portions(events[:4], 4) == [events[:4]]
+    huge = staged(1, "A", payload=b"x" * (WAVE_BYTES_MAX + 1))
+    assert portions([huge, huge], 4) == [[huge], [huge]]
 
 
 def test_a_wave_carries_no_more_bytes_than_can_be_confirmed_in_time() -> None:

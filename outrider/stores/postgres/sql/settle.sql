@@ -7,10 +7,9 @@
 WITH {fence}, gone AS (
     DELETE FROM {schema}.outbox AS o
     WHERE o.event_id = ANY ($4::uuid[]) AND o.lane = ANY (ARRAY(SELECT lane FROM l)) AND o.state IN ({confirm_guard})
-    RETURNING o.*
+    RETURNING {gone_columns}
 )
-INSERT INTO {schema}.outbox_archive ({archive_columns})
-SELECT {gone_columns} FROM gone AS o
+INSERT INTO {schema}.outbox_archive ({archive_columns}) TABLE gone
 
 -- name: confirm_delete
 -- The same, where nothing is kept.
