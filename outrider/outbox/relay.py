@@ -174,7 +174,7 @@ class Relay:
             self._trouble(error)
 
     def stop(self) -> None:
-        """Ask for a clean stop: no new pass is begun, so nothing will be published twice after a restart."""
+        """Ask for a clean stop: no wave is begun any more, and what is confirmed is settled; nothing goes out twice."""
         self._stopping.set()
         self.wake()
 
@@ -244,11 +244,14 @@ class Relay:
         return mine.without(surplus)
 
     def _may_publish(self, lease: Lease) -> Callable[[], bool]:
-        """A wave may begin only if even its time-out falls inside the lease, and the lease is still the one we hold."""
+        """A wave may begin only if even its time-out falls inside the lease, and the lease is still the one we hold.
+
+        None begins after a stop was asked for: a long stream can be thousands of waves.
+        """
 
         def may_publish() -> bool:
             latest = self.clock.boot_seconds() + self.settings.publish_timeout_seconds
-            return lease.owner == self.name and latest < self._trusted_until
+            return lease.owner == self.name and latest < self._trusted_until and not self._stopping.is_set()
 
         return may_publish
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
 
-from outrider.brokers.rabbitmq import RabbitBroker
-from outrider.errors import Transient
+from outrider.brokers.rabbitmq import RabbitBroker, links
+from outrider.brokers.rabbitmq.protocol import Wire
+from outrider.brokers.rabbitmq.settings import RabbitSettings
+from outrider.errors import BadSetting, Transient
 from outrider.outcome import CONFIRMED, Unresolved, Verdict
 from outrider.testing.broker_contract import message
 from outrider.testing.servers.rabbitmq import RabbitServer
@@ -57,17 +60,13 @@ class Load:
 
         async def work() -> None:
             for number in waves:
-                if self.links >= links:
+                if len(self.broker._links) >= links:
                     return
                 wave = [message(number * WAVE + n) for n in range(WAVE)]
                 self.sent += [m.message_id for m in wave]
                 self.verdicts += await self.broker.publish(wave)
 
         await asyncio.gather(*(work() for _ in range(4)))
-
-    @property
-    def links(self) -> int:
-        return 1 + len(self.broker._links._others)
 
 
 def connections(server: RabbitServer, vhost: str) -> int:
@@ -81,7 +80,7 @@ async def test_much_under_way_is_spread_over_as_many_connections_as_allowed(
 ) -> None:
     load = Load(broker)
     await load.run(links=3)
-    assert load.links == 3
+    assert len(broker._links) == 3
     await load.run(links=4, waves_max=20)
     assert await asyncio.to_thread(connections, server, vhost) == 3
     assert load.verdicts == [CONFIRMED] * len(load.sent)
@@ -107,48 +106,113 @@ async def test_a_server_that_takes_no_more_connections_is_not_down(
     load = Load(broker)
     await load.run(links=2, waves_max=20)
     assert load.verdicts == [CONFIRMED] * 20 * WAVE
-    assert load.links == 1
+    assert len(broker._links) == 1
     assert [record.message for record in caplog.records] == ["no further connection could be had"]
     await broker.close()
 
 
-async def test_a_further_connection_that_is_lost_is_in_doubt_and_not_missed(
+async def test_a_connection_that_is_lost_is_in_doubt_and_the_others_go_on(
     broker: RabbitBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = Load(broker)
-    await load.run(links=2)
-    [other, *_] = broker._links._others
-    wire, written = await other.wire(), asyncio.Event()
+    await Load(broker).run(links=2)
+    lost, wave = await broker._links.quietest(), [message(n) for n in range(WAVE)]
     # Nothing of the wave is sent, so nothing of it can be confirmed before the connection is gone.
-    monkeypatch.setattr(wire, "write", lambda _: written.set())
-    # The first has more to do, so the next goes through the other.
-    broker._links.first.under_way += 10 * WAVE
-    publishing = asyncio.create_task(broker.publish([message(n) for n in range(WAVE)]))
+    written = asyncio.Event()
+    monkeypatch.setattr(lost.wire, "write", lambda _: written.set())
+    publishing = asyncio.create_task(broker.publish(wave))
     async with asyncio.timeout(20):
         await written.wait()
-    wire.abort("pulled out")
-    broker._links.first.under_way -= 10 * WAVE
+    lost.wire.abort("pulled out")
     assert await publishing == [Unresolved("pulled out")] * WAVE
     await broker.probe("")
-    assert await broker.publish([message(n) for n in range(WAVE)]) == [CONFIRMED] * WAVE
-    assert other not in broker._links._others
+    assert await broker.publish(wave) == [CONFIRMED] * WAVE
+    assert lost not in broker._links._links
+
+
+async def test_any_connection_will_do_if_no_other_can_be_had(
+    server: RabbitServer, broker: RabbitBroker, vhost: str
+) -> None:
+    await Load(broker).run(links=2)
+    name = vhost.partition("?")[0].rpartition("/")[2]
+    await asyncio.to_thread(server.ctl, "set_vhost_limits", "-p", name, '{"max-connections": 0}')
+    broker._links._links[0].wire.abort("pulled out")
+    await broker.probe("")
+    assert await broker.publish([message(1)]) == [CONFIRMED]
+
+
+async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(server: RabbitServer, vhost: str) -> None:
+    broker = RabbitBroker(vhost.partition("?")[0], exchange="topic")
+    link = await broker._links.quietest()
+    async with link._opening:
+        publishing = [asyncio.create_task(broker.publish([message(n)])) for n in range(5)]
+        while link.under_way < 5:  # noqa: ASYNC110  Each comes as far as the lock, without an event of its own.
+            await asyncio.sleep(0)
+        link.wire.abort("pulled out")
+    assert await asyncio.gather(*publishing) == [[Unresolved("pulled out")]] * 5
+    await broker.close()
+    assert len(broker._links) == 0
+    assert await asyncio.to_thread(connections, server, vhost) == 0
+
+
+async def test_idle_connections_are_given_back_all_but_one(
+    server: RabbitServer, broker: RabbitBroker, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "IDLE_SECONDS", 0.2)
+    await Load(broker).run(links=3)
+    async with asyncio.timeout(20):
+        await broker._links._tasks["give back"]
+    assert len(broker._links) == 1
+    assert await broker.publish([message(1)]) == [CONFIRMED]
+    assert await asyncio.to_thread(connections, server, vhost) == 1
+
+
+async def test_closing_while_another_connection_is_opened_leaves_none(server: RabbitServer, vhost: str) -> None:
+    broker = RabbitBroker(vhost)
+    await broker.start()
+    publishing = [asyncio.create_task(broker.publish([message(n) for n in range(WAVE)])) for _ in range(4)]
+    while "open" not in broker._links._tasks:  # noqa: ASYNC110  Whoever starts the task tells nobody.
+        await asyncio.sleep(0)
+    await broker.close()
+    await asyncio.gather(*publishing)
+    await broker.close()
+    assert len(broker._links) == 0
+    assert await asyncio.to_thread(connections, server, vhost) == 0
+
+
+async def test_whatever_keeps_a_further_connection_from_opening_is_told_once(
+    broker: RabbitBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "outrider.rabbitmq")
+
+    async def refuse(_: RabbitSettings) -> Wire:
+        raise BadSetting("the file of certificates is gone")
+
+    monkeypatch.setattr(links, "connect", refuse)
+    load = Load(broker)
+    await load.run(links=2, waves_max=20)
+    assert load.verdicts == [CONFIRMED] * 20 * WAVE
+    assert [record.message for record in caplog.records] == ["no further connection could be had"]
 
 
 async def test_a_block_of_any_connection_is_an_outage(server: RabbitServer, broker: RabbitBroker) -> None:
-    load = Load(broker)
-    await load.run(links=2)
+    await Load(broker).run(links=2)
     await asyncio.to_thread(server.memory_alarm, True)
     try:
-        broker._links.first.under_way += 10 * WAVE
         assert await broker.publish([message(1)]) == [Unresolved("blocked: low on memory")]
         with pytest.raises(Transient, match="blocked: low on memory"):
             await broker.probe("")
     finally:
         await asyncio.to_thread(server.memory_alarm, False)
-    broker._links.first.under_way -= 10 * WAVE
     async with asyncio.timeout(20):
         while True:
             if await broker.publish([message(2)]) == [CONFIRMED]:
                 break
             await asyncio.sleep(0.05)
-    await broker.probe("")
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "", "abc", "1.5", "1_0", "+3", " 4", "65", "9" * 5_000])
+def test_a_number_of_connections_that_cannot_work_is_refused(said: str) -> None:
+    with pytest.raises(BadSetting, match="connections_max cannot work; write a whole number from 1 to 64"):
+        RabbitBroker(f"amqp://localhost?connections_max={quote(said)}")
+    with pytest.raises(BadSetting, match="connections_max cannot work"):
+        RabbitBroker("amqp://localhost", connections_max=said)

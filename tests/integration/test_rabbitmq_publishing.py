@@ -68,8 +68,7 @@ async def test_our_heartbeats_keep_an_idle_connection(
 ) -> None:
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "#"),), heartbeat_seconds=1)
     await broker.start()
-    wire = broker._links.first._wire
-    assert wire is not None
+    wire = await broker._links.wire()
     kept = asyncio.Event()
     begun, written = asyncio.get_running_loop().time(), wire.write
 
@@ -83,7 +82,7 @@ async def test_our_heartbeats_keep_an_idle_connection(
     async with asyncio.timeout(20):
         await kept.wait()
     assert await broker.publish([message(1)]) == [CONFIRMED]
-    assert broker._links.first._wire is wire
+    assert await broker._links.wire() is wire
     await broker.close()
 
 

@@ -127,6 +127,22 @@ async def test_fewer_events_are_fetched_when_they_are_large(
     assert [passed.fetched for passed in harness.notebook.of(Passed)] == fetches
 
 
+async def test_a_stop_waits_for_one_wave_and_not_for_a_whole_stream(harness: Harness) -> None:
+    await harness.stage(*orders(50, "A"))
+
+    def script(_: Message) -> Verdict:
+        relay.stop()
+        return CONFIRMED
+
+    broker = MemoryBroker(script=script)
+    relay = harness.relay(broker)
+    async with asyncio.timeout(20):
+        await relay.run()
+    assert numbers(broker.log, "A") == [1]
+    counts = await harness.store.desk.counts()
+    assert (counts["sent"], counts["pending"]) == (1, 49)
+
+
 async def test_a_lease_that_runs_short_between_waves_keeps_what_was_confirmed(harness: Harness) -> None:
     await harness.stage(*orders(3, "A"))
 

@@ -52,7 +52,7 @@ class RabbitBroker:
 
     async def start(self) -> None:
         """Connect, and declare the topology if told so."""
-        wire = await self._links.first.wire()
+        wire = (await self._links.quietest()).wire
         if not self.settings.declare:
             return
         try:
@@ -84,8 +84,7 @@ class RabbitBroker:
         Whether a queue is full cannot be asked. So the probe after a nack fails, which tells the relay that nobody is
         to blame; the next one passes, and lets a message try.
         """
-        wire = await self._links.first.wire()
-        self._links.check()
+        wire = await self._links.wire()
         number = await wire.open_channel()
         if exchange := unquote(destination.partition("/")[0]):
             await self._look_for(wire, number, exchange)
@@ -104,7 +103,7 @@ class RabbitBroker:
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
         """Look at exchanges, queues and bindings."""
-        return await examine(await self._links.first.wire(), self.settings, topics)
+        return await examine((await self._links.quietest()).wire, self.settings, topics)
 
     def destination(self, message: Message) -> str:
         """Name the exchange and the routing key; a slash in the exchange's name is escaped."""

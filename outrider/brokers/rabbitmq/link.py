@@ -1,6 +1,6 @@
 """A link: one connection to publish through, with a channel for every exchange it publishes to.
 
-It connects again when it is next used.
+It does not connect again: one whose connection is lost is of no use any more.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from outrider.brokers.rabbitmq.protocol import Wire, connect
+from outrider.brokers.rabbitmq.protocol import Wire
 from outrider.brokers.rabbitmq.publisher import Destination, Publisher, Wave
 from outrider.brokers.rabbitmq.settings import RabbitSettings
 from outrider.errors import Transient
@@ -19,82 +19,68 @@ PUBLISHERS_MAX = 256
 
 
 class Link:
-    """One connection, and who publishes on it. `under_way` counts messages that wait for their verdicts."""
+    """One connection, and who publishes on it.
 
-    def __init__(self, settings: RabbitSettings, destination: Destination) -> None:
+    `under_way` counts messages that wait for their verdicts; `used_at` is when the last of them had it.
+    """
+
+    def __init__(self, wire: Wire, settings: RabbitSettings, destination: Destination) -> None:
+        self.wire = wire
         self._settings, self._destination = settings, destination
-        self._wire: Wire | None = None
         self._publishers: dict[str, Publisher] = {}
-        self._connecting = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self.under_way = 0
-
-    @property
-    def lost(self) -> bool:
-        """Tell whether there is no connection now."""
-        return self._wire is None or bool(self._wire.lost)
-
-    @property
-    def blocked(self) -> str:
-        """Return why the server reads nothing from it now, empty if it does."""
-        return "" if self._wire is None or self._wire.lost else self._wire.blocked
-
-    async def wire(self) -> Wire:
-        """Return the connection, made anew if there is none."""
-        async with self._connecting:
-            if self._wire is None or self._wire.lost:
-                self._wire, self._publishers = None, {}
-                self._wire = await connect(self._settings)
-            return self._wire
+        self.used_at = asyncio.get_running_loop().time()
 
     async def publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[Verdict | None]:
         """Send messages in one write, and wait for the confirms."""
+        self.under_way += len(messages)
         try:
-            wire = await self.wire()
-            publisher = await self._publisher(wire, exchange)
-            wire.check()
+            return await self._publish(exchange, messages)
+        finally:
+            self.under_way -= len(messages)
+            self.used_at = asyncio.get_running_loop().time()
+
+    async def _publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[Verdict | None]:
+        try:
+            publisher = await self._publisher(exchange)
+            self.wire.check()
         except Transient as error:
             return [Unresolved(str(error))] * len(messages)
         wave = publisher.publish(messages, self._settings.route)
         try:
-            await self._wait(wire, wave)
+            await self._wait(wave)
         finally:
             # A caller that gave up must not leave its messages behind: a late confirm then finds nobody.
             if wave.left:
                 publisher.forget(wave)
         return wave.verdicts
 
-    async def close(self) -> None:
-        """Disconnect."""
-        wire, self._wire = self._wire, None
-        self._publishers = {}
-        if wire is not None:
-            await wire.close()
-
-    async def _wait(self, wire: Wire, wave: Wave) -> None:
+    async def _wait(self, wave: Wave) -> None:
         """Wait for the wave. If time runs out, a silent server is down; one that speaks has a queue that is."""
         half = self._settings.confirm_seconds / 2
         if (await asyncio.wait([wave.done], timeout=half))[0]:
             return
         asked = asyncio.get_running_loop().time()
-        wire.ping()
+        self.wire.ping()
         if (await asyncio.wait([wave.done], timeout=half))[0]:
             return
-        if wire.heard_at < asked:
-            wire.abort(f"nothing was heard from the server for {half:g} s")
+        if self.wire.heard_at < asked:
+            self.wire.abort(f"nothing was heard from the server for {half:g} s")
         for index, message in enumerate(wave.messages):
             if wave.verdicts[index] is None:
                 destination = self._destination(message)
                 error = f"no confirm from {destination} within {2 * half:g} s"
                 wave.verdicts[index] = Unresolved(error, destination)
 
-    async def _publisher(self, wire: Wire, exchange: str) -> Publisher:
+    async def _publisher(self, exchange: str) -> Publisher:
         """Return the exchange's channel, opened if need be; of too many, one that has been idle is closed."""
-        async with self._connecting:
-            wire.check()
+        async with self._opening:
+            self.wire.check()
             found = self._publishers.pop(exchange, None)
             if found is None or not found.open:
                 self._make_room()
-                found = Publisher(wire, exchange, self._destination, self._settings.make_exchange)
+                found = Publisher(self.wire, exchange, self._destination, self._settings.make_exchange)
                 await found.start()
             # Put back last: the order of the table is the order of use.
             self._publishers[exchange] = found

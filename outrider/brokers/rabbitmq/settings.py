@@ -36,6 +36,7 @@ MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 
 CONNECTIONS_MAX = 4
 """More gained nothing more where it was measured."""
+CONNECTIONS_LIMIT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,11 @@ class RabbitSettings:
             check_source(self.cloudevents)
         if self.management is not None:
             _check_management(self.management)
-        for name in ("connect_seconds", "confirm_seconds", "heartbeat_seconds", "message_bytes_max", "connections_max"):
+        for name in ("connect_seconds", "confirm_seconds", "heartbeat_seconds", "message_bytes_max"):
             if getattr(self, name) <= 0:
                 raise BadSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")
+        if type(self.connections_max) is not int or not 1 <= self.connections_max <= CONNECTIONS_LIMIT:
+            raise BadSetting(f"connections_max cannot work; write a whole number from 1 to {CONNECTIONS_LIMIT}")
         if self.frame_bytes_max < 4096:
             raise BadSetting(f"frame_bytes_max = {self.frame_bytes_max} cannot work; AMQP needs at least 4096")
 
@@ -104,7 +107,7 @@ class RabbitSettings:
             "declare": "declare" in query,
             "cloudevents": query.get("cloudevents"),
             "management": query.get("management"),
-            "connections_max": _connections(query.get("connections_max", str(CONNECTIONS_MAX))),
+            "connections_max": _count(query.get("connections_max", str(CONNECTIONS_MAX))),
         }
         return cls(**{**said, **options})
 
@@ -156,13 +159,9 @@ def _check_management(url: str) -> None:
         raise BadSetting("management is no URL of RabbitMQ's management API; write http://host:15672")
 
 
-def _connections(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise BadSetting(
-            f"connections_max={text} in the RabbitMQ URL is no whole number; write 4, for instance"
-        ) from None
+def _count(text: str) -> int:
+    """Read a number; what is none becomes one that is refused with the others that cannot work."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(CONNECTIONS_LIMIT)) else 0
 
 
 def _port(parts: SplitResult) -> int:
