@@ -123,7 +123,7 @@ def _options() -> argparse.Namespace:
     parts = f"parts to run, with commas between: {', '.join(PARTS)}"
     parser.add_argument("--only", type=_parts, default=tuple(PARTS), help=parts)
     events = "backlog of each drain; a third of it for RabbitMQ and MongoDB"
-    parser.add_argument("--events", type=int, default=100_000, help=events)
+    parser.add_argument("--events", type=int, default=200_000, help=events)
     parser.add_argument("--seconds", type=float, default=5, help="give up on a drain to nowhere after this long")
     parser.add_argument("--transactions", type=int, default=1_000, help="transactions of each kind in the staging part")
     parser.add_argument("--keys", type=int, default=5_000, help="keys of the backlog for Kafka and RabbitMQ")
