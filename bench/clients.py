@@ -22,7 +22,7 @@ from outrider.outcome import CONFIRMED
 
 WAVE = 2_000
 CALLS = 4
-"""As a relay does it: four workers, each with a wave of at most two thousand under way."""
+"""As many at a time as a relay has workers; a wave is what its passes come to with some thousands of keys."""
 FULL_SECONDS = 0.01
 ANSWER_SECONDS_MAX = 10.0
 

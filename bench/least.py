@@ -16,7 +16,7 @@ import confluent_kafka
 
 from outrider.brokers.kafka import settings
 
-WORKERS, LANES, BATCH_MAX = 4, 96, 2_000
+WORKERS, LANES, BATCH_MAX = 4, 96, 4_000
 TICK_SECONDS = 0.001
 FETCH = f"""
 SELECT event_id, coalesce(key, aggregate_id, event_id::text), topic, event_type, aggregate_type, payload, created_at

@@ -17,7 +17,7 @@ from outrider.codec.seal import seal
 from outrider.event import BAND_NAMES, Message, StagedEvent, Stream, default_topic
 from outrider.observer import BreakerClosed, BreakerOpened, Buried, Observer, Retried
 from outrider.outbox.breaker import Breakers
-from outrider.outbox.streams import Course, Run, TopicRule, portions, waves
+from outrider.outbox.streams import Course, Run, TopicRule, portions, topic_of, waves
 from outrider.outbox.turnstile import Turnstile, publish
 from outrider.outbox.verdicts import Failing, Judge
 from outrider.outcome import CONFIRMED, Bury, Confirmed, Defer, Refused, Rejected, Unresolved, Verdict
@@ -33,10 +33,7 @@ class Sealed(NamedTuple):
 def _seal_all(events: Iterable[StagedEvent], rule: TopicRule, lanes: int) -> list[Message]:
     """Encode events at once; return nothing if one of them cannot be encoded, for then each run is looked at."""
     try:
-        return [
-            seal(event, event.topic or rule(event.event_type, None, event.routing_key), BAND_NAMES[event.lane // lanes])
-            for event in events
-        ]
+        return [seal(event, topic_of(event, rule), BAND_NAMES[event.lane // lanes]) for event in events]
     except Exception:
         # Which event it is, and what is said about it, is for `_seal`, which meets it again.
         return []

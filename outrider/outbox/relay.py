@@ -35,7 +35,7 @@ from outrider.outbox import lanes
 from outrider.outbox.breaker import Breakers
 from outrider.outbox.publisher import Publisher
 from outrider.outbox.settings import LEASE_MARGIN, RelaySettings
-from outrider.outbox.streams import PAYLOAD, Course, TopicRule, plan, stream_of
+from outrider.outbox.streams import Course, TopicRule, payload_bytes, plan, stream_of
 from outrider.outbox.verdicts import Judge
 from outrider.store import Due, Fetched, Lease, Store
 
@@ -121,6 +121,7 @@ class Relay:
         quotas = lanes.quotas(lease.epochs, self._full, lanes=self.store.lanes, batch_max=self._batch_max)
         fetched = await self.store.fetch(lease, quotas)
         self._notice_lanes(lease, fetched, quotas)
+        self._notice_sizes(fetched)
         course = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()
         await self.publisher.run(course, self._may_publish(lease))
@@ -289,13 +290,15 @@ class Relay:
         if lost and lease.owner == self.name:
             self._drop(lease.only(lost))
             self.observer.notice(LeaseLost(self.name, tuple(sorted(lost))))
-        if fetched.events:
-            mean = sum(map(len, map(PAYLOAD, fetched.events))) / len(fetched.events)
-            # Slow to forget, because lanes differ, and too small a batch harms nobody.
-            self._bytes_mean = max(mean, self._bytes_mean / 2)
         counts = Counter(map(_LANE, fetched.events))
         self._full -= fetched.lanes
         self._full |= {lane for lane, count in counts.items() if count >= quotas[lane]}
+
+    def _notice_sizes(self, fetched: Fetched) -> None:
+        """Remember how large events are. Slow to forget, because lanes differ, and too small a batch harms nobody."""
+        if fetched.events:
+            mean = payload_bytes(fetched.events) / len(fetched.events)
+            self._bytes_mean = max(mean, self._bytes_mean / 2)
 
     async def _plan(self, worker: int, lease: Lease, fetched: Fetched) -> Course:
         """Look up what is blocked, in the lanes that have anything blocked, and plan the course."""

@@ -21,16 +21,26 @@ from outrider.store import DueStream, Settlement
 WAVE_BYTES_MAX = 4_000_000
 """Once so much payload is in a wave, the rest waits for the next: a slow network must confirm it within the timeout."""
 
-PAYLOAD = attrgetter("payload")
+_PAYLOAD = attrgetter("payload")
 _READY = Readiness.READY
 
 TopicRule = Callable[[str, str | None, str | None], str]
 """(event_type, topic, routing_key) to topic."""
 
 
+def topic_of(event: StagedEvent, rule: TopicRule) -> str:
+    """Return the topic of an event; a foreign row may have none of its own."""
+    return event.topic or rule(event.event_type, None, event.routing_key)
+
+
 def stream_of(event: StagedEvent, rule: TopicRule) -> Stream:
     """Return the stream of an event."""
-    return Stream(event.lane, event.topic or rule(event.event_type, None, event.routing_key), event.key)
+    return Stream(event.lane, topic_of(event, rule), event.key)
+
+
+def payload_bytes(events: Iterable[StagedEvent]) -> int:
+    """Return how much payload events have together."""
+    return sum(map(len, map(_PAYLOAD, events)))
 
 
 class Run(NamedTuple):
@@ -81,7 +91,7 @@ class Course:
             taken = events[:count]
             wave.append(Run(stream, taken))
             room -= count
-            room_bytes -= len(taken[0].payload) if count == 1 else sum(map(len, map(PAYLOAD, taken)))
+            room_bytes -= len(taken[0].payload) if count == 1 else payload_bytes(taken)
         self.ready = left
         return wave
 
@@ -151,7 +161,7 @@ def waves(events: Iterable[StagedEvent], rule: TopicRule) -> list[list[StagedEve
     before: dict[tuple[int, str, str], int] = {}
     for event in events:
         # A plain tuple, because this runs for every event, and a named one takes four times as long.
-        stream = (event.lane, event.topic or rule(event.event_type, None, event.routing_key), event.key)
+        stream = (event.lane, topic_of(event, rule), event.key)
         number = before.get(stream, 0)
         before[stream] = number + 1
         if number == len(split):
@@ -177,7 +187,7 @@ def portions(events: Sequence[StagedEvent], limit: int) -> list[Sequence[StagedE
 
 def fits(events: Iterable[StagedEvent]) -> bool:
     """Tell whether events are few bytes enough to go out at once."""
-    return sum(map(len, map(PAYLOAD, events))) <= WAVE_BYTES_MAX
+    return payload_bytes(events) <= WAVE_BYTES_MAX
 
 
 def _run_length(events: list[StagedEvent], room: int, room_bytes: int, alone: Alone | None) -> int:

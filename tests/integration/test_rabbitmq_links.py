@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 
 from outrider.brokers.rabbitmq import RabbitBroker, links
-from outrider.brokers.rabbitmq.protocol import Wire
+from outrider.brokers.rabbitmq.protocol import Wire, connect
+from outrider.brokers.rabbitmq.publisher import Publisher
 from outrider.brokers.rabbitmq.settings import RabbitSettings
 from outrider.errors import BadSetting, Transient
 from outrider.outcome import CONFIRMED, Unresolved, Verdict
@@ -140,13 +141,23 @@ async def test_any_connection_will_do_if_no_other_can_be_had(
     assert await broker.publish([message(1)]) == [CONFIRMED]
 
 
-async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(server: RabbitServer, vhost: str) -> None:
+async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(
+    server: RabbitServer, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = RabbitBroker(vhost.partition("?")[0], exchange="topic")
     link = await broker._links.quietest()
-    async with link._opening:
+    arrived: asyncio.Queue[str] = asyncio.Queue()
+    get_publisher = link._publisher
+
+    async def arrive(exchange: str) -> Publisher:
+        arrived.put_nowait(exchange)
+        return await get_publisher(exchange)
+
+    monkeypatch.setattr(link, "_publisher", arrive)
+    async with link._opening, asyncio.timeout(20):
         publishing = [asyncio.create_task(broker.publish([message(n)])) for n in range(5)]
-        while link.under_way < 5:  # noqa: ASYNC110  Each comes as far as the lock, without an event of its own.
-            await asyncio.sleep(0)
+        for _ in publishing:
+            await arrived.get()
         link.wire.abort("pulled out")
     assert await asyncio.gather(*publishing) == [[Unresolved("pulled out")]] * 5
     await broker.close()
@@ -166,12 +177,44 @@ async def test_idle_connections_are_given_back_all_but_one(
     assert await asyncio.to_thread(connections, server, vhost) == 1
 
 
-async def test_closing_while_another_connection_is_opened_leaves_none(server: RabbitServer, vhost: str) -> None:
+async def test_a_connection_that_comes_into_use_while_another_is_given_back_is_kept(
+    broker: RabbitBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "IDLE_SECONDS", 0.2)
+    await Load(broker).run(links=3)
+    [_, second, third] = broker._links._links
+    giving_back, given_back = second.wire.close, asyncio.Event()
+
+    async def close() -> None:
+        third.under_way += 1
+        await giving_back()
+        given_back.set()
+
+    monkeypatch.setattr(second.wire, "close", close)
+    async with asyncio.timeout(20):
+        await given_back.wait()
+        assert third in broker._links._links
+        assert not third.wire.lost
+        third.under_way -= 1
+        await broker._links._tasks["give back"]
+    assert len(broker._links) == 1
+
+
+async def test_closing_while_another_connection_is_opened_leaves_none(
+    server: RabbitServer, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = RabbitBroker(vhost)
     await broker.start()
+    connecting = asyncio.Event()
+
+    async def told(settings: RabbitSettings) -> Wire:
+        connecting.set()
+        return await connect(settings)
+
+    monkeypatch.setattr(links, "connect", told)
     publishing = [asyncio.create_task(broker.publish([message(n) for n in range(WAVE)])) for _ in range(4)]
-    while "open" not in broker._links._tasks:  # noqa: ASYNC110  Whoever starts the task tells nobody.
-        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await connecting.wait()
     await broker.close()
     await asyncio.gather(*publishing)
     await broker.close()

@@ -21,7 +21,7 @@ PUBLISHERS_MAX = 256
 class Link:
     """One connection, and who publishes on it.
 
-    `under_way` counts messages that wait for their verdicts; `used_at` is when the last of them had it.
+    `under_way` counts messages that wait for their verdicts; `used_at` is when anybody last had to do with it.
     """
 
     def __init__(self, wire: Wire, settings: RabbitSettings, destination: Destination) -> None:

@@ -63,7 +63,9 @@ class Links:
             if not self._links:
                 link = await self._connected()
                 self._links.append(link)
-            return min(self._links, key=_under_way)
+            link = min(self._links, key=_under_way)
+            link.used_at = asyncio.get_running_loop().time()
+            return link
 
     async def wire(self) -> Wire:
         """Return a connection that the server has not blocked; it blocks whoever publishes, if it blocks anybody."""
@@ -112,10 +114,14 @@ class Links:
         """Close further links as they fall idle, until one is left."""
         while len(self._links) > 1:
             await asyncio.sleep(IDLE_SECONDS)
-            before = asyncio.get_running_loop().time() - IDLE_SECONDS
-            for link in [link for link in self._links[1:] if not link.under_way and link.used_at <= before]:
+            # Closing one takes a while, and another may be in use by then: so they are looked at one by one.
+            while link := self._idle():
                 self._links.remove(link)
                 try:
                     await link.wire.close()
                 finally:
                     link.wire.abort("given back")
+
+    def _idle(self) -> Link | None:
+        before = asyncio.get_running_loop().time() - IDLE_SECONDS
+        return next((link for link in self._links[1:] if not link.under_way and link.used_at <= before), None)
