@@ -277,6 +277,33 @@ async def test_what_goes_wrong_while_nobody_waits_is_told_by_the_next_look(
     await reader.source.close()
 
 
+async def test_trouble_that_came_while_the_one_who_looked_went_away_is_told_by_the_next_look(
+    server: KafkaServer, broker: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing = asyncio.Event()
+    async with reading(server, topic) as reader:
+        close = reader.source.close
+
+        async def close_slowly() -> None:
+            await close()
+            closing.set()
+            await asyncio.Event().wait()
+
+        def broken(*_: object) -> None:
+            raise Transient("the group is broken")
+
+        assert isinstance(reader.source, KafkaSource)
+        monkeypatch.setattr(reader.source._member, "fill", broken)
+        monkeypatch.setattr(reader.source, "close", close_slowly)
+        look = asyncio.create_task(reader.receive())
+        await closing.wait()
+        look.cancel()
+        await asyncio.wait([look])
+        monkeypatch.undo()
+        with pytest.raises(Transient, match="the group is broken"):
+            await reader.receive()
+
+
 async def _look_and_look_away(reader: Reader) -> None:
     """Look again and again, and never wait for what comes of it."""
     while True:

@@ -47,6 +47,7 @@ class KafkaSource:
         self._serials = count(1)
         self._member: Member | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._ended = ""
 
     @classmethod
     def from_url(cls, url: str, consumer: str, topics: Sequence[str]) -> Self:
@@ -66,6 +67,7 @@ class KafkaSource:
     async def start(self, revoked: Revoked) -> None:
         """Connect and join the group."""
         await self.close()
+        self._ended = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-kafka-source")
         loop = asyncio.get_running_loop()
 
@@ -82,10 +84,12 @@ class KafkaSource:
     async def receive(self, limit: int, paused: AbstractSet[str]) -> Sequence[Delivery]:
         """Return what has come, and let librdkafka do its duties."""
         if (member := self._member) is None:
-            raise Transient("the source is not started, or was closed; start it")
+            raise Transient(self._ended or "the source is not started, or was closed; start it")
         try:
             await self._run(member.fill, limit, paused)
-        except Transient:
+        except Transient as error:
+            # Whoever looked may look away while it closes: then the next look tells why.
+            self._ended = str(error)
             await self.close()
             raise
         return member.take(limit, paused)

@@ -24,6 +24,9 @@ CLAIM_SECONDS = 2.0
 TURN_SECONDS = 0.1
 """How long it tries again with the same lanes: another relay that claims is done by then."""
 
+PARTS = 8
+"""Into how many parts lanes that were in conflict are divided: each step towards the guilty ones costs a turn."""
+
 FREE: Document = {"owner": None}
 
 
@@ -73,8 +76,8 @@ async def claim(database: Database, relay: str, lanes: Sequence[int]) -> Lease:
                 raise
             if time.monotonic() > give_up:
                 break
-            half = len(some) // 2
-            waiting += [part for part in (some[:half], some[half:]) if half]
+            if len(some) > 1:
+                waiting += [part for start in range(PARTS) if (part := some[start::PARTS])]
     return Lease(relay, taken)
 
 
