@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from outrider.event import BANDS
+from outrider.outbox.waves import payload_bytes
+from outrider.store import Fetched
 
 SHARES = (0.80, 0.15, 0.05)
 """What each band gets of a pass when all have a backlog: urgent first, and nothing starves."""
 
 BATCH_BYTES_MAX = 16_000_000
 """About how much payload a pass may hold; a relay's workers each hold so much."""
+
+_LANE = attrgetter("lane")
 
 assert len(SHARES) == BANDS
 assert abs(sum(SHARES) - 1) < 1e-9
@@ -51,15 +57,6 @@ def _in_band(lanes_given: Iterable[int], band: int, lanes: int) -> list[int]:
     return sorted(lane for lane in lanes_given if lane // lanes == band)
 
 
-def batch(events_max: int, bytes_mean: float) -> int:
-    """Return how many events to fetch: fewer of those that would fill the memory, judging by the last ones.
-
-    >>> batch(4000, 500), batch(4000, 100_000)
-    (4000, 160)
-    """
-    return max(1, min(events_max, int(BATCH_BYTES_MAX / max(bytes_mean, 1))))
-
-
 def quotas(
     owned: Collection[int], full: Collection[int], *, lanes: int, batch_max: int, floor: int = 8
 ) -> dict[int, int]:
@@ -79,3 +76,42 @@ def quotas(
         lane: max(floor, int(batch_max * parts[lane // lanes] / crowd[lane // lanes])) if lane in full else floor
         for lane in owned
     }
+
+
+@dataclass(slots=True)
+class Budget:
+    """How much the next pass reads, judging by the last ones.
+
+    >>> Budget(lanes=32, events_max=4000).quotas([0, 1])
+    {0: 8, 1: 8}
+    """
+
+    lanes: int
+    events_max: int
+    bytes_mean: float = 0.0
+    full: set[int] = field(default_factory=set)
+
+    @property
+    def batch_max(self) -> int:
+        """Return how many events to fetch: fewer of those that would fill the memory.
+
+        >>> Budget(lanes=32, events_max=4000, bytes_mean=100_000).batch_max
+        160
+        """
+        return max(1, min(self.events_max, int(BATCH_BYTES_MAX / max(self.bytes_mean, 1))))
+
+    def quotas(self, owned: Collection[int]) -> dict[int, int]:
+        """Return how many events to fetch from each lane."""
+        return quotas(owned, self.full, lanes=self.lanes, batch_max=self.batch_max)
+
+    def notice(self, fetched: Fetched, quotas: Mapping[int, int]) -> None:
+        """Remember which lanes were full, and how large events are.
+
+        Sizes are slow to be forgotten, because lanes differ, and too small a batch harms nobody.
+        """
+        counts = Counter(map(_LANE, fetched.events))
+        self.full -= fetched.lanes
+        self.full |= {lane for lane, count in counts.items() if count >= quotas[lane]}
+        if fetched.events:
+            mean = payload_bytes(fetched.events) / len(fetched.events)
+            self.bytes_mean = max(mean, self.bytes_mean / 2)

@@ -22,8 +22,9 @@ from outrider.codec.seal import seal
 from outrider.errors import Misuse, Transient
 from outrider.event import BAND_NAMES, Event, StagedEvent, default_topic
 from outrider.observer import Observer, Observers, OptimisticSent, StoreTroubled
+from outrider.outbox.course import Course
 from outrider.outbox.stage import StagingRules, drafts
-from outrider.outbox.streams import Course, Run, TopicRule, stream_of
+from outrider.outbox.streams import Run, TopicRule, stream_of
 from outrider.outbox.turnstile import publish
 from outrider.outcome import Confirmed, Unresolved, Verdict
 from outrider.store import Drafts, Hold, Placed, Store

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
 
@@ -18,9 +17,6 @@ from outrider.clock import Clock, SystemClock
 from outrider.errors import OutriderError
 from outrider.event import default_topic
 from outrider.observer import (
-    LanesClaimed,
-    LanesReleased,
-    LeaseLost,
     Observer,
     Observers,
     Passed,
@@ -31,11 +27,14 @@ from outrider.observer import (
     StoreTroubled,
     UpkeepDone,
 )
-from outrider.outbox import lanes
+from outrider.outbox import lanes, probing
 from outrider.outbox.breaker import Breakers
+from outrider.outbox.course import Course
+from outrider.outbox.plan import plan
 from outrider.outbox.publisher import Publisher
-from outrider.outbox.settings import LEASE_MARGIN, RelaySettings
-from outrider.outbox.streams import Course, TopicRule, payload_bytes, plan, stream_of
+from outrider.outbox.settings import RelaySettings
+from outrider.outbox.streams import TopicRule, stream_of
+from outrider.outbox.tenure import Tenure
 from outrider.outbox.verdicts import Judge
 from outrider.store import Due, Fetched, Lease, Store
 
@@ -73,12 +72,8 @@ class Relay:
         self.breakers = Breakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
         judge = Judge(self.settings, self.chance)
         self.publisher = Publisher(broker, self.breakers, judge, self.clock, self.observer, store.lanes, rule)
-        self.lease = Lease(self._fresh_name())
-        self._joining = True
-        self._trusted_until = float("-inf")
-        self._surrender: set[int] = set()
-        self._full: set[int] = set()
-        self._bytes_mean = 0.0
+        self.tenure = Tenure(store, self.settings, self.clock, self.observer, self.chance, self.breakers.forget_lanes)
+        self._budget = lanes.Budget(store.lanes, self.settings.batch_max)
         self._next_due_seconds: dict[int, float | None] = {}
         self._troubled = False
         self._stopping = asyncio.Event()
@@ -91,37 +86,27 @@ class Relay:
         return self.lease.owner
 
     @property
-    def _batch_max(self) -> int:
-        return lanes.batch(self.settings.batch_max, self._bytes_mean)
+    def lease(self) -> Lease:
+        """Return the lanes that this relay owns, with their epochs."""
+        return self.tenure.lease
 
     async def keep(self) -> None:
         """Renew the heartbeat, then move towards a fair share of the lanes."""
-        sent = self.clock.boot_seconds()
-        pulse = await self.store.beat(self.name, self.settings.lease_seconds, joining=self._joining)
-        if pulse is None:
-            self._lose_everything()
-            return
-        self._joining = False
-        self._trusted_until = sent + self.settings.lease_seconds * LEASE_MARGIN
-        change = lanes.rebalance(
-            self.lease.epochs, pulse.free_lanes, lanes=self.store.lanes, relays=pulse.relays, chance=self.chance
-        )
-        self._surrender = set(change.surrender)
-        if change.claim:
-            await self._claim(change.claim)
+        if await self.tenure.keep():
+            self.wake()
 
     async def work(self, worker: int = 0) -> int:
         """Make one pass over a worker's lanes; return how many events it moved."""
         # What was due in an earlier pass says nothing if this one ends early; a worker would spin on it.
         self._next_due_seconds[worker] = None
-        lease = await self._own_lanes(worker)
+        lease = await self.tenure.own_lanes(worker)
         if not lease.epochs or self.breakers.open(""):
             return 0
         begun = self.clock.boot_seconds()
-        quotas = lanes.quotas(lease.epochs, self._full, lanes=self.store.lanes, batch_max=self._batch_max)
+        quotas = self._budget.quotas(lease.epochs)
         fetched = await self.store.fetch(lease, quotas)
-        self._notice_lanes(lease, fetched, quotas)
-        self._notice_sizes(fetched)
+        self.tenure.confirm(lease, fetched.lanes)
+        self._budget.notice(fetched, quotas)
         course = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()
         await self.publisher.run(course, self._may_publish(lease))
@@ -135,7 +120,8 @@ class Relay:
     async def probe(self) -> float | None:
         """Try destinations that were down; return the seconds until the next try, None if nothing is down."""
         down = bool(self.breakers.waiting())
-        wait = await self.publisher.probe()
+        seconds = self.settings.publish_timeout_seconds
+        wait = await probing.probe(self.broker, self.breakers, self.clock, self.observer, seconds)
         if down and not self.breakers.open(""):
             self.wake()
         return wait
@@ -234,71 +220,13 @@ class Relay:
             wait = await self.probe()
             await asyncio.sleep(self.settings.breaker_seconds_base / 2 if wait is None else wait)
 
-    async def _own_lanes(self, worker: int) -> Lease:
-        """Return the worker's lanes, after handing over those that others should have: it has nothing in flight now."""
-        mine = self.lease.only(lane for lane in self.lease.epochs if lane % self.settings.workers == worker)
-        surplus = self._surrender & mine.epochs.keys()
-        if surplus:
-            await self.store.release(mine.only(surplus))
-            self._drop(mine.only(surplus))
-            self.observer.notice(LanesReleased(self.name, tuple(sorted(surplus))))
-        return mine.without(surplus)
-
     def _may_publish(self, lease: Lease) -> Callable[[], bool]:
-        """A wave may begin only if even its time-out falls inside the lease, and the lease is still the one we hold.
+        """A wave may begin only if even its time-out falls inside the lease.
 
         None begins after a stop was asked for: a long stream can be thousands of waves.
         """
-
-        def may_publish() -> bool:
-            latest = self.clock.boot_seconds() + self.settings.publish_timeout_seconds
-            return lease.owner == self.name and latest < self._trusted_until and not self._stopping.is_set()
-
-        return may_publish
-
-    async def _claim(self, wanted: tuple[int, ...]) -> None:
-        try:
-            won = await self.store.claim(self.name, wanted)
-        except OutriderError:
-            # The lanes may be ours without our knowing, and nobody would work on them while this name lives.
-            self._lose_everything()
-            raise
-        if won.epochs:
-            self.lease = Lease(self.name, {**self.lease.epochs, **won.epochs})
-            self.observer.notice(LanesClaimed(self.name, tuple(won.epochs)))
-            self.wake()
-
-    def _drop(self, lost: Lease) -> None:
-        """Give up lanes, unless they have come back at a later epoch while the loss was on its way to us."""
-        gone = {lane for lane, epoch in lost.epochs.items() if self.lease.epochs.get(lane) == epoch}
-        gone = gone if lost.owner == self.name else set()
-        self.lease = self.lease.without(gone)
-        self._surrender -= gone
-        self._full -= gone
-        self.breakers.forget_lanes(gone)
-
-    def _lose_everything(self) -> None:
-        lost = tuple(self.lease.epochs)
-        self.observer.notice(LeaseLost(self.name, lost))
-        self._drop(self.lease)
-        self._trusted_until = float("-inf")
-        self.lease = Lease(self._fresh_name())
-        self._joining = True
-
-    def _notice_lanes(self, lease: Lease, fetched: Fetched, quotas: dict[int, int]) -> None:
-        lost = lease.epochs.keys() - fetched.lanes
-        if lost and lease.owner == self.name:
-            self._drop(lease.only(lost))
-            self.observer.notice(LeaseLost(self.name, tuple(sorted(lost))))
-        counts = Counter(map(_LANE, fetched.events))
-        self._full -= fetched.lanes
-        self._full |= {lane for lane, count in counts.items() if count >= quotas[lane]}
-
-    def _notice_sizes(self, fetched: Fetched) -> None:
-        """Remember how large events are. Slow to forget, because lanes differ, and too small a batch harms nobody."""
-        if fetched.events:
-            mean = payload_bytes(fetched.events) / len(fetched.events)
-            self._bytes_mean = max(mean, self._bytes_mean / 2)
+        seconds = self.settings.publish_timeout_seconds
+        return lambda: self.tenure.covers(lease, seconds) and not self._stopping.is_set()
 
     async def _plan(self, worker: int, lease: Lease, fetched: Fetched) -> Course:
         """Look up what is blocked, in the lanes that have anything blocked, and plan the course."""
@@ -307,7 +235,7 @@ class Relay:
             rows = [event for event in fetched.events if event.lane in fetched.blocked_lanes]
             streams = list(dict.fromkeys(stream_of(event, self.rule) for event in rows))
             blocked = await self.store.blocked(streams) if streams else set()
-            due = await self.store.due(lease.only(fetched.blocked_lanes), self._batch_max)
+            due = await self.store.due(lease.only(fetched.blocked_lanes), self._budget.batch_max)
         self._next_due_seconds[worker] = due.next_seconds
         return plan(fetched.events, due.streams, blocked, self.rule)
 
@@ -319,24 +247,9 @@ class Relay:
                 return await self.store.confirm(lease, course.sent)
             return await self.store.settle(lease, course.settlements, course.emptied) + len(course.emptied)
         except OutriderError:
-            await self._forsake(lease)
+            await self.tenure.forsake(lease)
+            self._wake_keeper.set()
             raise
-
-    async def _forsake(self, lease: Lease) -> None:
-        """Give up lanes after a settle of which nobody knows whether, or when, it is written.
-
-        It may still arrive, and it would find this relay the owner. At a new epoch the fence keeps it out.
-        """
-        try:
-            await self.store.release(lease)
-        except OutriderError:
-            self._lose_everything()
-        else:
-            self._drop(lease)
-        self._wake_keeper.set()
-
-    def _fresh_name(self) -> str:
-        return f"relay-{self.chance.getrandbits(48):012x}"
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -105,8 +105,8 @@ def test_a_lane_that_came_back_meanwhile_is_not_dropped() -> None:
         store.take_lane(0, None)
         seen = await store.fetch(before, dict.fromkeys(before.epochs, 1))
         again = await store.claim(relay.name, [0])
-        relay.lease = Lease(relay.name, {**before.epochs, **again.epochs})
-        relay._notice_lanes(before, seen, dict.fromkeys(before.epochs, 1))
+        relay.tenure.lease = Lease(relay.name, {**before.epochs, **again.epochs})
+        relay.tenure.confirm(before, seen.lanes)
 
     live(loop, life())
     assert 0 in relay.lease.epochs

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from outrider.event import Readiness, StagedEvent, default_topic
 from outrider.lifecycle import State
-from outrider.outbox.streams import WAVE_BYTES_MAX, Course, Run, plan, portions, stream_of, waves
+from outrider.outbox.course import Course
+from outrider.outbox.plan import plan
+from outrider.outbox.streams import Run, stream_of
+from outrider.outbox.waves import WAVE_BYTES_MAX, portions, waves
 from outrider.outcome import CONFIRMED, PARK, Defer, Retry
 from outrider.store import Cause, DueStream, Settlement
 from tests.unit.build import staged, stream

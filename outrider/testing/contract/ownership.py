@@ -73,7 +73,8 @@ class OwnershipContract:
         paused = harness.relay(MemoryBroker(), seed=2 * seed)
         lease, settlements = await self._fetched(harness, paused, outcome)
         await harness.advance(seconds=16)
-        heir, broker = harness.relay(MemoryBroker(), seed=2 * seed + 1), MemoryBroker()
+        broker = MemoryBroker()
+        heir = harness.relay(broker, seed=2 * seed + 1)
         await heir.keep()
         before = await harness.store.desk.counts()
         # Everything the paused relay could still try, with what it knew.
@@ -87,7 +88,6 @@ class OwnershipContract:
         assert await harness.store.desk.blocked_streams(10) == []
         await paused.work()
         assert harness.notebook.of(LeaseLost)
-        heir.publisher.broker = broker
         await harness.works(heir)
         assert numbers(broker.log) == [1, 2]
         await harness.store.leave(heir.name)
