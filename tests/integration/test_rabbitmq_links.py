@@ -183,6 +183,7 @@ async def test_a_connection_that_comes_into_use_while_another_is_given_back_is_k
     monkeypatch.setattr(links, "IDLE_SECONDS", 0.2)
     await Load(broker).run(links=3)
     [_, second, third] = broker._links._links
+    second.used_at = third.used_at = 0.0
     giving_back, given_back = second.wire.close, asyncio.Event()
 
     async def close() -> None:

@@ -175,9 +175,8 @@ class KafkaCluster:
 
     def leader(self, topic: str, partition: int = 0) -> KafkaServer:
         """Return the node that leads a partition."""
-        found = _admin(self.bootstrap).list_topics(topic, timeout=ANSWER_SECONDS_MAX)
-        number: int = found.topics[topic].partitions[partition].leader
-        return self.brokers[number - 1]
+        leaders = _leaders(_admin(self.bootstrap), topic, partition + 1)
+        return self.brokers[leaders[partition] - 1]
 
 
 def create_topic(bootstrap: str, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
@@ -187,13 +186,19 @@ def create_topic(bootstrap: str, name: str, *, partitions: int = 1, config: Mapp
         name, num_partitions=partitions, replication_factor=-1, config=dict(config or {})
     )
     admin.create_topics([wanted])[name].result(ANSWER_SECONDS_MAX * 2)
+    _leaders(admin, name, partitions)
+
+
+def _leaders(admin: Any, topic: str, partitions: int) -> dict[int, int]:
+    """Wait until the node that is asked knows the leaders of so many partitions: not every node learns it at once."""
     deadline = time.monotonic() + LEADER_SECONDS_MAX
     while time.monotonic() < deadline:
-        found = admin.list_topics(name, timeout=ANSWER_SECONDS_MAX).topics[name].partitions
-        if len(found) == partitions and all(partition.leader > 0 for partition in found.values()):
-            return
+        found = admin.list_topics(topic, timeout=ANSWER_SECONDS_MAX).topics[topic].partitions
+        leaders = {number: partition.leader for number, partition in found.items() if partition.leader > 0}
+        if len(leaders) >= partitions:
+            return leaders
         time.sleep(POLL_SECONDS)
-    raise ServerError(f"The topic {name} has no leader yet.")
+    raise ServerError(f"The topic {topic} has no leader yet.")
 
 
 def delete_topics(bootstrap: str, prefix: str) -> None:
