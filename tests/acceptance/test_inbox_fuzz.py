@@ -30,6 +30,7 @@ from outrider.stores.postgres import PostgresInbox
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema
 from outrider.testing import Notebook
 from outrider.testing.servers.kafka import create_topic, delete_topics
+from outrider.testing.source_contract.bench import eventually
 from tests.acceptance.malformed import TYPE, deliveries
 
 pytestmark = pytest.mark.timeout(180)
@@ -156,6 +157,8 @@ async def _account(
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(engine.run())
         await source.done.wait()
+        # What drains has been acked before, and would be cut off by a stop.
+        await eventually(lambda: not engine.busy)
         engine.stop()
     assert notebook.of(ConsumerTroubled) == []
     assert len(source.delivered) == count
