@@ -69,6 +69,7 @@ class Hearing:
             faults.setdefault("", (error, []))[1].extend(events[index:])
 
     def charge(self, course: Course, run: Run, index: int, verdict: Failing) -> None:
+        """Charge an event for a verdict, and let those of the run that follow it wait."""
         event, stream = run.events[index], run.stream
         outcome = self.judge.outcome(event, stream, verdict, self.clock.now())
         course.stop(event, stream, outcome)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from operator import attrgetter
 
 from outrider.broker import Broker
 from outrider.clock import Clock, SystemClock
@@ -40,7 +39,6 @@ from outrider.store import Due, Fetched, Lease, Store
 
 PRUNE_DUTY = "prune"
 SOON_SECONDS = 0.2
-_LANE = attrgetter("lane")
 
 
 class Relay:

@@ -22,13 +22,15 @@ def seal_all(events: Iterable[StagedEvent], rule: TopicRule, lanes: int) -> list
     try:
         return [seal(event, topic_of(event, rule), BAND_NAMES[event.lane // lanes]) for event in events]
     except Exception:
-        # Which event it is, and what is said about it, is for `_seal`, which meets it again.
+        # Which event it is, and what is said about it, is for who seals run by run, and meets it again.
         return []
 
 
 def events_of(runs: Iterable[Run]) -> Iterator[StagedEvent]:
+    """Return the events of runs, one after the other."""
     return (event for run in runs for event in run.events)
 
 
 def joined(batch: list[Sealed]) -> tuple[list[Run], list[Message]]:
+    """Return the runs, and the messages of all of them."""
     return [sealed.run for sealed in batch], [message for sealed in batch for message in sealed.messages]
