@@ -26,7 +26,7 @@ shop: .venv/.stamp ## A FastAPI application that tells of its orders
 test: .venv/.stamp ## Run the tests; ARGS="-k name" picks some
 	@scripts/ensure_servers.sh
 	@$(BIN)/python -m outrider.testing.servers --fetch
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
 
 check: .venv/.stamp ## Lint, format, types, import rules, links in the docs
 	@$(BIN)/ruff check .

@@ -34,7 +34,6 @@ pytest.register_assert_rewrite(
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
 LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"
 MISSING = "missing server"
-TURNS = {"acceptance": 0, "chaos": 1, "integration": 2, "contract": 3, "simulation": 4, "unit": 5}
 HALF_OPEN = r"unclosed <socket\.socket fd=\d+, family=\d+, type=\d+, proto=\d+, laddr=\([^()]*\)>"
 
 
@@ -44,11 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # A client of pymongo that is closed while its monitor connects leaves a socket that never had a peer.
     config.addinivalue_line("filterwarnings", rf"ignore:{HALF_OPEN}:ResourceWarning")
     warnings.filterwarnings("ignore", HALF_OPEN, ResourceWarning)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders whose tests take longest: at the end, no worker waits for one of them."""
-    items.sort(key=lambda item: TURNS.get(item.nodeid.split("/")[1], 0))
 
 
 @pytest.hookimpl(wrapper=True)

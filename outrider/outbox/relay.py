@@ -103,7 +103,7 @@ class Relay:
         begun = self.clock.boot_seconds()
         quotas = self._budget.quotas(lease.epochs)
         fetched = await self.store.fetch(lease, quotas)
-        self.tenure.confirm(lease, fetched.lanes)
+        self.tenure.check(lease, fetched.lanes)
         self._budget.notice(fetched, quotas)
         course = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()

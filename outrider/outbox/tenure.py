@@ -69,7 +69,7 @@ class Tenure:
         """Tell whether what begins now and takes so long ends inside the lease, and it is the one still held."""
         return lease.owner == self.lease.owner and self.clock.boot_seconds() + seconds < self._trusted_until
 
-    def confirm(self, lease: Lease, found: AbstractSet[int]) -> None:
+    def check(self, lease: Lease, found: AbstractSet[int]) -> None:
         """Give up what the store did not find to be ours any more."""
         lost = lease.epochs.keys() - found
         if lost and lease.owner == self.lease.owner:

@@ -106,7 +106,7 @@ def test_a_lane_that_came_back_meanwhile_is_not_dropped() -> None:
         seen = await store.fetch(before, dict.fromkeys(before.epochs, 1))
         again = await store.claim(relay.name, [0])
         relay.tenure.lease = Lease(relay.name, {**before.epochs, **again.epochs})
-        relay.tenure.confirm(before, seen.lanes)
+        relay.tenure.check(before, seen.lanes)
 
     live(loop, life())
     assert 0 in relay.lease.epochs

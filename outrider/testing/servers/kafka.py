@@ -190,12 +190,12 @@ def create_topic(bootstrap: str, name: str, *, partitions: int = 1, config: Mapp
 
 
 def _leaders(admin: Any, topic: str, partitions: int) -> dict[int, int]:
-    """Wait until the node that is asked knows the leaders of so many partitions: not every node learns it at once."""
+    """Wait until the node that is asked knows the leaders of the first partitions: not every node learns it at once."""
     deadline = time.monotonic() + LEADER_SECONDS_MAX
     while time.monotonic() < deadline:
         found = admin.list_topics(topic, timeout=ANSWER_SECONDS_MAX).topics[topic].partitions
         leaders = {number: partition.leader for number, partition in found.items() if partition.leader > 0}
-        if len(leaders) >= partitions:
+        if leaders.keys() >= set(range(partitions)):
             return leaders
         time.sleep(POLL_SECONDS)
     raise ServerError(f"The topic {topic} has no leader yet.")
