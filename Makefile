@@ -8,11 +8,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo example shop test check format docs bench services clean
+.PHONY: help demo example shop test test-quick prove coverage check format docs bench services clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.stamp-core ## See the promise kept in one minute; needs nothing but Python
 	@$(BIN)/outrider demo $(ARGS)
@@ -20,13 +21,26 @@ demo: .venv/.stamp-core ## See the promise kept in one minute; needs nothing but
 example: .venv/.stamp-core ## Orders over four services as a saga; ARGS="--fail payment" lets some fail
 	@$(BIN)/python -m examples.order_saga $(ARGS)
 
-shop: .venv/.stamp ## A FastAPI application that tells of its orders
+shop: .venv/.stamp ## A FastAPI application that publishes its orders
 	@$(BIN)/python -m examples.fastapi_shop $(ARGS)
 
-test: .venv/.stamp ## Run the tests; ARGS="-k name" picks some
+test: servers ## Run all tests, with real servers; ARGS="-k name" picks some
+	@$(PYTEST) $(ARGS)
+
+test-quick: .venv/.stamp ## Run the tests that need no server and take no time
+	@OUTRIDER_TEST_SIZE=quick $(PYTEST) --quick tests/unit tests/contract tests/simulation $(ARGS)
+
+prove: servers ## Run all tests, the long ones in full; takes an hour
+	@OUTRIDER_TEST_SIZE=full $(PYTEST) $(ARGS)
+
+coverage: .venv/.stamp ## Measure what the quick tests cover; fails below the floor in pyproject.toml
+	@OUTRIDER_TEST_SIZE=quick $(BIN)/python -m coverage run -m pytest --quick tests/unit tests/contract $(ARGS)
+	@$(BIN)/python -m coverage report
+
+.PHONY: servers
+servers: .venv/.stamp
 	@scripts/ensure_servers.sh
 	@$(BIN)/python -m outrider.testing.servers --fetch
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
 
 check: .venv/.stamp ## Lint, format, types, import rules, links in the docs
 	@$(BIN)/ruff check .
@@ -35,13 +49,16 @@ check: .venv/.stamp ## Lint, format, types, import rules, links in the docs
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/write_docs.py --check
 	@$(BIN)/python scripts/check_links.py
+	@$(BIN)/python scripts/check_house.py
 
 format: .venv/.stamp ## Rewrite the code in the house format
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-docs: .venv/.stamp ## Write the pages that come from the code
+docs: .venv/.stamp ## Write the pages that come from the code, build the site into build/site
 	@$(BIN)/python scripts/write_docs.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
 
 bench: .venv/.stamp ## Measure throughput and latency
 	@scripts/ensure_servers.sh
@@ -52,7 +69,7 @@ services: .venv/.stamp ## Start throw-away servers, print their URLs, stop on Ct
 	@$(BIN)/python -m outrider.testing.servers $(ARGS)
 
 clean: ## Remove everything that make created
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage build dist
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 .venv/bin/python:

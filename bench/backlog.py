@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncpg
 
-from outrider.codec.seal import seal
-from outrider.event import Message, default_topic
-from outrider.outbox.streams import stream_of
-from outrider.store import Lease
+from outrider.event import Message
+from outrider.outbox.model import Lease
 from outrider.stores.postgres import PostgresSchema, PostgresStore
+from outrider.wire import encode
 
 TOPIC = "orders"
 READER = "bench"
@@ -48,9 +47,9 @@ async def fill(url: str, events: int, keys: int) -> None:
 async def messages(url: str, events: int) -> list[Message]:
     """Return what a relay would publish of the backlog, in order: the same bodies, keys and headers."""
     store = await PostgresStore.open(url)
-    await store.beat(READER, 60, joining=True)
+    await store.heartbeat(READER, 60, joining=True)
     lease: Lease = await store.claim(READER, range(3 * store.lanes))
     fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, events))
     await store.leave(READER)
     await store.close()
-    return [seal(event, stream_of(event, default_topic).topic) for event in sorted(fetched.events)]
+    return [encode(event, event.stream.topic) for event in sorted(fetched.events)]

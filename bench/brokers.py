@@ -21,7 +21,7 @@ import aio_pika
 
 from bench import backlog, clients, cores
 from bench.processes import Watch, relays
-from outrider.broker import Broker
+from outrider.brokers.base import Broker
 from outrider.brokers.kafka import KafkaBroker
 from outrider.brokers.rabbitmq import RabbitBroker
 from outrider.event import Message

@@ -15,10 +15,9 @@ from typing import Any
 import aio_pika
 import confluent_kafka
 
-from outrider.broker import Broker
+from outrider.brokers.base import CONFIRMED, Broker
 from outrider.brokers.kafka import settings as kafka_settings
 from outrider.event import Message
-from outrider.outcome import CONFIRMED
 
 WAVE = 2_000
 CALLS = 4
@@ -38,12 +37,12 @@ async def adapter(broker: Broker, messages: Sequence[Message]) -> AsyncIterator[
     async def publish() -> None:
         waiting = iter(waves)
 
-        async def work() -> None:
+        async def run_once() -> None:
             for wave in waiting:
                 verdicts = await broker.publish(wave)
                 assert list(verdicts).count(CONFIRMED) == len(wave), "a message was not confirmed"
 
-        await asyncio.gather(*(work() for _ in range(CALLS)))
+        await asyncio.gather(*(run_once() for _ in range(CALLS)))
 
     try:
         yield publish

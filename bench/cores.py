@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from outrider.testing.servers.processes import children_of
+from outrider.testing.servers.server import children_of
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from bench.load import KEYS
-from outrider.delivery import Delivery
+from outrider.brokers.base import Revoked
+from outrider.event import Delivery
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
-from outrider.inbox_store import InboxStore
-from outrider.source import Revoked
+from outrider.inbox.store import InboxStore
 from outrider.stores.postgres import PostgresInbox, PostgresSchema
 
 TOPIC, TYPE = "orders", "order.placed"
@@ -129,7 +129,7 @@ def _bare(per_transaction: int, *, together: bool = False) -> Way:
     """The loop that people write first; return the seconds it took."""
 
     async def way(url: str, deliveries: Sequence[Delivery], hands: int) -> float:
-        async def work(pool: Any, lots: Iterator[Sequence[Delivery]]) -> None:
+        async def run_once(pool: Any, lots: Iterator[Sequence[Delivery]]) -> None:
             for lot in lots:
                 rows = [_read(delivery) for delivery in lot]
                 async with pool.acquire() as conn, conn.transaction():
@@ -142,7 +142,7 @@ def _bare(per_transaction: int, *, together: bool = False) -> Way:
         async def loop(pool: Any, part: Sequence[Delivery]) -> float:
             lots = iter([part[at : at + per_transaction] for at in range(0, len(part), per_transaction)])
             begun = time.perf_counter()
-            await asyncio.gather(*(work(pool, lots) for _ in range(hands)))
+            await asyncio.gather(*(run_once(pool, lots) for _ in range(hands)))
             return time.perf_counter() - begun
 
         warm, rest = _parts(deliveries)

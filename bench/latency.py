@@ -19,10 +19,9 @@ import asyncpg
 
 from bench import backlog
 from outrider import Event, Outbox, Relay, RelaySettings
-from outrider.broker import Broker
+from outrider.brokers.base import CONFIRMED, Broker, PublishResult
 from outrider.event import Message
 from outrider.outbox.optimistic import OptimisticWriter
-from outrider.outcome import CONFIRMED, Verdict
 from outrider.stores.postgres import PostgresSchema, PostgresStore
 
 CONNECTIONS = 4
@@ -61,10 +60,10 @@ class Timed:
 
     def __init__(self, broker: Broker, confirmed_at: dict[str, float]) -> None:
         self._broker, self._confirmed_at = broker, confirmed_at
-        self.traits, self.start, self.probe = broker.traits, broker.start, broker.probe
-        self.destination, self.examine, self.close = broker.destination, broker.examine, broker.close
+        self.capabilities, self.start, self.probe = broker.capabilities, broker.start, broker.probe
+        self.destination, self.check, self.close = broker.destination, broker.check, broker.close
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Publish, and look at the clock."""
         verdicts = await self._broker.publish(messages)
         now = time.monotonic()
@@ -141,7 +140,7 @@ async def _playing(url: str, open_broker: Callable[[], Broker], way: str) -> Asy
     running = asyncio.create_task(relay.run())
     try:
         commit = _sending(sender) if way == SEND else _stage
-        yield Scene(pool, commit, writers.hint if way == HINT else None, confirmed_at)
+        yield Scene(pool, commit, writers.notify if way == HINT else None, confirmed_at)
     finally:
         await sender.close()
         relay.stop()

@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from outrider.observer import Fact, Passed
+from outrider.telemetry.events import PassCompleted, TelemetryEvent
 
 PAYLOAD = "json_build_object('order', i, 'pad', repeat('x', 480))"
 KEYS = 5_000
@@ -60,9 +60,9 @@ class Tally:
     settled: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def notice(self, fact: Fact) -> None:
+    def emit(self, fact: TelemetryEvent) -> None:
         """Count a pass."""
-        if isinstance(fact, Passed):
+        if isinstance(fact, PassCompleted):
             self.settled += fact.settled
             if self.settled >= self.goal:
                 self.reached.set()

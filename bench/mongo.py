@@ -175,13 +175,13 @@ async def staging(server: MongoServer, transactions: int) -> list[Cost]:
 
 
 async def _transact(client: Client, events: list[Event]) -> None:
-    async def work(session: Any) -> None:
+    async def run_once(session: Any) -> None:
         await client["bench"]["orders"].insert_one({"body": "x" * 200}, session=session)
         if events:
             await outrider.stage(session, *events)
 
     async with client.start_session() as session:
-        await session.with_transaction(work, write_concern=WRITES)
+        await session.with_transaction(run_once, write_concern=WRITES)
 
 
 def _client(server: MongoServer) -> Client:

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.testing.servers.processes import children_of
+from outrider.testing.servers.server import children_of
 
-STOP_SECONDS_MAX = 30
+SHUTDOWN_TIMEOUT_SECONDS_MAX = 30
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -62,7 +62,7 @@ async def relays(store: str, broker: str, *, processes: int = 1, archive: bool =
         yield Relays(process)
     finally:
         process.terminate()
-        async with asyncio.timeout(STOP_SECONDS_MAX):
+        async with asyncio.timeout(SHUTDOWN_TIMEOUT_SECONDS_MAX):
             await process.communicate()
 
 

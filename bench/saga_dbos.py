@@ -39,7 +39,7 @@ async def transactions(url: str, marks: Marks) -> AsyncIterator[RunOne]:
         source.sql_session().execute(ROW, {"saga": saga, "step": step, "body": BODY})
 
     @DBOS.workflow()
-    def work(saga: str) -> None:
+    def run_once(saga: str) -> None:
         for step in STEPS:
             write(saga, step)
 
@@ -47,7 +47,7 @@ async def transactions(url: str, marks: Marks) -> AsyncIterator[RunOne]:
     loop = asyncio.get_running_loop()
 
     async def run_one(name: str) -> None:
-        await loop.run_in_executor(threads, lambda: DBOS.start_workflow(work, name).get_result())
+        await loop.run_in_executor(threads, lambda: DBOS.start_workflow(run_once, name).get_result())
 
     DBOS.launch()
     try:
@@ -69,12 +69,12 @@ async def steps(url: str, marks: Marks) -> AsyncIterator[RunOne]:
             await pool.execute(BUSINESS, saga, step, BODY)
 
         @DBOS.workflow()
-        async def work(saga: str) -> None:
+        async def run_once(saga: str) -> None:
             for step in STEPS:
                 await write(saga, step)
 
         async def run_one(name: str) -> None:
-            handle = await DBOS.start_workflow_async(work, name)
+            handle = await DBOS.start_workflow_async(run_once, name)
             await handle.get_result()
 
         DBOS.launch()

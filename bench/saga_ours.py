@@ -13,9 +13,9 @@ import asyncpg
 
 import outrider
 from bench.saga import BODY, BUSINESS, CONNECTIONS, STEPS, Marks, RunOne
-from outrider.observer import Fact, SagaEnded
-from outrider.saga import Saga, Sagas, SagaWorker
+from outrider.saga import Saga, SagaRegistry, SagaWorker
 from outrider.stores.postgres import PostgresSagas
+from outrider.telemetry.events import SagaEnded, TelemetryEvent
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Ends:
 
     waiting: dict[UUID, asyncio.Future[str]] = field(default_factory=dict)
 
-    def notice(self, fact: Fact) -> None:
+    def emit(self, fact: TelemetryEvent) -> None:
         """Wake its client."""
         if isinstance(fact, SagaEnded):
             self.waiting.pop(fact.saga_id).set_result(fact.status)
@@ -78,7 +78,7 @@ async def calls(url: str, marks: Marks) -> AsyncIterator[RunOne]:
 async def _running(url: str, pool: Any, saga: Saga[State]) -> AsyncIterator[RunOne]:
     """Run a worker around the block."""
     store, ends = await PostgresSagas.open(url, connections_max=CONNECTIONS), Ends()
-    worker = SagaWorker(store, Sagas(saga), outrider.stage, observer=ends)
+    worker = SagaWorker(store, SagaRegistry(saga), outrider.stage, observer=ends)
 
     async def run_one(name: str) -> None:
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()

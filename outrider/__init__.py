@@ -4,15 +4,14 @@ If the business transaction commits, its event is delivered, in order per key; i
 """
 
 from outrider.app import Outbox, stage, stage_sync
-from outrider.backoff import RetryPolicy
-from outrider.delivery import Delivery
-from outrider.errors import InvalidEvent, Misuse, NotInTransaction, OutriderError, Permanent, Transient
-from outrider.event import Event, Priority
+from outrider.errors import InvalidEvent, NotInTransaction, OutriderError, Permanent, Transient, UsageError
+from outrider.event import Delivery, Event, Priority
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.settings import ConsumerSettings
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
-from outrider.saga.definition import Saga
+from outrider.retry import RetryPolicy
+from outrider.saga.definition.saga import Saga
 from outrider.waker import Waker
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Event",
     "Inbox",
     "InvalidEvent",
-    "Misuse",
     "NotInTransaction",
     "Outbox",
     "OutriderError",
@@ -32,6 +30,7 @@ __all__ = [
     "RetryPolicy",
     "Saga",
     "Transient",
+    "UsageError",
     "Waker",
     "stage",
     "stage_sync",

@@ -1,8 +1,8 @@
-"""Outrider's tables in a project that migrates with Alembic: a revision installs them, autogenerate leaves them alone.
+"""Outrider's tables in a project with Alembic: a revision installs the tables, and autogenerate ignores them.
 
-The steps are those of `outrider db migrate`, recorded alike: whichever comes first installs, and the other passes over.
-Print a ready revision with `outrider db alembic`; in `env.py`, give `include_object=skip_outrider` to both calls of
-`context.configure`.
+The migration steps are those of `outrider db migrate`, with the same record of installed steps: the first tool
+installs, and the other skips. Print a ready revision with `outrider db alembic`; in `env.py`, pass
+`include_object=skip_outrider` to both calls of `context.configure`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from outrider.app import install_recipe
-from outrider.errors import Misuse
+from outrider.errors import UsageError
 
 _TABLE = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(?:\w+\.)?(\w+)")
 _PARTITION = re.compile(r"outbox_archive_\d{8}")
@@ -28,42 +28,42 @@ def install(op: Any, *, version: int, schema: str = "outrider", lanes: int = 32,
         def upgrade() -> None:
             install(op, version=3)
 
-    What is installed already is checked and passed over. With `alembic upgrade --sql` there is no database to ask, so
-    all texts are written, of the versions after `after`. `lanes` counts at the first installation only.
+    Steps that are already installed are checked and skipped. With `alembic upgrade --sql` there is no database to ask,
+    so the SQL of all versions after `after` is written. `lanes` counts at the first installation only.
     """
     recipe = install_recipe(op.get_context().dialect.name, schema=schema)
     known = _last(recipe)
     if not 0 <= after < version <= known:
-        raise Misuse(f"cannot install version {version} after {after}; this outrider knows versions 1 to {known}")
+        raise UsageError(f"cannot install version {version} after {after}; this outrider knows versions 1 to {known}")
     if op.get_context().as_sql:
         _write(op, recipe.written(version, lanes, after=after))
     else:
-        recipe.perform(recipe.install(version, lanes), _executing(op))
+        recipe.run(recipe.install(version, lanes), _executing(op))
 
 
 def remove(op: Any, *, version: int = 1, schema: str = "outrider") -> None:
-    """Take a version back and all that came after it, inside the `downgrade` of a revision::
+    """Remove a version and all later versions, inside the `downgrade` of a revision::
 
         def downgrade() -> None:
             remove(op, version=1)
 
-    Archive, receipts and journals are lost. It is refused while an event is not delivered, a dead letter is not decided
-    about, or a saga is under way; with `--sql` nobody can be asked, and nothing is.
+    Archive, receipts and journals are lost. The call is rejected while an event is undelivered, a dead letter is
+    undecided, or a saga is running; with `--sql` the database cannot be asked, and the check is skipped.
     """
     recipe = install_recipe(op.get_context().dialect.name, schema=schema)
     if op.get_context().as_sql:
         doomed = sorted({step.version for step in recipe.steps(1) if step.version >= version}, reverse=True)
         _write(op, recipe.unwritten(*doomed, bare=version == 1))
     else:
-        recipe.perform(recipe.remove(version), _executing(op))
+        recipe.run(recipe.remove(version), _executing(op))
 
 
 def skip_outrider(entry: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
-    """Tell autogenerate to leave Outrider's tables alone, which no model describes, as `include_object`::
+    """Make autogenerate ignore Outrider's tables, which have no model; pass the function as `include_object`::
 
         context.configure(connection=connection, target_metadata=metadata, include_object=skip_outrider)
 
-    A table of yours that has a model is compared, whatever its name is.
+    A table of the application that has a model is compared, whatever its name is.
 
     >>> skip_outrider(None, "outbox_archive_20260131", "table", True, None)
     False
@@ -72,14 +72,14 @@ def skip_outrider(entry: Any, name: str | None, type_: str, reflected: bool, com
 
 
 def revision(identifier: str, *, revises: str | None, schema: str, lanes: int, after: int = 0) -> str:
-    """Return the text of a revision that installs what is known today.
+    """Return the text of a revision that installs the current version.
 
     >>> print(revision("8f2a", revises=None, schema="outrider", lanes=32).splitlines()[0])
     \"\"\"Install Outrider's tables, version 3.
     """
     version = _last(install_recipe("postgresql", schema=schema))
     if revises is not None and not revises.isidentifier() and not revises.isalnum():
-        raise Misuse(f"{revises!r} is no revision; `alembic heads` tells which one is the last")
+        raise UsageError(f"{revises!r} is no revision; `alembic heads` tells which one is the last")
     given = [f"version={version}"]
     given += [f'schema="{schema}"'] if schema != "outrider" else []
     back = ", ".join(["op", f"version={after + 1}", *given[1:]])
@@ -136,7 +136,7 @@ def _last(recipe: Any) -> int:
 
 
 def _write(op: Any, texts: Iterable[str]) -> None:
-    # Not through `op.execute`, which would take colons and percent signs for parameters.
+    # Not with `op.execute`, which would read colons and percent signs as parameters.
     for text in texts:
         op.get_context().impl.static_output(f"{text.rstrip().removesuffix(';')};\n")
 
@@ -144,11 +144,11 @@ def _write(op: Any, texts: Iterable[str]) -> None:
 def _executing(op: Any) -> Any:
     bind = op.get_bind()
     if bind.dialect.name == "sqlite" and not bind.connection.driver_connection.in_transaction:
-        # Python's driver begins at the first INSERT only; a step must not be made without its record.
+        # Python's driver begins a transaction at the first INSERT only; a step and its record must commit together.
         bind.exec_driver_sql("BEGIN IMMEDIATE")
 
     def execute(text: str) -> Sequence[Sequence[Any]]:
-        # Without parameters, so that a percent sign stands for itself.
+        # Without parameters, so that a percent sign is taken literally.
         result = bind.exec_driver_sql(text, execution_options={"no_parameters": True})
         return [tuple(row) for row in result] if result.returns_rows else ()
 

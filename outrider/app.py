@@ -1,29 +1,29 @@
-"""The composition root: opens stores, brokers and sources by their URLs, and puts engines together."""
+"""The composition root: opens stores, brokers and sources by URL, and the only module that names adapters."""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
 
-from outrider import adapters
-from outrider.broker import Broker
+from outrider.brokers.base import Broker, Source
 from outrider.clock import Clock
-from outrider.config import redacted
-from outrider.drivers.lending import lender_of
-from outrider.errors import Misuse
+from outrider.config import nearest, redacted
+from outrider.drivers.detect import transaction_source
+from outrider.errors import InvalidSetting, UsageError
+from outrider.event import OnDeadLetter, TopicRule, default_topic
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
-from outrider.inbox_store import InboxStore
-from outrider.observer import Observer
-from outrider.outcome import Policy
-from outrider.saga.clerk import employ
-from outrider.saga.intake import Intake
-from outrider.saga.sagas import Sagas
-from outrider.saga_store import SagaStore
-from outrider.schema import Schema
-from outrider.source import Source
-from outrider.staging import Outbox, default, stage, stage_sync
-from outrider.store import Store
-from outrider.stores.recipe import Recipe
+from outrider.inbox.store import InboxStore
+from outrider.outbox.staging import Outbox, default, stage, stage_sync
+from outrider.outbox.store import OutboxStore
+from outrider.saga.definition.saga import SagaRegistry
+from outrider.saga.replies import ReplyHandler
+from outrider.saga.store import SagaStore
+from outrider.stores.migrations import Installer, Schema
+from outrider.telemetry.events import Observer
 
 __all__ = [
     "Outbox",
@@ -41,69 +41,219 @@ __all__ = [
     "stage_sync",
 ]
 
-employ(default)
+
+UrlReader = Callable[[str], tuple[str, dict[str, Any]]]
+"""Splits a URL into the location that the adapter is given, and options that the URL itself holds."""
 
 
-async def open_store(url: str, *, schema: str = "outrider", archive: bool = True, clock: Clock | None = None) -> Store:
-    """Open the store a URL names: `sqlite:///file`, `sqlite:////absolute/file`, `postgresql://...` or `mongodb://...`.
+class Adapter(NamedTuple):
+    """One adapter of the table: the callable that opens it, the options it takes, and the extra with its driver."""
 
-    `postgresql://...?pooled=true` says that a pooler in between shares sessions, as PgBouncer in transaction mode does.
+    opens: str
+    """`module:Class`, or `module:Class.method` for a class method that opens."""
+    read_url: UrlReader
+    takes: tuple[str, ...] = ()
+    extra: str | None = None
 
-    `archive=False` deletes delivered events instead of keeping them for a while.
+
+def _as_written(url: str) -> tuple[str, dict[str, Any]]:
+    return url, {}
+
+
+def _file_path(url: str) -> tuple[str, dict[str, Any]]:
+    """Read the file of a URL: three slashes for a relative path, four for an absolute one.
+
+    >>> _file_path("sqlite:///outbox.db")[0], _file_path("sqlite:////var/outbox.db")[0]
+    ('outbox.db', '/var/outbox.db')
     """
-    opening = adapters.named(url, "store", adapters.STORES)
-    store: Store = await opening(url, schema, archive, clock)
+    scheme, _, rest = url.partition("://")
+    path = rest.removeprefix("/")
+    if not rest.startswith("/") or not path.strip("/"):
+        raise UsageError(f"{url!r} names no file; write {scheme}:///relative/path or {scheme}:////absolute/path")
+    if "?" in path:
+        raise UsageError(f"{scheme}:// takes no options; write {scheme}:///relative/path without a question mark")
+    if path == ":memory:":
+        raise UsageError(f"{url!r} would be private to one connection; name a file, such as {scheme}:///outbox.db")
+    return path, {}
+
+
+def _pooled_dsn(url: str) -> tuple[str, dict[str, Any]]:
+    """Take Outrider's own option out of a PostgreSQL URL: whether a pooler shares the sessions behind it.
+
+    >>> _pooled_dsn("postgresql://db/shop?pooled=true&sslmode=require")
+    ('postgresql://db/shop?sslmode=require', {'pooled': True})
+    """
+    dsn, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    said = [pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == "pooled"]
+    if said and said[-1] not in ("true", "false"):
+        raise InvalidSetting(
+            "pooled in the PostgreSQL URL is neither true nor false; write pooled=true behind a pooler"
+        )
+    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != "pooled")
+    return (f"{dsn}?{rest}" if rest else dsn), {"pooled": said[-1:] == ["true"]}
+
+
+_SQLITE, _POSTGRES, _MONGO = "outrider.stores.sqlite", "outrider.stores.postgres", "outrider.stores.mongo"
+_KAFKA, _RABBITMQ, _EMBEDDED = "outrider.brokers.kafka", "outrider.brokers.rabbitmq", "outrider.brokers.embedded"
+
+ADAPTERS: dict[str, dict[str, Adapter]] = {
+    "outbox": {
+        "sqlite": Adapter(f"{_SQLITE}:SqliteStore", _file_path, ("archive", "clock", "topic_rule")),
+        "postgresql": Adapter(
+            f"{_POSTGRES}.outbox:PostgresStore.open", _pooled_dsn, ("schema", "archive", "topic_rule"), "postgres"
+        ),
+        "mongodb": Adapter(
+            f"{_MONGO}:MongoStore.open", _as_written, ("schema", "archive", "clock", "topic_rule"), "mongo"
+        ),
+    },
+    "inbox": {
+        "sqlite": Adapter(f"{_SQLITE}:SqliteInbox", _file_path),
+        "postgresql": Adapter(f"{_POSTGRES}.inbox:PostgresInbox.open", _pooled_dsn, ("schema",), "postgres"),
+        "mongodb": Adapter(f"{_MONGO}:MongoInbox.open", _as_written, ("schema",), "mongo"),
+    },
+    "sagas": {
+        "sqlite": Adapter(f"{_SQLITE}:SqliteSagas", _file_path),
+        "postgresql": Adapter(f"{_POSTGRES}.saga:PostgresSagas.open", _pooled_dsn, ("schema",), "postgres"),
+        "mongodb": Adapter(f"{_MONGO}:MongoSagas.open", _as_written, ("schema",), "mongo"),
+    },
+    "schema": {
+        "sqlite": Adapter(f"{_SQLITE}:SqliteSchema", _file_path, ("lanes",)),
+        "postgresql": Adapter(f"{_POSTGRES}.schema:PostgresSchema", _pooled_dsn, ("schema", "lanes"), "postgres"),
+        "mongodb": Adapter(f"{_MONGO}:MongoSchema", _as_written, ("schema", "lanes"), "mongo"),
+    },
+    "broker": {
+        "embedded": Adapter(f"{_EMBEDDED}:EmbeddedBroker", _file_path),
+        "null": Adapter("outrider.brokers.null:NullBroker", _as_written),
+        "kafka": Adapter(f"{_KAFKA}:KafkaBroker.from_url", _as_written, (), "kafka"),
+        "amqp": Adapter(f"{_RABBITMQ}:RabbitBroker", _as_written, (), "rabbitmq"),
+    },
+    "source": {
+        "embedded": Adapter(f"{_EMBEDDED}:EmbeddedSource", _file_path),
+        "kafka": Adapter(f"{_KAFKA}:KafkaSource.from_url", _as_written, (), "kafka"),
+        "amqp": Adapter(f"{_RABBITMQ}:RabbitSource", _as_written, ("in_flight_max", "exclusive"), "rabbitmq"),
+    },
+}
+"""Every adapter, by its duty and by the scheme of its URL."""
+
+ALIASES = {"postgres": "postgresql", "mongodb+srv": "mongodb", "amqps": "amqp"}
+"""Other schemes of the same adapter."""
+
+KINDS = {"broker": "broker", "source": "broker to consume from"}
+"""The word for an adapter in an error; all others are stores."""
+
+
+def find_adapter(duty: str, url: str) -> Adapter:
+    """Return the adapter of a URL by its scheme; an unknown one is a usage error.
+
+    >>> find_adapter("broker", "null://").opens
+    'outrider.brokers.null:NullBroker'
+    """
+    table = ADAPTERS[duty]
+    scheme, separator, _ = url.partition("://")
+    if separator and (name := ALIASES.get(scheme, scheme)) in table:
+        return table[name]
+    schemes = [each for name in table for each in (name, *(a for a, target in ALIASES.items() if target == name))]
+    valid = ", ".join(f"{each}://" for each in schemes)
+    hint = f"; did you mean {near}://?" if separator and (near := nearest(scheme, schemes)) else ""
+    # A text that is no URL may be anything, a connection string with a password for instance, so it is not repeated.
+    shown = repr(redacted(url)) if separator else "the text given"
+    raise UsageError(f"{shown} names no {KINDS.get(duty, 'store')} that outrider knows{hint} (valid: {valid})")
+
+
+def open_adapter(duty: str, url: str, *args: Any, **options: Any) -> Any:
+    """Call the adapter of a URL with the options it takes; the result of an asynchronous one is to be awaited."""
+    adapter = find_adapter(duty, url)
+    location, own = adapter.read_url(url)
+    module_name, _, path = adapter.opens.partition(":")
+    opening: Any = _import(module_name, adapter.extra)
+    for name in path.split("."):
+        opening = getattr(opening, name)
+    return opening(location, *args, **own, **{name: options[name] for name in adapter.takes})
+
+
+async def _opened(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+async def open_store(
+    url: str,
+    *,
+    schema: str = "outrider",
+    archive: bool = True,
+    clock: Clock | None = None,
+    topic_rule: TopicRule = default_topic,
+) -> OutboxStore:
+    """Open an outbox by URL: `sqlite:///file`, `sqlite:////absolute/file`, `postgresql://...` or `mongodb://...`.
+
+    `postgresql://...?pooled=true` declares a pooler that shares sessions, such as PgBouncer in transaction mode.
+    `archive=False` deletes delivered events instead of keeping them until their retention ends. `topic_rule` gives a
+    topic to the rows that another program inserted without one.
+    """
+    if clock is not None and "clock" not in find_adapter("outbox", url).takes:
+        raise UsageError("PostgreSQL keeps its own time; open this store without a clock")
+    opening = open_adapter("outbox", url, schema=schema, archive=archive, clock=clock, topic_rule=topic_rule)
+    store: OutboxStore = await _opened(opening)
     return store
 
 
 def open_schema(url: str, *, schema: str = "outrider", lanes: int = 32) -> Schema:
-    """Return what installs and upgrades the store a URL names. `lanes` counts at the first install only."""
-    opened: Schema = adapters.named(url, "store", adapters.SCHEMAS)(url, schema, lanes)
+    """Return the installer of the store that a URL names. `lanes` counts at the first install only."""
+    opened: Schema = open_adapter("schema", url, schema=schema, lanes=lanes)
     return opened
 
 
-def install_recipe(vendor: str, *, schema: str = "outrider") -> Recipe:
-    """Return how a store is installed through somebody else's connection: `postgresql` or `sqlite`. See `Recipe`.
+def _import(name: str, extra: str | None = None) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").partition(".")[0] == "outrider":
+            raise
+        raise UsageError(f"the driver {error.name} is not installed; run: pip install 'outrider[{extra}]'") from error
+
+
+def install_recipe(vendor: str, *, schema: str = "outrider") -> Installer:
+    """Return the installer for an application's own connection: `postgresql` or `sqlite`. See `Installer`.
 
     >>> install_recipe("sqlite").steps(32)[0].migration
     '0001_outbox'
     """
     if vendor == "postgresql":
-        return adapters.module("outrider.stores.postgres.install").recipe(schema)  # type: ignore[no-any-return]
+        return _import("outrider.stores.postgres.statements").recipe(schema)  # type: ignore[no-any-return]
     if vendor == "sqlite":
-        return adapters.module("outrider.stores.sqlite.install").recipe()  # type: ignore[no-any-return]
-    raise Misuse(f"cannot install into {vendor}; use PostgreSQL or SQLite")
+        return _import("outrider.stores.sqlite.schema").recipe()  # type: ignore[no-any-return]
+    raise UsageError(f"cannot install into {vendor}; use PostgreSQL or SQLite")
 
 
 async def open_broker(url: str) -> Broker:
-    """Open the broker a URL names: `embedded:///file`, `kafka://host`, `amqp://host/vhost`, or `null://` (forgets)."""
-    opened: Broker = adapters.named(url, "broker", adapters.BROKERS)(url)
+    """Open a broker by URL: `embedded:///file`, `kafka://host`, `amqp://host/vhost`, or `null://` (drops messages)."""
+    opened: Broker = open_adapter("broker", url)
     return opened
 
 
 async def open_inbox(url: str, *, schema: str = "outrider", transactions: Any = None) -> InboxStore:
-    """Open the inbox beside the outbox in a store: the same URLs as `open_store`.
+    """Open the inbox of a store, with the URLs of `open_store`.
 
-    `transactions` is where handlers get theirs from, if not from connections of the inbox itself: a factory of sessions
-    or an engine of SQLAlchemy, a pool of psycopg, or `outrider.django.transactions()`, for the same database.
+    `transactions` is the application's own source of handler transactions for the same database: a session factory or
+    an engine of SQLAlchemy, a psycopg pool, or `outrider.django.transactions()`. By default the inbox opens them.
     """
-    opened: InboxStore = await _lending(await adapters.named(url, "store", adapters.INBOXES)(url, schema), transactions)
+    opened: InboxStore = await _lending(await _opened(open_adapter("inbox", url, schema=schema)), transactions)
     return opened
 
 
 async def open_sagas(url: str, *, schema: str = "outrider", transactions: Any = None) -> SagaStore:
-    """Open the sagas beside the outbox in a store: the same URLs as `open_store`.
+    """Open the sagas of a store, with the URLs of `open_store`.
 
-    `transactions` is where local steps get theirs from; see `open_inbox`.
+    `transactions` is the application's own source of transactions for local steps; see `open_inbox`.
     """
-    opened: SagaStore = await _lending(await adapters.named(url, "store", adapters.SAGAS)(url, schema), transactions)
+    opened: SagaStore = await _lending(await _opened(open_adapter("sagas", url, schema=schema)), transactions)
     return opened
 
 
-def saga_inbox(sagas: Sagas, *, outbox: Outbox | None = None, observer: Observer | None = None) -> Inbox:
-    """Return the inbox through which sagas get their replies: a consumer for each type, called `saga.` and the type.
+def saga_inbox(sagas: SagaRegistry, *, outbox: Outbox | None = None, observer: Observer | None = None) -> Inbox:
+    """Return the inbox that receives the replies of sagas: one consumer per saga type, named `saga.<type>`.
 
-    Before that comes the name of the sagas, if they have one.
+    A registry with a name puts that name in front.
 
     >>> from dataclasses import dataclass
     >>> from outrider.saga import Saga
@@ -112,52 +262,52 @@ def saga_inbox(sagas: Sagas, *, outbox: Outbox | None = None, observer: Observer
     ...     order_id: str
     >>> order = Saga("order", Order)
     >>> _ = order.wait("parcel.collected")
-    >>> saga_inbox(Sagas(order)).consumers["saga.order"].topics
+    >>> saga_inbox(SagaRegistry(order)).consumers["saga.order"].topics
     ['events.parcel.collected']
     """
-    inbox, intake = Inbox(), Intake(sagas, outbox or default, observer)
+    inbox, intake = Inbox(), ReplyHandler(sagas, outbox or default, observer)
     for saga_type in intake.saga_types:
         consumer = sagas.consumer(saga_type)
-        # Replies wait for each other in no order: a step takes its own from the mailbox.
-        # What participants on this store have answered is for the sagas' own workers to forget.
-        inbox.consumer(consumer, dead_letter_policy=Policy.SKIP, barrier_days=None)
+        # Replies need no order: each step takes its own from the mailbox.
+        # Workers of sagas prune the answers of participants, so this consumer does not.
+        inbox.consumer(consumer, on_dead_letter=OnDeadLetter.SKIP, participant_memory_days=None)
         for topic, event_type in intake.replies(saga_type):
             inbox.handler(event_type, consumer=consumer, topic=topic)(intake.handler(saga_type))
     return inbox
 
 
 def open_source(url: str, routes: Routes) -> Source:
-    """Make the source of a consumer's deliveries, from the broker a URL names. It connects when it is started."""
-    opened: Source = adapters.named(url, "broker to consume from", adapters.SOURCES)(url, routes)
+    """Return the source of a consumer's deliveries, for the broker of a URL. The source connects when it starts."""
+    options = {"in_flight_max": routes.settings.in_flight_max, "exclusive": routes.settings.ordered}
+    opened: Source = open_adapter("source", url, routes.consumer, routes.topics, **options)
     return opened
 
 
 def log_observer() -> Observer:
-    """Return an observer that writes facts to the standard `logging`."""
-    from outrider.observers.logs import LogObserver
+    """Return an observer that writes telemetry events to the standard `logging`."""
+    from outrider.telemetry.log_observer import LogObserver
 
     return LogObserver()
 
 
 def configure_logging(*, json: bool = False, level: str = "INFO") -> None:
-    """Log to standard error, for people or as JSON lines, with the passwords of URLs hidden."""
-    from outrider.observers import logs
+    """Log to standard error, as text or as JSON lines; passwords in URLs are hidden."""
+    from outrider.telemetry import log_observer
 
-    logs.configure_logging(json, level, scrub=redacted)
+    log_observer.configure_logging(json, level, scrub=redacted)
 
 
 async def _lending(store: Any, transactions: Any) -> Any:
-    """Let a store hand out the application's own kind of transactions, if there are any."""
     if transactions is None:
         return store
     try:
-        if not hasattr(store, "lend_from"):
-            raise Misuse("MongoDB's transactions have one kind only; leave `transactions` out")
-        lender = lender_of(transactions)
+        if not hasattr(store, "use_transactions"):
+            raise UsageError("MongoDB's transactions have one kind only; leave `transactions` out")
+        source = transaction_source(transactions)
         try:
-            await store.lend_from(lender)
+            await store.use_transactions(source)
         except BaseException:
-            await lender.close()
+            await source.close()
             raise
     except BaseException:
         await store.close()

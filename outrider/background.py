@@ -1,6 +1,6 @@
-"""An event loop on a thread of its own, for applications that have none.
+"""An event loop on a background thread, for applications without an event loop.
 
-The thread ends with the process. A child process made by forking has no threads of its parent, so it gets a new one.
+The thread ends with the process. A forked child process does not inherit the thread, and gets a new thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """Starts with the first use; `close` ends it.
+    """An event loop on a thread. The first use starts the thread; `close` ends it.
 
     >>> background = Background("example")
     >>> async def answer():
@@ -35,18 +35,18 @@ class Background:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, running."""
+        """Return the running loop."""
         loop = self._loop
         if loop is None or self._process != os.getpid():
             return self._start()
         return loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; its result can be waited for on any other thread."""
+        """Run a coroutine on the loop; any other thread can wait for the result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def close(self) -> None:
-        """Stop the loop and wait for the thread. A second call does nothing."""
+        """Stop the loop and wait for the thread. A second call has no effect."""
         with self._starting:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None and self._process == os.getpid():
@@ -68,7 +68,7 @@ _shared = Background("outrider-background")
 
 
 def shared() -> Background:
-    """Return the one that whoever needs no other may use.
+    """Return the default background loop of the process.
 
     >>> shared() is shared()
     True

@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the engines may ask about time."""
+    """The clock of the engines."""
 
     def now(self) -> datetime:
         """Return the wall time, in UTC."""

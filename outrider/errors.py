@@ -1,34 +1,38 @@
-"""Every error Outrider raises, in one shallow tree.
+"""All errors of Outrider, in one shallow tree.
 
     OutriderError
-    ├── Misuse                the caller's code or settings must change
-    │   ├── InvalidEvent      a field of an event cannot be staged; `path` names it
+    ├── UsageError            the caller's code or settings must change
+    │   ├── InvalidEvent      staging rejected a field of an event; `path` names the field
+    │   ├── InvalidState      a saga's state cannot be stored, or the stored one does not fit its type
     │   ├── NotInTransaction  staging needs the caller's open transaction
-    │   ├── UnfitHandler      a handler did what none may
-    │   └── BadSetting        a setting, or a relation between two, cannot work
-    ├── Permanent             trying again will never help
-    │   └── NotFound          what a person named is not there
-    └── Transient             the same call may pass later
-        ├── ConcurrencyError  somebody else has changed it meanwhile
-        ├── TransactionLost   the connection was lost under a handler
+    │   ├── InvalidHandler    a handler broke a rule, such as ending its transaction
+    │   └── InvalidSetting    a setting is out of range, or contradicts another one
+    ├── Permanent             trying again cannot help
+    │   ├── NotFound          the store has no row for the given name or id
+    │   ├── StepRejected      raised by a step that did not happen, and will not
+    │   └── AlreadyStarted    a saga with this correlation id exists
+    └── Transient             the same call may succeed later
+        ├── ConcurrencyError  another process changed the saga first
+        ├── TransactionLost   the connection broke during a handler
+        │   └── WriteConflict the transaction lost a race, and can run again
         └── Unreachable       a server does not answer
 
-The text of an error says what happened and what to do about it.
+The text of an error says what happened and what to do.
 """
 
 from __future__ import annotations
 
 
 class OutriderError(Exception):
-    """Root of the tree; catch it to catch everything Outrider raises."""
+    """The root of the tree. Catch OutriderError to catch all errors of Outrider."""
 
 
-class Misuse(OutriderError):
-    """The call cannot work as written; the text names the fix."""
+class UsageError(OutriderError):
+    """A call, a command or a setting cannot work as written. Make the change that the text names."""
 
 
-class InvalidEvent(Misuse):
-    """A field of an event was refused at staging; nothing was written.
+class InvalidEvent(UsageError):
+    """Staging rejected a field of an event, and wrote nothing. Correct the field that `path` names.
 
     >>> raise InvalidEvent("payload.price", "NaN is not JSON", "send null or a number")
     Traceback (most recent call last):
@@ -41,41 +45,75 @@ class InvalidEvent(Misuse):
         self.path = path
 
 
-class NotInTransaction(Misuse):
-    """Staging outside a transaction would break the promise, so it is refused."""
+class InvalidState(UsageError):
+    """The state of a saga cannot be stored, or a stored state does not fit its type. Change the field of `path`.
+
+    >>> raise InvalidState("Order.price", "nan is not JSON", "store None or a number")
+    Traceback (most recent call last):
+    ...
+    outrider.errors.InvalidState: Order.price: nan is not JSON; store None or a number
+    """
+
+    def __init__(self, path: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}: {problem}; {remedy}")
+        self.path, self.problem = path, problem
 
 
-class UnfitHandler(Misuse):
-    """A handler did what none may, such as ending the transaction. To call it again could only do more harm."""
+class NotInTransaction(UsageError):
+    """Staging was called outside a transaction. Begin the business transaction first, and stage inside."""
 
 
-class BadSetting(Misuse):
-    """A setting is out of range or contradicts another one."""
+class InvalidHandler(UsageError):
+    """A handler broke a rule, such as ending its transaction. Correct the handler: another call would do more harm."""
+
+
+class InvalidSetting(UsageError):
+    """A setting is out of range, or contradicts another setting. Change the setting that the text names."""
 
 
 class Permanent(OutriderError):
-    """Trying again will never help."""
+    """The call failed, and trying again cannot help. Correct the cause that the text names."""
 
 
 class NotFound(Permanent):
-    """Nothing has the name that was asked for."""
+    """The store has no row for the given name or id. Check the id; rows are deleted after their retention."""
+
+
+class StepRejected(Permanent):
+    """A step did not happen, and will not. Raise StepRejected in a step to compensate the steps before it.
+
+    >>> raise StepRejected("the card was declined")
+    Traceback (most recent call last):
+    ...
+    outrider.errors.StepRejected: the card was declined
+    """
+
+
+class AlreadyStarted(Permanent):
+    """A saga of the same type and correlation id exists, and `start` required a new saga. Use a new correlation id.
+
+    >>> raise AlreadyStarted("there is a saga order A-7 already")
+    Traceback (most recent call last):
+    ...
+    outrider.errors.AlreadyStarted: there is a saga order A-7 already
+    """
 
 
 class Transient(OutriderError):
-    """The same call may pass later."""
+    """The call failed, and the same call may succeed later. Try again after a pause."""
 
 
 class ConcurrencyError(Transient):
-    """Somebody else has changed the saga meanwhile; load it again and decide anew."""
+    """Another process changed the saga first. Load the saga again, and decide anew."""
 
 
 class TransactionLost(Transient):
-    """The transaction was lost under a handler, which is not to blame: its connection is gone."""
+    """The connection broke during a handler, so the transaction is lost. The event is handled again."""
 
 
-class RaceLost(TransactionLost):
-    """Another transaction was first, and this one left no trace: run it again, soon."""
+class WriteConflict(TransactionLost):
+    """The transaction lost a race, and was rolled back. Run the transaction again."""
 
 
 class Unreachable(Transient):
-    """A server does not answer; the text names it and what to check."""
+    """A server does not answer. Check the server that the text names, and the network."""

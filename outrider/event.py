@@ -1,6 +1,6 @@
-"""The event: an immutable fact, as the caller states it and as the store holds it.
+"""Events: as the caller states them, as a store holds them, as a broker carries them.
 
-Also here, because every side must agree on them: which stream an event belongs to, and which lane that stream is in.
+The module also defines streams and lanes, because producers, stores and consumers must agree on both.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from outrider.backoff import RetryPolicy
+from outrider.retry import RetryPolicy
 
 BANDS = 3
 """Priority bands, most urgent first: high, normal, low."""
@@ -25,10 +25,10 @@ BAND_NAMES = ("high", "normal", "low")
 """The bands as they are named on the wire."""
 
 GAPLESS = {"gapless": "true"}
-"""The header of an event that was numbered by us: a number that is missing in its stream means an event is missing."""
+"""The header of an event that Outrider numbered: a missing number in the stream means a missing event."""
 
 TOPIC = re.compile(r"[A-Za-z0-9._\-]{1,249}")
-"""What every broker takes for the name of a topic, but for `.` and `..`."""
+"""The topic names that every broker accepts, except `.` and `..`."""
 
 EVENT_TYPE_BYTES_MAX = 240
 
@@ -36,11 +36,15 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """A W3C traceparent."""
 
 SKIPPED_TYPE = "outrider.skipped"
-"""The type of the marker published in the place of an event that was skipped."""
+"""The type of the marker that is published instead of a skipped event."""
+
+
+TopicRule = Callable[[str, str | None, str | None], str]
+"""A function (event_type, topic, routing_key) -> topic."""
 
 
 class Priority(IntEnum):
-    """Names for the numbers 0 to 9: 7 and up is high, 3 to 6 is normal, below that is low."""
+    """Names for the numbers 0 to 9: 7 and up is high, 3 to 6 is normal, 0 to 2 is low."""
 
     LOW = 1
     NORMAL = 5
@@ -49,10 +53,10 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, to be staged in the transaction that made it true.
+    """An event, to be staged in the transaction of the business change.
 
-    Leave `event_id` out and one is made; supply it and staging the same id twice is a no-op. `sequence="auto"` numbers
-    the events of a stream without gaps; a number is the aggregate's own version.
+    Staging the same `event_id` twice is a no-op; an event without an id gets a new id. `sequence="auto"` numbers the
+    events of a stream without gaps; a number is the aggregate's own version.
 
     >>> Event("order.placed", {"total": 12}, aggregate_type="order", aggregate_id="A-1").topic is None
     True
@@ -79,26 +83,26 @@ class Event:
 
 
 class Readiness(StrEnum):
-    """Whether a fetched event may go out now, by database time."""
+    """The readiness of a fetched event, by database time."""
 
     READY = "ready"
     EARLY = "early"
-    HELD = "held"
+    OPTIMISTIC = "optimistic"
 
 
 class Stream(NamedTuple):
-    """What must stay in order: one key on one topic, in one priority band (the lane tells the band)."""
+    """Events that stay in order: one key on one topic, in one priority band (the lane determines the band)."""
 
     lane: int
     topic: str
     key: str
 
 
-class StagedEvent(NamedTuple):
+class OutboxRow(NamedTuple):
     """An event as the store holds it.
 
-    A tuple, not a dataclass: a relay makes one per event, in 0.2 µs; a frozen dataclass of this width takes 2.5 µs.
-    `payload`, `headers` and `retry` are JSON text as stored; they are parsed only by those who need them.
+    The class is a tuple because a relay creates a row per event: 0.2 µs, where a frozen dataclass takes 2.5 µs.
+    `payload`, `headers` and `retry` are JSON text as stored.
     """
 
     position: int
@@ -108,7 +112,7 @@ class StagedEvent(NamedTuple):
     aggregate_id: str | None
     payload: bytes
     headers: bytes
-    topic: str | None
+    topic: str
     key: str
     routing_key: str | None
     lane: int
@@ -123,6 +127,15 @@ class StagedEvent(NamedTuple):
     available_at: datetime | None
     readiness: str
     suspect: bool
+
+    @property
+    def stream(self) -> Stream:
+        """Return the stream of the event."""
+        return Stream(self.lane, self.topic, self.key)
+
+
+class ResolvedRow(OutboxRow):
+    """A row that is stored without a topic; `topic` is the answer of the store's topic rule."""
 
 
 class Message(NamedTuple):
@@ -146,7 +159,7 @@ def band_of(priority: int) -> int:
 
 
 def lane_of(key: str, priority: int, lanes: int) -> int:
-    """Return the lane of a key. PostgreSQL computes the same in a generated column; both must always agree.
+    """Return the lane of a key. PostgreSQL computes the same value in a generated column; the two must agree.
 
     >>> lane_of("A-1", Priority.NORMAL, 32)
     45
@@ -156,7 +169,7 @@ def lane_of(key: str, priority: int, lanes: int) -> int:
 
 
 def default_topic(event_type: str, topic: str | None, routing_key: str | None) -> str:
-    """Return where an event goes: its topic, else its routing key, else `events.` and its type. Replaceable.
+    """Return the topic of an event: its topic, else its routing key, else `events.` and its type. Replaceable.
 
     >>> default_topic("order.placed", None, None)
     'events.order.placed'
@@ -164,8 +177,20 @@ def default_topic(event_type: str, topic: str | None, routing_key: str | None) -
     return topic or routing_key or f"events.{event_type}"
 
 
+def topic_of(rule: TopicRule, event_type: str, topic: str | None, routing_key: str | None) -> str:
+    """Return the topic of a stored row: the row's own, or the answer of the rule for a row inserted without a topic."""
+    return topic or rule(event_type, None, routing_key)
+
+
+def resolve_topic(row: OutboxRow, rule: TopicRule) -> OutboxRow:
+    """Return the row with a topic; see `topic_of`."""
+    if row.topic:
+        return row
+    return ResolvedRow._make(row)._replace(topic=rule(row.event_type, None, row.routing_key))
+
+
 def uuid7() -> UUID:
-    """Make a UUID that sorts by time, so that the index it goes into grows at one end.
+    """Make a UUID that sorts by time, so that its index grows at the end.
 
     >>> uuid7().version
     7
@@ -174,3 +199,73 @@ def uuid7() -> UUID:
     value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | 0x7 << 76
     return UUID(int=value & ~(0x3 << 62) | 0x2 << 62)
+
+
+class Delivery(NamedTuple):
+    """A message as received.
+
+    `partition` is the unit that a source assigns and revokes. `position` locates the message in the broker, the same
+    with every delivery; empty for a broker without positions. `token` is for the source only.
+
+    >>> Delivery("orders", b"A-1", b"{}").position
+    ''
+    """
+
+    topic: str
+    key: bytes | None
+    body: bytes
+    headers: Mapping[str, bytes] = {}
+    partition: str = ""
+    position: str = ""
+    token: Any = None
+
+
+class InboxStream(NamedTuple):
+    """The unit of order at a consumer, and of the sequence check: one key on one topic, in one priority band."""
+
+    topic: str
+    key: str
+    band: int = 1
+
+
+class ReceivedEvent(NamedTuple):
+    """A decoded delivery: either `event` is set, or `problem` has the reason for the failure.
+
+    Without a readable key (`keyed`) the event is alone in its stream. `gapless`: Outrider numbered the stream, so a
+    missing number means a missing event. `waiting_id` is the row of an event that was held.
+    """
+
+    event_id: UUID
+    event: Event | None
+    problem: str
+    stream: InboxStream
+    sequence: int | None
+    delivery: Delivery
+    keyed: bool = True
+    gapless: bool = False
+    replayed: bool = False
+    skipped: bool = False
+    waiting_id: int | None = None
+
+    @property
+    def event_type(self) -> str:
+        """Return the type of the event, empty if unreadable."""
+        return self.event.event_type if self.event else ""
+
+
+class DeadLetterReason(StrEnum):
+    """The reason for which an event was dead-lettered."""
+
+    MAX_RETRIES_EXCEEDED = "max_retries_exceeded"
+    POISON_MESSAGE = "poison_message"
+    SCHEMA_VALIDATION_FAILED = "schema_validation_failed"
+    PROCESSING_TIMEOUT = "processing_timeout"
+    PERMANENT_FAILURE = "permanent_failure"
+    BY_HAND = "by_hand"
+
+
+class OnDeadLetter(StrEnum):
+    """The policy of a stream after a dead letter: block the stream, or continue without the event."""
+
+    BLOCK = "block"
+    SKIP = "skip"

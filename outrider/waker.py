@@ -1,6 +1,7 @@
-"""Waking relays from an application: hints go out in the background, on a connection of their own.
+"""Wakes relays from an application: notifications are sent in the background, on a separate connection.
 
-A hint that cannot be sent is logged and given up, because relays poll as well; nobody who stages ever waits for it.
+A notification that cannot be sent is logged and dropped, because relays poll as well. Staging never waits for a
+notification.
 """
 
 from __future__ import annotations
@@ -15,46 +16,46 @@ from typing import Self
 from outrider.app import open_store
 from outrider.background import Background
 from outrider.errors import OutriderError
-from outrider.store import Store
+from outrider.outbox.store import OutboxStore
 
 PAUSE_SECONDS = 0.005
-"""Between two hints: all calls in the meantime are covered by the second."""
+"""Seconds between two notifications: the second covers all calls in the meantime."""
 TROUBLE_SECONDS = 1.0
-"""After a hint that could not be sent."""
+"""Seconds to wait after a notification that could not be sent."""
 
 _log = logging.getLogger(__name__)
 
 
 class Waker:
-    """Tells the relays of a store that there is something to fetch, without keeping anybody waiting.
+    """Notifies the relays of a store about new events, without blocking the caller.
 
-    Give one to an `Outbox`, one for the whole application::
+    Give the `Outbox` a waker, one for the whole application::
 
         waker = outrider.Waker("postgresql://localhost/shop")
         outbox = outrider.Outbox(wake=waker)
 
-    Nothing is opened before the first call, so it may be made before a server forks its workers.
+    The first call opens the connection, so the waker may be created before a server forks its workers.
     """
 
     def __init__(self, url: str, *, schema: str = "outrider") -> None:
         self._background = Background("outrider-waker")
         self._closed = False
         self._opening = lambda: open_store(url, schema=schema)
-        # After a fork there is another loop, and with it another post: connections of the parent are the parent's.
+        # A forked child has a new loop, and needs a new `_Post`: the parent's connections belong to the parent.
         self._posts: dict[asyncio.AbstractEventLoop, _Post] = {}
 
     def __call__(self) -> None:
-        """Wake the relays soon. Safe on any thread and after a fork; never waits. Does nothing once closed."""
+        """Wake the relays soon. Safe on any thread and after a fork; never waits. Has no effect after `close`."""
         if self._closed:
             return
         loop = self._background.loop
         loop.call_soon_threadsafe(self._ask, loop)
 
     def close(self) -> None:
-        """Send what was asked for, and let go of connection and thread. A second call does nothing."""
+        """Send pending notifications, then close connection and thread. A second call has no effect."""
         if self._closed:
             return
-        # First, because what was staged just now may still ask for a hint on another thread.
+        # First, because another thread may still ask for a notification about events staged just now.
         self._closed = True
         self._background.run(self._close()).result()
         self._background.close()
@@ -78,11 +79,11 @@ class Waker:
 
 
 class _Post:
-    """Sends hints, one at a time, on one event loop."""
+    """Sends notifications one at a time, on a single event loop."""
 
-    def __init__(self, opening: Callable[[], Awaitable[Store]]) -> None:
+    def __init__(self, opening: Callable[[], Awaitable[OutboxStore]]) -> None:
         self._opening = opening
-        self._store: Store | None = None
+        self._store: OutboxStore | None = None
         self._sending: asyncio.Task[None] | None = None
         self._asked = False
         self._closing = asyncio.Event()
@@ -110,7 +111,7 @@ class _Post:
     async def _sent(self) -> bool:
         try:
             self._store = self._store or await self._opening()
-            await self._store.hint()
+            await self._store.notify()
         except OutriderError as error:
             _log.warning("relays could not be woken", extra={"error": str(error)})
             return False

@@ -1,4 +1,4 @@
-"""Write the documentation pages that come from the code; with --check, only tell whether they are up to date."""
+"""Writes the documentation pages that come from the code; with --check, only reports whether they are up to date."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 import typer.main
 
 from outrider.cli import app
-from outrider.lifecycle import MOVES, State, allowed, mermaid
+from outrider.outbox.model import TRANSITIONS, State, allowed, mermaid
 
-DOCS = Path(__file__).parent.parent / "docs"
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_docs.py; change the code instead. -->"
 
 STATES = {
     State.PENDING: "committed, waiting for its lane's owner",
-    State.OPTIMISTIC: "held by its writer, who publishes it straight after the commit",
-    State.CLAIMED: "in flight in an owned lane; no row is written for it",
+    State.OPTIMISTIC: "claimed by its writer, which publishes it straight after the commit",
+    State.CLAIMED: "in flight in an owned lane; the row does not change",
     State.FAILED: "an attempt failed; due again later, and its stream waits for it",
     State.DEFERRED: "not yet due, or its destination is down; its stream waits for it",
     State.PARKED: "waits behind the head of its stream",
-    State.SENT: "the broker has it; in the archive, or deleted",
-    State.DEAD_LETTER: "buried, with the reason",
+    State.SENT: "confirmed by the broker; in the archive, or deleted",
+    State.DEAD_LETTER: "not tried again by itself; the row has the reason",
 }
 
 
 def lifecycle_page() -> str:
-    """The states and moves of an event."""
-    moves = "\n".join(
-        f"| `{name}` | {_listed(move.sources) or '(new)'} | `{move.target}` | {move.why} |"
-        for name, move in MOVES.items()
+    """Return the page with the states and transitions of an event."""
+    transitions = "\n".join(
+        f"| `{name}` | {_listed(each.sources) or '(new)'} | `{each.target}` | {each.why} |"
+        for name, each in TRANSITIONS.items()
     )
     states = "\n".join(
-        f"| `{state}` | {meaning} | {_listed(allowed(state)) or 'nothing'} |" for state, meaning in STATES.items()
+        f"| `{state}` | {meaning} | {_listed(allowed(state)) or 'none'} |" for state, meaning in STATES.items()
     )
     return f"""# The life of an event
 
 {NOTE}
 
-One table of moves in `outrider.lifecycle` decides. The guards in SQL, the trigger that refuses illegal changes, this
-page and `outrider lifecycle` all come from it.
+The table of transitions in `outrider.outbox.model` is the source. The guards in SQL, the trigger that rejects illegal
+changes, this page and `outrider lifecycle` come from it.
 
 ```mermaid
 {mermaid()}
@@ -50,15 +50,15 @@ page and `outrider lifecycle` all come from it.
 
 ## States
 
-| state | means | what may follow |
+| state | meaning | next states |
 |---|---|---|
 {states}
 
-## Moves
+## Transitions
 
-| move | from | to | when |
+| transition | from | to | when |
 |---|---|---|---|
-{moves}
+{transitions}
 """
 
 
@@ -75,11 +75,19 @@ def command_line_page() -> str:
 
 {NOTE}
 
-Every command takes `--json`; then the result is one JSON object or list on standard output, and an error is one object
-on standard error: `{{"error": "...", "exit": 2}}`. Both come when a part of what was asked could be done:
-`outrider dead discard A B --yes --json` prints `{{"discarded": 1}}`, and the error that there is no B. Read both, and
-go by the exit code: 0 fine, 1 a finding, 2 wrong usage or settings, 3 a server does not answer. Settings come from
-options, else from variables (`--lease-seconds` is `OUTRIDER_LEASE_SECONDS`), else from [a file](configuration.md).
+Every command takes `--json`: the result is one JSON object or list on standard output, an error one object on standard
+error (`{{"error": "...", "exit": 2}}`). A command that is done in part prints both: `outrider dead-letters discard A B
+--yes --json` prints `{{"discarded": 1}}`, and the error that there is no B. Read both, and go by the exit code:
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | a finding: something is not as it should be, or was not found |
+| 2 | invalid usage or settings |
+| 3 | a server is unreachable |
+
+Settings come from options, else from variables (`--lease-seconds` is `OUTRIDER_LEASE_SECONDS`), else from
+[a file](configuration.md).
 
 {sections}
 """
@@ -91,6 +99,8 @@ def _commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield path, command
         return
     for name, child in children.items():
+        if child.hidden:
+            continue  # An alias; the help of the command that it stands for names it.
         yield from _commands(f"{path} {name}", child)
 
 
@@ -117,13 +127,13 @@ def main() -> int:
     check = parser.parse_args().check
     stale = []
     for name, text in {"lifecycle.md": lifecycle_page(), "command-line.md": command_line_page()}.items():
-        page = DOCS / name
+        page = REFERENCE / name
         if check and (not page.exists() or page.read_text() != text):
             stale.append(name)
         elif not check:
             page.write_text(text)
     for name in stale:
-        print(f"docs/{name} is out of date; run: make docs")
+        print(f"docs/reference/{name} is out of date; run: make docs")
     return 1 if stale else 0
 
 

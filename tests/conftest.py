@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: servers are started once per worker, databases are made per test.
+"""Fixtures shared by all tests: servers are started once per run, when a test first needs them.
 
 A test whose server cannot be had is skipped, and the last lines of the run say which server and why. With
 OUTRIDER_REQUIRE_SERVICES=1 it fails instead. A server that is there and does not start is always a failure.
@@ -12,8 +12,7 @@ import os
 import warnings
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Never
 from uuid import uuid4
 
 import asyncpg
@@ -21,28 +20,93 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
 from outrider.stores.mongo import MongoSchema
-from outrider.stores.postgres import PostgresSchema, PostgresStore
+from outrider.stores.postgres import PostgresStore
 from outrider.testing import servers
+from tests.support import postgres_databases
+from tests.support.postgres_databases import DatabasePool, create_database, drop_database, name_of
+from tests.support.shared_servers import RemoteServers, ServedSet, Servers, ServerSet
 
-pytest.register_assert_rewrite(
-    "outrider.testing.contract",
-    "outrider.testing.inbox_contract",
-    "outrider.testing.saga_contract",
-    "outrider.testing.source_contract",
-)
+pytest.register_assert_rewrite("outrider.testing.contracts")
 
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
 LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"
 MISSING = "missing server"
+SERVERS = pytest.StashKey[ServerSet | RemoteServers]()
+FIXTURES = {
+    "admin_url": "postgres",
+    "pgbouncer_url": "pgbouncer",
+    "kafka": "kafka",
+    "rabbitmq_url": "rabbitmq",
+    "mongo_url": "mongo",
+}
+"""Fixtures that need a server, and the mark of each."""
+LONG = {*FIXTURES.values(), "chaos", "slow"}
+"""Marks of the tests that a quick run leaves out."""
+SLOW = {"test_40_000_followers_of_a_failing_head_do_not_slow_the_others_and_drain_in_order"}
+"""Rules of the contracts that take long on every store; a contract that is shipped cannot carry our marks."""
+FOLDERS = ("chaos", "end_to_end", "acceptance", "simulation", "integration", "contract")
+"""From the folder with the longest tests to the one with the shortest."""
 HALF_OPEN = r"unclosed <socket\.socket fd=\d+, family=\d+, type=\d+, proto=\d+, laddr=\([^()]*\)>"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make test-quick`."""
+    parser.addoption("--quick", action="store_true", help="only tests that need no server and take no time")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by the servers that their fixtures need; put the long ones first, or leave them out."""
+    for item in items:
+        for name in FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(FIXTURES[name])
+        if getattr(item, "originalname", None) in SLOW:
+            item.add_marker("slow")
+    # Workers steal from each other until the end, and then only short tests are left to wait for.
+    items.sort(key=_position)
+    if config.getoption("--quick"):
+        long = {item for item in items if LONG & {mark.name for mark in item.iter_markers()}}
+        config.hook.pytest_deselected(items=list(long))
+        items[:] = [item for item in items if item not in long]
+
+
+def _position(item: pytest.Item) -> int:
+    return next((number for number, folder in enumerate(FOLDERS) if folder in item.path.parts), len(FOLDERS))
+
+
+@pytest.fixture(autouse=True)
+def _no_server_in_a_quick_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test that starts a server though none of its marks says so."""
+
+    def refuse(server: servers.Server) -> Never:
+        pytest.fail(f"{request.node.nodeid} starts {server.name}; mark it, so that quick runs leave it out.")
+
+    if request.config.getoption("--quick"):
+        monkeypatch.setattr(servers.Server, "start", refuse)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the folder of kept logs here, so that all workers inherit it."""
+    """Name the folder of kept logs here, so that all workers inherit it, and find the servers of the run."""
     os.environ.setdefault(LOGS_VARIABLE, str(servers.kept_logs()))
+    if hasattr(config, "workerinput"):
+        config.stash[SERVERS] = RemoteServers(config.workerinput["servers"])
+    else:
+        config.stash[SERVERS] = ServedSet() if config.getoption("numprocesses", None) else ServerSet()
     # A client of pymongo that is closed while its monitor connects leaves a socket that never had a peer.
     config.addinivalue_line("filterwarnings", rf"ignore:{HALF_OPEN}:ResourceWarning")
     warnings.filterwarnings("ignore", HALF_OPEN, ResourceWarning)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker where to ask for servers."""
+    node.workerinput["servers"] = node.config.stash[SERVERS].address
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop the servers after the last worker, and before the summary, which names the logs that were kept."""
+    if isinstance(owned := session.config.stash[SERVERS], ServerSet):
+        owned.close()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,11 +150,17 @@ def missing_servers_judged(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep what the servers said when a test fails."""
+    """Keep the logs of this process's servers when a test fails."""
     report = yield
     if report.failed:
         servers.keep_logs()
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep the logs of shared servers when a test fails in a worker."""
+    if report.failed:
+        servers.keep_logs()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -106,36 +176,41 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
 
 
 @pytest.fixture(scope="session")
-def admin_url() -> Iterator[str]:
+def shared_servers(pytestconfig: pytest.Config) -> Servers:
+    """The servers that all workers of the run share."""
+    return pytestconfig.stash[SERVERS]
+
+
+@pytest.fixture(scope="session")
+def admin_url(shared_servers: Servers) -> str:
     """A private PostgreSQL, gone when the tests end; or the one that OUTRIDER_TEST_POSTGRES names."""
-    with servers.postgres_url() as url:
-        yield url
+    return shared_servers.url("postgres")
 
 
 @pytest.fixture(scope="session")
-def pgbouncer_url(admin_url: str) -> Iterator[str]:
+def pgbouncer_url(shared_servers: Servers) -> str:
     """A private PgBouncer in front of that PostgreSQL; or the one that OUTRIDER_TEST_PGBOUNCER names."""
-    with servers.pgbouncer_url(admin_url) as url:
-        yield url
+    return shared_servers.url("pgbouncer")
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[str]:
+def kafka(shared_servers: Servers) -> str:
     """The address of a private Kafka; or the one that OUTRIDER_TEST_KAFKA names."""
-    with servers.kafka_bootstrap() as bootstrap:
-        yield bootstrap
+    return shared_servers.url("kafka")
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_url() -> Iterator[str]:
+def rabbitmq_url(shared_servers: Servers) -> str:
     """A private RabbitMQ; or the one that OUTRIDER_TEST_RABBITMQ names."""
-    with servers.rabbitmq_url() as url:
-        yield url
+    return shared_servers.url("rabbitmq")
 
 
 @pytest.fixture(scope="session")
 def mongo_url() -> Iterator[str]:
-    """A private MongoDB, a replica set of one; or the one that OUTRIDER_TEST_MONGO names."""
+    """A private MongoDB, a replica set of one; or the one that OUTRIDER_TEST_MONGO names.
+
+    Each worker has its own: staging writes into the database `outrider` unless told otherwise, and tests check that.
+    """
     with servers.mongo_url() as url:
         yield url
 
@@ -176,41 +251,36 @@ async def _empty(mongo_url: str, name: str) -> None:
 
 @pytest.fixture(scope="session")
 def installed_template(admin_url: str) -> Iterator[str]:
-    """A database with the outbox installed, to be copied."""
-    name = f"installed_{uuid4().hex[:12]}"
-    url = asyncio.run(_create(admin_url, name))
-    asyncio.run(PostgresSchema(url).migrate())
+    """The name of a PostgreSQL database with everything installed, to be copied."""
+    name = asyncio.run(postgres_databases.install_template(admin_url))
     yield name
-    asyncio.run(_drop(admin_url, name))
+    asyncio.run(drop_database(admin_url, name))
+
+
+@pytest.fixture(scope="session")
+def database_pool(admin_url: str, installed_template: str) -> Iterator[DatabasePool]:
+    """PostgreSQL databases that go from test to test."""
+    pool = DatabasePool(admin_url, installed_template)
+    yield pool
+    asyncio.run(pool.close())
 
 
 @pytest.fixture
 async def empty_database(admin_url: str) -> AsyncIterator[str]:
     """A fresh database with nothing in it."""
-    name = f"test_{uuid4().hex[:12]}"
-    yield await _create(admin_url, name)
-    await _drop(admin_url, name)
+    url = await create_database(admin_url, f"test_{uuid4().hex[:12]}")
+    yield url
+    await drop_database(admin_url, name_of(url))
 
 
 @pytest.fixture
-async def postgres_url(admin_url: str, installed_template: str) -> AsyncIterator[str]:
-    """A fresh database with the outbox installed."""
-    name = f"test_{uuid4().hex[:12]}"
-    yield await _create(admin_url, name, f"TEMPLATE {installed_template}")
-    await _drop(admin_url, name)
-
-
-async def _create(admin_url: str, name: str, options: str = "") -> str:
-    admin = await asyncpg.connect(admin_url)
-    await admin.execute(f"CREATE DATABASE {name} {options}")
-    await admin.close()
-    return urlsplit(admin_url)._replace(path=f"/{name}").geturl()
-
-
-async def _drop(admin_url: str, name: str) -> None:
-    admin = await asyncpg.connect(admin_url)
-    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await admin.close()
+async def postgres_url(request: pytest.FixtureRequest, database_pool: DatabasePool) -> AsyncIterator[str]:
+    """A database that is as the installation left it."""
+    # A pooler keeps sessions to a database, which must not meet what the next test does there.
+    reusable = "pgbouncer_url" not in request.fixturenames
+    url = await database_pool.take(fresh=not reusable)
+    yield url
+    await database_pool.give_back(url, reusable=reusable)
 
 
 @pytest.fixture

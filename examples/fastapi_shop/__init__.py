@@ -1,1 +1,1 @@
-"""An ordinary FastAPI application, and what changes in it."""
+"""An ordinary FastAPI application, before and after Outrider."""

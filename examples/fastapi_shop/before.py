@@ -1,4 +1,4 @@
-"""A shop whose orders go into a table. `before.py` is the shop as it was, `shop.py` the one that tells of them."""
+"""A shop that keeps its orders in a table. `before.py` is without Outrider; `shop.py` publishes each order."""
 
 import os
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ class Order(Base):
 
 
 class NewOrder(BaseModel):
-    """What is posted."""
+    """The body of a request that places an order."""
 
     number: str
     customer: str
@@ -35,14 +35,14 @@ class NewOrder(BaseModel):
 
 
 async def check_credit(session: AsyncSession, customer: str) -> None:
-    """Refuse what is beyond a customer's credit, the new order included."""
+    """Reject an order that exceeds the credit of its customer."""
     due = await session.scalar(select(func.sum(Order.cents)).where(Order.customer == customer))
     if due is not None and due > CREDIT_CENTS:
         raise HTTPException(409, f"{customer} would owe {due} cents; the limit is {CREDIT_CENTS}")
 
 
 def create_app(database: str = os.environ.get("SHOP_DATABASE", "sqlite+aiosqlite:///shop.db")) -> FastAPI:
-    """Return the application, on the database that SQLAlchemy knows by this URL."""
+    """Return the application on a database, named by its SQLAlchemy URL."""
     engine = create_async_engine(database)
     sessions = async_sessionmaker(engine, expire_on_commit=False)
 

@@ -1,4 +1,4 @@
-"""A short run: the shop, a relay and a consumer in one process; some orders are posted, and one is refused.
+"""A short run of the shop, a relay and a consumer in one process; some orders are posted, and one is rejected.
 
 In production the three are processes of their own; see the README beside this file.
 """
@@ -33,7 +33,7 @@ ORDERS = [
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run has come to."""
+    """The result of a run."""
 
     answers: list[tuple[str, int]]
     orders: list[str]
@@ -41,13 +41,13 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        """Tell whether the orders that are kept, and no others, were told of."""
+        """Tell whether exactly the stored orders were delivered as events."""
         return sorted(event.payload["number"] for event in self.delivered) == self.orders
 
 
 def main() -> None:
     """Run the example; exit with 1 if an order and its event did not share their fate."""
-    parser = argparse.ArgumentParser("python -m examples.fastapi_shop", description="A shop that tells of its orders.")
+    parser = argparse.ArgumentParser("python -m examples.fastapi_shop", description="A shop that publishes its orders.")
     parser.add_argument("--store", metavar="URL", help="postgresql://... instead of a SQLite file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fastapi-shop-", ignore_cleanup_errors=True) as made:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def alchemy_url(store: str) -> str:
-    """Return a store's URL as SQLAlchemy writes it, with an asynchronous driver.
+    """Return the SQLAlchemy URL of a store, with an asynchronous driver.
 
     >>> alchemy_url("postgresql://app@localhost/shop")
     'postgresql+asyncpg://app@localhost/shop'
@@ -72,7 +72,7 @@ def alchemy_url(store: str) -> str:
 
 
 async def run(store: str, folder: Path, posts: Sequence[dict[str, Any]] = ORDERS) -> Report:
-    """Post the orders to the shop, and wait for the events of those that it took."""
+    """Post the orders to the shop, and wait for the events of the accepted ones."""
     await app.open_schema(store).migrate()
     shop = create_app(alchemy_url(store))
     heard: asyncio.Queue[Event] = asyncio.Queue()
@@ -92,7 +92,7 @@ async def run(store: str, folder: Path, posts: Sequence[dict[str, Any]] = ORDERS
 
 @asynccontextmanager
 async def relaying(store_url: str, broker_url: str) -> AsyncIterator[None]:
-    """Run a relay beside the block: what `outrider relay` does."""
+    """Run a relay beside the block, as `outrider relay` does."""
     broker, store = await app.open_broker(broker_url), await app.open_store(store_url)
     relay = Relay(store, broker, RelaySettings(poll_seconds_max=0.1))
     try:
@@ -109,7 +109,7 @@ async def relaying(store_url: str, broker_url: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def consuming(store_url: str, broker_url: str, heard: asyncio.Queue[Event]) -> AsyncIterator[None]:
-    """Run a consumer beside the block: what `outrider consume` does."""
+    """Run a consumer beside the block, as `outrider consume` does."""
     inbox = Inbox()
 
     @inbox.handler("order.placed", consumer="billing")
@@ -130,7 +130,7 @@ async def consuming(store_url: str, broker_url: str, heard: asyncio.Queue[Event]
 
 
 def show(report: Report) -> None:
-    """Print what was asked, kept and told."""
+    """Print the requests, the stored orders and the delivered events."""
     for number, status in report.answers:
         print(f"POST /orders {number}: {status}{'' if status == 201 else ', rolled back'}")
     print(f"GET /orders: {', '.join(report.orders)}")

@@ -16,7 +16,7 @@ from outrider import OutriderError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 """Where `examples` can be imported from."""
-STOP_SECONDS = 20.0
+SHUTDOWN_TIMEOUT_SECONDS = 20.0
 
 
 def outrider(places: Places, service: Service, *arguments: str) -> str:
@@ -73,7 +73,7 @@ class Crew:
         """Ask all for a clean stop, and end those that take too long."""
         for process in self.running.values():
             process.terminate()
-        give_up = time.monotonic() + STOP_SECONDS
+        give_up = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
         for process in self.running.values():
             try:
                 process.wait(max(0.0, give_up - time.monotonic()))

@@ -13,7 +13,7 @@ from typing import Any
 from examples.order_saga.database import fetch
 from examples.order_saga.places import PAYMENT, SHIPPING, SHOP, STOCK, Places, Service
 from examples.order_saga.stock import FREE_AT_FIRST
-from outrider.saga_store import Status
+from outrider.saga.model import Status
 
 ORDERS = "SELECT order_id, amount, status FROM orders WHERE order_id LIKE $1"
 MOVEMENTS = "SELECT order_id, quantity FROM movements WHERE order_id LIKE $1"

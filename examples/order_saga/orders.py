@@ -11,7 +11,7 @@ from examples.order_saga.database import execute
 from examples.order_saga.places import SHIPPING, SHOP, Places, Service
 from examples.order_saga.saga import Order
 from examples.order_saga.shipping import SEND
-from outrider.saga_store import Instance
+from outrider.saga.model import Instance
 
 MISFORTUNES: dict[str, dict[str, str]] = {
     "stock": {"goods": "unicorn"},
@@ -54,9 +54,9 @@ def remedy(instance: Instance) -> Remedy:
     """Say how to go on with an order that needs attention."""
     order_id = instance.correlation_id
     if instance.current_step == "ship":
-        # It is no use to retry: a refusal is final, and the barrier would give it again.
+        # It is no use to retry: a rejection is final, and the barrier would give it again.
         advice = "it is paid for, so it must arrive: send it by hand, and then say that this is done"
-        return Remedy(advice, SHIPPING, SEND, (order_id, "Atlantis, by submarine"), "resume")
+        return Remedy(advice, SHIPPING, SEND, (order_id, "Atlantis, by submarine"), "mark-done")
     advice = f"nobody may cancel it while its customer is audited: end that ({END_AUDIT}), then let it be tried again"
     return Remedy(advice, SHOP, END_AUDIT, (), "retry")
 

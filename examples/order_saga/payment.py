@@ -9,20 +9,20 @@ from typing import Any
 
 from examples.order_saga.database import execute
 from outrider import Event, Inbox, Outbox
-from outrider.saga import Barrier, Refusal
+from outrider.saga import Participant, Rejection
 
 SCHEMA = "example_payment"
 TABLES = ("CREATE TABLE IF NOT EXISTS charges (order_id TEXT NOT NULL, amount BIGINT NOT NULL)",)
 
 inbox = Inbox()
-barrier = Barrier("payment", outbox=Outbox(schema=SCHEMA))
+barrier = Participant("payment", outbox=Outbox(schema=SCHEMA))
 
 
-async def take_money(command: Event, tx: Any) -> Event | Refusal:
+async def take_money(command: Event, tx: Any) -> Event | Rejection:
     """Charge the card, if it is good."""
     order_id, card = command.payload["order"], command.payload["card"]
     if card == "expired":
-        return Refusal(Event("payment.declined", {"reason": "the card has expired"}))
+        return Rejection(Event("payment.declined", {"reason": "the card has expired"}))
     await execute(tx, "INSERT INTO charges (order_id, amount) VALUES ($1, $2)", order_id, command.payload["amount"])
     return Event("payment.charged", {"receipt": f"P-{order_id}"})
 

@@ -105,7 +105,7 @@ class Places:
         store = await app.open_sagas(self.store_url(service), schema=service.schema)
         try:
             async with store.transaction() as tx:
-                yield tx
+                yield tx.connection
         finally:
             await store.close()
 

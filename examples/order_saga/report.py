@@ -15,7 +15,7 @@ from examples.order_saga.crew import outrider
 from examples.order_saga.ledger import Ledger
 from examples.order_saga.orders import remedy
 from examples.order_saga.places import SAGAS, SHOP, Places
-from outrider.saga_store import Instance, Status
+from outrider.saga.model import Instance, Status
 
 WIDTH = 150
 

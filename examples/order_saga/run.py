@@ -24,8 +24,9 @@ from examples.order_saga import ledger, orders, report, saga
 from examples.order_saga.crew import Crew, everybody
 from examples.order_saga.places import SHOP, Places
 from outrider import OutriderError, app
-from outrider.saga.definition import saga_id_of
-from outrider.saga_store import ENDED, Instance, SagaCriteria, SagaDesk, Status
+from outrider.saga.definition.saga import saga_id_of
+from outrider.saga.model import ENDED, Instance, SagaCriteria, Status
+from outrider.saga.store import SagaAdmin
 
 LOOK_SECONDS = 0.2
 DEADLINE_SECONDS = 90.0
@@ -106,7 +107,7 @@ class Course:
                     async with store.transaction() as tx:
                         await saga.place(tx, order)
                 self.console.print(f"{len(wanted)} orders are placed")
-                watch = Watch(store.desk, crew, [order.order_id for order in wanted], self.console)
+                watch = Watch(store.admin, crew, [order.order_id for order in wanted], self.console)
                 asked = await self._watched(watch)
             sagas = await watch.look()
         finally:
@@ -148,7 +149,7 @@ class Course:
 class Watch:
     """Looks at the sagas of a run until they have come to an end."""
 
-    desk: SagaDesk
+    admin: SagaAdmin
     crew: Crew
     order_ids: list[str]
     console: Console
@@ -157,7 +158,7 @@ class Watch:
     async def look(self) -> list[Instance]:
         """Return the sagas as they stand, in the order of their numbers."""
         ids = tuple(saga_id_of(saga.order.saga_type, order_id) for order_id in self.order_ids)
-        found = await self.desk.find(SagaCriteria(ids=ids, limit=len(ids)))
+        found = await self.admin.find(SagaCriteria(ids=ids, limit=len(ids)))
         return sorted(found, key=lambda instance: instance.correlation_id)
 
     async def until(self, statuses: frozenset[Status]) -> list[Instance]:

@@ -1,6 +1,6 @@
 """The shop: an order is created, its goods are reserved, its price is charged, its parcel is shipped.
 
-The charge is the pivot. What is refused before it is undone; what is refused after it needs a person. Run it with
+The charge is the pivot. What is refused before it is compensated; what is refused after it needs a person. Run it with
 `outrider saga run examples.order_saga.saga:sagas`.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from examples.order_saga.database import execute, fetch
 from outrider import Outbox, RetryPolicy
-from outrider.saga import Reply, Run, Saga, Sagas
+from outrider.saga import Reply, Saga, SagaRegistry, StepContext
 
 SCHEMA = "example_shop"
 TABLES = (
@@ -42,15 +42,15 @@ order = Saga("order", Order, version=1)
 
 
 @order.local()
-async def create(run: Run[Order], tx: Any) -> None:
+async def create(run: StepContext[Order], tx: Any) -> None:
     """Write the order, in the very transaction that journals the step: exactly once."""
     insert = "INSERT INTO orders (order_id, amount, status) VALUES ($1, $2, 'open')"
     await execute(tx, insert, run.state.order_id, run.state.amount)
 
 
-@create.undo(retry=RetryPolicy(base_seconds=0.2, max_attempts=3))
-async def cancel(run: Run[Order], tx: Any) -> None:
-    """Cancel the order; while its customer is audited nobody may, so this undo can fail."""
+@create.compensate(retry=RetryPolicy(base_seconds=0.2, max_attempts=3))
+async def cancel(run: StepContext[Order], tx: Any) -> None:
+    """Cancel the order; while its customer is audited nobody may, so this compensate can fail."""
     if await fetch(tx, "SELECT 1 FROM audits WHERE customer = $1", run.state.customer):
         raise RuntimeError(f"the orders of {run.state.customer} are locked by an audit")
     await execute(tx, "UPDATE orders SET status = 'cancelled' WHERE order_id = $1", run.state.order_id)
@@ -60,9 +60,9 @@ reserve = order.request(
     "stock.reserve",
     topic="stock",
     reply="stock.reserved",
-    refusal="stock.refused",
-    undo="stock.release",
-    undone="stock.released",
+    rejection="stock.refused",
+    compensate="stock.release",
+    compensated="stock.released",
     timeout_seconds=10,
     name="reserve",
 )
@@ -74,14 +74,14 @@ def what_to_reserve(state: Order) -> dict[str, str]:
     return {"order": state.order_id, "goods": state.goods}
 
 
-@reserve.undo_payload
+@reserve.compensation_payload
 def what_to_release(state: Order) -> dict[str, str]:
     """Tell the stock what is wanted no more."""
     return {"order": state.order_id, "goods": state.goods}
 
 
 @reserve.on("stock.reserved")
-def reserved(run: Run[Order], reply: Reply) -> None:
+def reserved(run: StepContext[Order], reply: Reply) -> None:
     """Keep the reservation's number."""
     run.state.reservation = reply.payload["reservation"]
 
@@ -90,7 +90,7 @@ charge = order.request(
     "payment.charge",
     topic="payment",
     reply="payment.charged",
-    refusal="payment.declined",
+    rejection="payment.declined",
     timeout_seconds=10,
     pivot=True,
     name="charge",
@@ -104,7 +104,7 @@ def what_to_charge(state: Order) -> dict[str, Any]:
 
 
 @charge.on("payment.charged")
-def charged(run: Run[Order], reply: Reply) -> None:
+def charged(run: StepContext[Order], reply: Reply) -> None:
     """Keep the receipt's number."""
     run.state.receipt = reply.payload["receipt"]
 
@@ -113,7 +113,7 @@ ship = order.request(
     "shipping.ship",
     topic="shipping",
     reply="shipping.shipped",
-    refusal="shipping.refused",
+    rejection="shipping.refused",
     timeout_seconds=10,
     name="ship",
 )
@@ -126,7 +126,7 @@ def what_to_ship(state: Order) -> dict[str, str]:
 
 
 @ship.on("shipping.shipped")
-def shipped(run: Run[Order], reply: Reply) -> None:
+def shipped(run: StepContext[Order], reply: Reply) -> None:
     """Keep the parcel's number."""
     run.state.parcel = reply.payload["parcel"]
 
@@ -134,14 +134,14 @@ def shipped(run: Run[Order], reply: Reply) -> None:
 @reserve.on("stock.refused")
 @charge.on("payment.declined")
 @ship.on("shipping.refused")
-def refused(run: Run[Order], reply: Reply) -> None:
+def refused(run: StepContext[Order], reply: Reply) -> None:
     """Keep the reason."""
     run.state.trouble = reply.payload["reason"]
 
 
-sagas = Sagas(order)
+sagas = SagaRegistry(order)
 
 
 async def place(tx: Any, wanted: Order) -> None:
-    """Place an order, in a transaction of the shop's; placing it twice is placing it once."""
+    """StepKey an order, in a transaction of the shop's; placing it twice is placing it once."""
     await order.start(tx, wanted, correlation_id=wanted.order_id, outbox=outbox)

@@ -9,21 +9,21 @@ from typing import Any
 
 from examples.order_saga.database import execute
 from outrider import Event, Inbox, Outbox
-from outrider.saga import Barrier, Refusal
+from outrider.saga import Participant, Rejection
 
 SCHEMA = "example_shipping"
 TABLES = ("CREATE TABLE IF NOT EXISTS parcels (order_id TEXT NOT NULL, address TEXT NOT NULL)",)
 SEND = "INSERT INTO parcels (order_id, address) VALUES ($1, $2)"
 
 inbox = Inbox()
-barrier = Barrier("shipping", outbox=Outbox(schema=SCHEMA))
+barrier = Participant("shipping", outbox=Outbox(schema=SCHEMA))
 
 
-async def send(command: Event, tx: Any) -> Event | Refusal:
+async def send(command: Event, tx: Any) -> Event | Rejection:
     """Send a parcel, if anybody goes there."""
     order_id, address = command.payload["order"], command.payload["address"]
     if address == "Atlantis":
-        return Refusal(Event("shipping.refused", {"reason": f"no carrier goes to {address}"}))
+        return Rejection(Event("shipping.refused", {"reason": f"no carrier goes to {address}"}))
     await execute(tx, SEND, order_id, address)
     return Event("shipping.shipped", {"parcel": f"S-{order_id}"})
 

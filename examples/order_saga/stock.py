@@ -10,7 +10,7 @@ from typing import Any
 
 from examples.order_saga.database import execute, fetch
 from outrider import Event, Inbox, Outbox
-from outrider.saga import Barrier, Refusal
+from outrider.saga import Participant, Rejection
 
 SCHEMA = "example_stock"
 FREE_AT_FIRST = 1_000_000
@@ -24,14 +24,14 @@ PUT_BACK = "UPDATE shelf SET free = free + 1 WHERE goods = $1"
 MOVE = "INSERT INTO movements (order_id, goods, quantity) VALUES ($1, $2, $3)"
 
 inbox = Inbox()
-barrier = Barrier("stock", outbox=Outbox(schema=SCHEMA))
+barrier = Participant("stock", outbox=Outbox(schema=SCHEMA))
 
 
-async def take(command: Event, tx: Any) -> Event | Refusal:
+async def take(command: Event, tx: Any) -> Event | Rejection:
     """Take one from the shelf, if there is one."""
     order_id, goods = command.payload["order"], command.payload["goods"]
     if not await fetch(tx, TAKE, goods):
-        return Refusal(Event("stock.refused", {"reason": f"there is no {goods} on the shelf"}))
+        return Rejection(Event("stock.refused", {"reason": f"there is no {goods} on the shelf"}))
     await execute(tx, MOVE, order_id, goods, -1)
     return Event("stock.reserved", {"reservation": f"R-{order_id}"})
 
@@ -52,5 +52,5 @@ async def reserve(command: Event, tx: Any) -> None:
 
 @inbox.handler("stock.release", consumer="stock", topic="stock")
 async def release(command: Event, tx: Any) -> None:
-    """Undo what a command did; nothing, if it never came."""
-    await barrier.undo(tx, command, put_back, nothing=Event("stock.released", {}))
+    """Compensate what a command did; nothing, if it never came."""
+    await barrier.compensate(tx, command, put_back, nothing=Event("stock.released", {}))

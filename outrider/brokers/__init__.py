@@ -1,1 +1,1 @@
-"""Broker adapters, one package each."""
+"""The broker adapters."""

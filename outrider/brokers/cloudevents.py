@@ -1,8 +1,8 @@
-"""CloudEvents 1.0 in binary mode: a message with the headers that make it one. Pure.
+"""CloudEvents 1.0 in binary mode: adds the CloudEvents headers to a message. No I/O.
 
-The body and every header of the event stay as they are; the attributes come beside them, with the prefix of the wire.
-Whatever an event carries, the result is valid: an attribute that cannot be said is left out, and a header of the
-event that would be read as an attribute, and must not be, travels under another name.
+The body and all headers of the event stay unchanged; the attributes are added with the prefix of the wire. The result
+is valid for every event: an attribute without a valid value is left out, and a header of the event that a reader would
+mistake for an attribute is renamed.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
 from outrider.event import Message
 
 SPEC_VERSION = "1.0"
 JSON = "application/json"
 OWN = "own_"
-"""What a header of the event is prefixed with, if CloudEvents has its name for something else."""
+"""Prefix for a header of the event whose name CloudEvents uses for something else."""
 
 CORE = ("specversion", "id", "source", "type", "time", "subject", "datacontenttype", "data")
 EXTENSIONS = ("partitionkey", "sequence", "traceparent", "tracestate", "correlationid", "causationid")
 TAKEN = frozenset((*CORE, *EXTENSIONS))
-"""Attributes that are never taken from a header of the event that has their name."""
+"""Attributes that are never taken from a header of the event with the same name."""
 
 HARMLESS = (
     frozenset({"message_id", "event_type", "key", "sequence", "schema_version", "created_at", "skipped", "replayed"})
     | {"aggregate_type", "aggregate_id", "saga_id", "correlation_id", "causation_id", "content_type"}
     | {"trace_id", "traceparent", "tracestate"}
 )
-"""Headers that nobody takes for an attribute. Most events have no others, and need no closer look."""
+"""Headers that no reader takes for an attribute. Most events have only these, and need no further check."""
 
 COPIED = (
     ("traceparent", "traceparent"),
@@ -37,7 +37,7 @@ COPIED = (
     ("correlationid", "correlation_id"),
     ("causationid", "causation_id"),
 )
-"""Extension attributes, and the headers they are taken from."""
+"""Extension attributes, and the headers from which the values are taken."""
 
 SEQUENCE_DIGITS = len(str(2**63 - 1))
 _UTC_TIME = re.compile(r"[0-9]{4}(?:-[0-9][0-9]){2}T[0-9][0-9](?::[0-9][0-9]){2}(?:[.][0-9]+)?[+]00:00")
@@ -52,7 +52,9 @@ _URI_REFERENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CloudEvents:
-    """How one wire says it. `content_type` names the header for it, where the wire has no property of its own.
+    """The CloudEvents format of one wire.
+
+    `content_type` names the header for the content type, for a wire without a property for the purpose.
 
     >>> message = Message("1", "orders", "A-7", None, b"{}", {"event_type": "order.placed"})
     >>> CloudEvents("/shop/orders", "ce_").dress(message).headers["ce_subject"]
@@ -81,7 +83,7 @@ class CloudEvents:
         return {OWN + name if name in moving else name: value for name, value in headers.items()}
 
     def _may_stay(self, name: str, value: str) -> bool:
-        """Tell whether a header may keep its name. Readers of CloudEvents do not mind the case of names."""
+        """Return whether a header may keep its name. CloudEvents readers compare names without case."""
         lower = name.lower()
         if lower == self.content_type:
             return name == lower
@@ -93,12 +95,12 @@ class CloudEvents:
 
 
 def check_source(source: str) -> None:
-    """Refuse what cannot be the source of events.
+    """Raise an error if the text is not a valid CloudEvents source.
 
     >>> check_source("/shop/orders")
     """
     if not source or not _URI_REFERENCE.fullmatch(source):
-        raise BadSetting(
+        raise InvalidSetting(
             f"cloudevents = {source!r} cannot be the source of events; name your service as a URI reference, such as "
             "/shop/orders or https://shop.example/orders, with other characters percent-encoded"
         )
@@ -107,8 +109,8 @@ def check_source(source: str) -> None:
 def attributes(message: Message, source: str) -> dict[str, str]:
     """Return the attributes of a message, without a prefix.
 
-    An event that has no key, belongs to nothing and was caused by nothing has its own id in those places. That says
-    nothing more than the id, so only the key is repeated: on Kafka it is the key of the record.
+    An event without a key, a correlation or a cause has its own id in those fields. The repeated id carries no
+    information, so only `partitionkey` keeps it: on Kafka, the key of the record is the same.
 
     >>> attributes(Message("1", "orders", "A", None, b"{}", {"sequence": "7"}), "/shop")["sequence"]
     '0000000000000000007'
@@ -126,18 +128,18 @@ def attributes(message: Message, source: str) -> dict[str, str]:
         found["subject"] = subject
     if key:
         found["partitionkey"] = key
-    # Its values have to sort as text, so all have the same length.
+    # The values are compared as text, so all have the same length.
     if (sequence := headers.get("sequence")) and sequence.isdecimal():
         found["sequence"] = sequence.zfill(SEQUENCE_DIGITS)
     for name, header in COPIED:
         if (value := headers.get(header)) and value != event_id:
             found[name] = value
-    # One look at all of them, because this runs for every event.
+    # A single check of all headers, because this code runs for every event.
     return found if "".join(found.values()).isprintable() else {name: text(found[name]) for name in found}
 
 
 def text(value: str) -> str:
-    """Return a text with what CloudEvents forbids in one, control characters for instance, percent-encoded.
+    """Return a text with the characters that CloudEvents forbids, such as control characters, percent-encoded.
 
     >>> text("naïve"), text("A\\t7")
     ('naïve', 'A%097')
@@ -155,10 +157,10 @@ def _escaped(character: str) -> str:
 
 
 def _time(value: str) -> str | None:
-    """Return a time as RFC 3339 has it; what is none, or has no time zone, cannot be said."""
+    """Return a time in RFC 3339 format, or None for a text that is not a time with a time zone."""
     try:
         at = datetime.fromisoformat(value)
-        # What a store gives needs no second writing, which would take half of all the time spent here.
+        # Times from a store already have the right format. Formatting again would take half of the time spent here.
         if _UTC_TIME.fullmatch(value):
             return value[:-6] + "Z"
         return at.astimezone(UTC).isoformat()[:-6] + "Z" if at.tzinfo else None

@@ -1,48 +1,47 @@
-"""The null broker: confirms every message and forgets it. For benchmarks only.
+"""The null broker: confirms every message and discards it. For benchmarks only.
 
-It measures what a relay and its store can do when the broker costs nothing. Nothing is delivered anywhere, so using it
-on events that matter loses them.
+The null broker measures the speed of a relay and its store without the cost of a broker. Messages are not delivered, so
+real events would be lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.broker import Traits
+from outrider.brokers.base import CONFIRMED, Capabilities, PublishResult
+from outrider.checks import CheckResult, refuse
 from outrider.event import Message
-from outrider.finding import Finding, refuse
-from outrider.outcome import CONFIRMED, Verdict
 
 CHECKS = {"null-broker": "messages go somewhere"}
 
 
 class NullBroker:
-    """Takes everything, keeps nothing.
+    """Confirms every message and stores none.
 
-    >>> NullBroker().traits.ordered
+    >>> NullBroker().capabilities.ordered
     True
     """
 
-    def __init__(self) -> None:
-        self.traits = Traits(ordered=True)
+    def __init__(self, url: str = "null://") -> None:
+        self.capabilities = Capabilities(ordered=True)
 
     async def start(self) -> None:
-        """Nothing to connect."""
+        """Do nothing: there is no connection."""
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Confirm everything at once."""
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Confirm every message at once."""
         return [CONFIRMED] * len(messages)
 
     async def probe(self, destination: str) -> None:
-        """Always up."""
+        """Succeed always."""
 
-    async def examine(self, topics: Sequence[str]) -> list[Finding]:
-        """Say what it is."""
+    async def check(self, topics: Sequence[str]) -> list[CheckResult]:
+        """Return a check result with a warning about the null broker."""
         return [refuse("null-broker", "every message is confirmed and forgotten", "name a broker that keeps them")]
 
     def destination(self, message: Message) -> str:
-        """Nothing can be down on its own."""
+        """Return the empty name: no destination can fail."""
         return ""
 
     async def close(self) -> None:
-        """Nothing to disconnect."""
+        """Do nothing: there is no connection."""

@@ -1,8 +1,8 @@
 """The command line.
 
-Exit codes: 0 fine, 1 a finding (something is not as it should be, or not there), 2 wrong usage or settings, 3 a server
-does not answer. Every command takes `--json`; then a result is one JSON object or list on standard output, and an error
-one object on standard error. Both come when a part of what was asked could be done.
+Exit codes: 0 done, 1 a finding (something is not as it should be, or was not found), 2 invalid usage or settings, 3 a
+server is unreachable. With `--json` a result is one JSON object or list on standard output, and an error one object on
+standard error. A command that is done in part prints a result and an error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 import outrider
-from outrider.cli import config, consume, db, dead, demo, doctor, events, inbox, lifecycle, relay, saga
-from outrider.cli.errors import Group
+from outrider.cli import config, consume, db, dead_letters, demo, doctor, events, explain, inbox, relay, saga
+from outrider.cli.output import Group
 
 app = typer.Typer(
     name="outrider",
@@ -26,12 +26,14 @@ app = typer.Typer(
 app.command("relay")(relay.relay)
 app.command("consume")(consume.consume)
 app.command("doctor")(doctor.doctor)
-app.command("lifecycle")(lifecycle.lifecycle)
+app.command("explain")(explain.explain)
+app.command("lifecycle")(events.lifecycle)
 app.command("demo")(demo.demo)
 app.add_typer(config.app, name="config")
 app.add_typer(db.app, name="db")
 app.add_typer(events.app, name="events")
-app.add_typer(dead.app, name="dead")
+app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(dead_letters.app, name="dlq", hidden=True)
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(saga.app, name="saga")
 
@@ -43,12 +45,12 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def root_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Take the options that belong to no command."""
+    """Declare the options of the root command."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""`outrider consume`: run the handlers of an inbox, so that each event has its effect exactly once.
+"""`outrider consume`: runs the handlers of an inbox, so that every event has its effect exactly once.
 
-The first SIGTERM or SIGINT asks for a clean stop: what is being handled is committed and acked, the rest stays with the
-broker. The second ends the process at once, which costs nothing but repeated deliveries.
+The first SIGTERM or SIGINT starts a clean stop: running handlers are committed and acked, other deliveries stay with
+the broker. The second signal ends the process at once, at the price of repeated deliveries.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ from typing import Annotated, Any
 import typer
 
 from outrider import app, config
+from outrider.cli.imports import find_inbox
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
-from outrider.cli.process import die_with_parent, on_stop_signals
-from outrider.cli.target import find_inbox
+from outrider.cli.processes import die_with_parent, on_stop_signals
 from outrider.config import Config
-from outrider.errors import Misuse
+from outrider.errors import UsageError
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.router import Routes
-from outrider.observer import ConsumerBuried, ConsumerStarted, ConsumerStopped, Fact, Handled, Observers
+from outrider.telemetry.events import (
+    ConsumerDeadLettered,
+    ConsumerStarted,
+    ConsumerStopped,
+    Handled,
+    Observers,
+    TelemetryEvent,
+)
 
 Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where the inbox is, such as shop.handlers:inbox.")]
 NAMES = {
@@ -30,32 +37,32 @@ NAMES = {
     "dropped": "dropped",
     "no_handler": "without a handler",
     "waiting": "waiting",
-    "buried": "buried",
+    "dead_lettered": "dead-lettered",
     "unhandled": "not handled yet",
 }
 
 
-class Tally:
-    """Counts what became of messages."""
+class ConsumerTally:
+    """Counts messages by their outcome."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(NAMES, 0)
-        self.begun = 0
+        self.started = 0
         self.heard = asyncio.Event()
 
-    def notice(self, fact: Fact) -> None:
-        """Add up transactions, and consumers that have begun."""
-        if isinstance(fact, ConsumerStarted):
-            self.begun += 1
+    def emit(self, event: TelemetryEvent) -> None:
+        """Add up outcomes and started consumers."""
+        if isinstance(event, ConsumerStarted):
+            self.started += 1
             self.heard.set()
-        elif isinstance(fact, Handled):
+        elif isinstance(event, Handled):
             for name in ("applied", "duplicates", "dropped", "waiting", "no_handler"):
-                self.counts[name] += getattr(fact, name)
+                self.counts[name] += getattr(event, name)
             self.heard.set()
-        elif isinstance(fact, ConsumerBuried):
-            self.counts["buried"] += 1
-        elif isinstance(fact, ConsumerStopped):
-            self.counts["unhandled"] += fact.unhandled
+        elif isinstance(event, ConsumerDeadLettered):
+            self.counts["dead_lettered"] += 1
+        elif isinstance(event, ConsumerStopped):
+            self.counts["unhandled"] += event.unhandled
 
 
 def consume(
@@ -66,17 +73,17 @@ def consume(
     broker: BrokerUrl = None,
     schema: SchemaName = None,
     consumer: Annotated[
-        list[str] | None, typer.Option("--consumer", help="Only this one; may be repeated. Default: all.")
+        list[str] | None, typer.Option("--consumer", help="Only this consumer; may be repeated. Default: all.")
     ] = None,
     until_idle: Annotated[
         float | None,
-        typer.Option("--until-idle", min=0.1, metavar="SECONDS", help="Stop when nothing has come for so long."),
+        typer.Option("--until-idle", min=0.1, metavar="SECONDS", help="Stop when no message has come for this time."),
     ] = None,
     log_level: LogLevel = None,
     json: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
-    """Run handlers until told to stop."""
+    """Run handlers until stopped."""
     if parent is not None:
         die_with_parent(parent)
     given = {"store": store, "broker": broker, "schema": schema, "log_level": log_level}
@@ -85,7 +92,7 @@ def consume(
     inbox = find_inbox(target)
     routes = list(inbox.chosen(consumer or []).values())
     if not routes:
-        raise Misuse(f"{target} has no handlers; register some with @inbox.handler(...)")
+        raise UsageError(f"{target} has no handlers; register some with @inbox.handler(...)")
     counts = asyncio.run(run(chosen, routes, until_idle, inbox.transactions))
     emit(counts) if json else say(", ".join(f"{count} {NAMES[name]}" for name, count in counts.items()))
 
@@ -93,27 +100,29 @@ def consume(
 async def run(
     chosen: Config, routes: Sequence[Routes], until_idle: float | None, transactions: Any = None
 ) -> dict[str, int]:
-    """Run one consumer per name to its end; return what became of the messages."""
+    """Run one consumer per name until it stops; return the counts of messages by outcome."""
     store = await app.open_inbox(chosen.store_url(), schema=chosen.schema, transactions=transactions)
-    tally = Tally()
+    tally = ConsumerTally()
     observer = Observers([app.log_observer(), tally])
     try:
         consumers = [
             Consumer(app.open_source(chosen.broker_url(), each), store, each, observer=observer) for each in routes
         ]
-        await _run(consumers, tally, until_idle, max(each.settings.stop_seconds for each in routes))
+        await _run(consumers, tally, until_idle, max(each.settings.shutdown_timeout_seconds for each in routes))
     finally:
         await store.close()
     return tally.counts
 
 
-async def _run(consumers: Sequence[Consumer], tally: Tally, until_idle: float | None, stop_seconds: float) -> None:
+async def _run(
+    consumers: Sequence[Consumer], tally: ConsumerTally, until_idle: float | None, shutdown_timeout_seconds: float
+) -> None:
     def stop() -> None:
         for consumer in consumers:
             consumer.stop()
 
-    # Twice: the source takes a while to leave, too.
-    with on_stop_signals(stop, give_up_seconds=2 * stop_seconds):
+    # Twice, because the source needs time to leave as well.
+    with on_stop_signals(stop, give_up_seconds=2 * shutdown_timeout_seconds):
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(consumer.run()) for consumer in consumers]
             watching = group.create_task(_idle(tally, consumers, until_idle)) if until_idle else None
@@ -123,14 +132,14 @@ async def _run(consumers: Sequence[Consumer], tally: Tally, until_idle: float | 
                 stop()
 
 
-async def _idle(tally: Tally, consumers: Sequence[Consumer], seconds: float) -> None:
-    """Return when all have begun, and then nothing was there to handle for so long: connecting may take a while."""
+async def _idle(tally: ConsumerTally, consumers: Sequence[Consumer], seconds: float) -> None:
+    # Counted from the start of the last consumer: connecting may take a while.
     while True:
         tally.heard.clear()
         try:
-            async with asyncio.timeout(seconds if tally.begun >= len(consumers) else None):
+            async with asyncio.timeout(seconds if tally.started >= len(consumers) else None):
                 await tally.heard.wait()
         except TimeoutError:
-            # What is being handled, or will be tried again, is not heard of meanwhile.
+            # A running handler, or one that is to be retried, emits no event meanwhile.
             if not any(consumer.busy for consumer in consumers):
                 return

@@ -1,4 +1,4 @@
-"""`outrider db`: install and upgrade the store."""
+"""`outrider db`: installs and upgrades the store."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ import typer
 
 from outrider.alembic import revision
 from outrider.app import open_schema
-from outrider.cli.errors import FINDING
-from outrider.cli.options import ConfigFile, Json, Place, SchemaName, StoreUrl
-from outrider.cli.output import emit, say, show_table
-from outrider.errors import Misuse
-from outrider.schema import Schema, Step
+from outrider.cli.options import Json, StoreLocation, expand_options
+from outrider.cli.output import FINDING, emit, say, show_table
+from outrider.errors import UsageError
+from outrider.stores.migrations import Schema, SchemaStep
 
 app = typer.Typer(help="Install and upgrade the store.", no_args_is_help=True)
 Lanes = Annotated[int, typer.Option("--lanes", min=1, help="Lanes per band; fixed by the first install.")]
 
 
 @app.command()
-def migrate(
-    config: ConfigFile = None, store: StoreUrl = None, schema: SchemaName = None, lanes: Lanes = 32, json: Json = False
-) -> None:
-    """Run the migrations that are still to be done. Safe to repeat, and to resume."""
-    opened = _opened(Place(config, store, schema), lanes)
-    done = asyncio.run(opened.migrate())
+@expand_options
+def migrate(*, location: StoreLocation, lanes: Lanes = 32, json: Json = False) -> None:
+    """Run the pending migrations. Safe to repeat, and to resume after a failure."""
+    done = asyncio.run(_schema(location, lanes).migrate())
     if json:
         emit({"applied": [_facts(step) for step in done]})
         return
@@ -38,9 +35,10 @@ def migrate(
 
 
 @app.command()
-def status(config: ConfigFile = None, store: StoreUrl = None, schema: SchemaName = None, json: Json = False) -> None:
-    """Say how far each migration has come. Exits with 1 while something is to be done."""
-    found = asyncio.run(_opened(Place(config, store, schema)).status())
+@expand_options
+def status(*, location: StoreLocation, json: Json = False) -> None:
+    """Show the state of every migration. Exits with 1 while a migration is pending."""
+    found = asyncio.run(_schema(location).status())
     rows: list[dict[str, Any]] = [
         {"version": m.version, "migration": m.migration, "state": m.state, "applied": m.applied, "steps": m.steps}
         for m in found
@@ -55,15 +53,15 @@ def status(config: ConfigFile = None, store: StoreUrl = None, schema: SchemaName
 
 
 @app.command()
+@expand_options
 def plan(
-    config: ConfigFile = None,
-    store: StoreUrl = None,
-    schema: SchemaName = None,
+    *,
+    location: StoreLocation,
     sql: Annotated[bool, typer.Option("--sql", help="Show the statements too.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what `migrate` would run, and change nothing."""
-    steps = asyncio.run(_opened(Place(config, store, schema)).plan())
+    """Show the steps that `migrate` would run; changes nothing."""
+    steps = asyncio.run(_schema(location).plan())
     if json:
         emit({"steps": [{**_facts(step), "sql": step.sql} for step in steps]})
         return
@@ -73,16 +71,16 @@ def plan(
 @app.command("alembic")
 def alembic(
     *,
-    output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write it there.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write to this file.")] = None,
     revises: Annotated[
-        str | None, typer.Option("--revises", help="The revision before, as `alembic heads` says.")
+        str | None, typer.Option("--revises", help="The previous revision, as `alembic heads` shows it.")
     ] = None,
-    after: Annotated[int, typer.Option("--after", min=0, help="The version that an earlier revision installed.")] = 0,
+    after: Annotated[int, typer.Option("--after", min=0, help="The version of an earlier revision.")] = 0,
     schema: Annotated[str, typer.Option("--schema", help="The schema in PostgreSQL.")] = "outrider",
     lanes: Lanes = 32,
     json: Json = False,
 ) -> None:
-    """Print a revision for Alembic that installs the store, ready for your `versions` folder."""
+    """Print an Alembic revision that installs the store, for the `versions` folder."""
     identifier = uuid4().hex[-12:]
     text = revision(identifier, revises=revises, schema=schema, lanes=lanes, after=after)
     if output is not None:
@@ -98,12 +96,12 @@ def _create(output: Path, text: str) -> None:
         with output.open("x") as file:
             file.write(text)
     except FileExistsError:
-        raise Misuse(f"{output} is there already; name another file, or remove it first") from None
+        raise UsageError(f"{output} is there already; name another file, or remove it first") from None
     except OSError as error:
-        raise Misuse(f"cannot write {output} ({error.strerror}); check the path and its rights") from error
+        raise UsageError(f"cannot write {output} ({error.strerror}); check the path and its rights") from error
 
 
-def _show_plan(steps: Sequence[Step], sql: bool) -> None:
+def _show_plan(steps: Sequence[SchemaStep], sql: bool) -> None:
     if not steps:
         say("nothing to do: the store is up to date")
     for step in steps:
@@ -112,10 +110,10 @@ def _show_plan(steps: Sequence[Step], sql: bool) -> None:
             say(f"{step.sql}\n")
 
 
-def _facts(step: Step) -> dict[str, Any]:
+def _facts(step: SchemaStep) -> dict[str, Any]:
     return {"version": step.version, "migration": step.migration, "step": step.name}
 
 
-def _opened(place: Place, lanes: int = 32) -> Schema:
-    chosen = place.read()
+def _schema(location: StoreLocation, lanes: int = 32) -> Schema:
+    chosen = location.read()
     return open_schema(chosen.store_url(), schema=chosen.schema, lanes=lanes)

@@ -1,4 +1,4 @@
-"""`outrider demo`: see the promise kept, with relays and consumers being killed; needs no server."""
+"""`outrider demo`: shows the guarantees while relays and consumers are killed; needs no server."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.errors import FINDING
 from outrider.cli.options import Json
+from outrider.cli.output import FINDING
 
 
 def demo(
@@ -22,7 +22,7 @@ def demo(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Commit orders, kill relays and consumers while events flow, then count what was lost or done twice."""
+    """Commit orders, kill relays and consumers while events flow, then count lost and repeated effects."""
     from outrider.demo import run
 
     if not run(orders=orders, keys=keys, directory=directory, as_json=json):

@@ -1,10 +1,11 @@
-"""`outrider doctor`: is everything set up so that Outrider can keep its promises?"""
+"""`outrider doctor`: checks that store, broker and settings can keep the guarantees."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -12,18 +13,36 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from outrider import app
 from outrider.app import saga_inbox
-from outrider.cli.errors import FINDING, UNREACHABLE
-from outrider.cli.examination import examine, worst
+from outrider.brokers.base import Broker, HasRetention, SupportsChecks
+from outrider.checks import CheckResult, Level, ok, refuse, warn
+from outrider.cli.imports import find_inbox, find_sagas, find_topic_rule, imported, is_sagas
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
-from outrider.cli.output import console, emit, say
-from outrider.cli.target import find_inbox, find_sagas, imported, is_sagas
-from outrider.config import load
-from outrider.finding import Finding, Level
+from outrider.cli.output import FINDING, UNREACHABLE, console, emit, say
+from outrider.config import Config, hidden, load, redacted
+from outrider.errors import OutriderError, Transient
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
 
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.REFUSE: "bold red"}
+STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
+
+SIDE_SECONDS_MAX = 60.0
+
+TOPICS_MAX = 1000
+"""The most topics that are checked."""
+
+CHECKS = {
+    "store-answers": "the database can be reached",
+    "store-usable": "the settings of the store are valid, and a relay could use the store",
+    "store-schema": "every migration has been run",
+    "broker-answers": "the broker can be reached",
+    "broker-usable": "the settings of the broker are valid, and keep the guarantees",
+    "relay-publish-timeout": "the relay waits longer than the broker needs to confirm or reject",
+    "receipts-shorter-than-retention": "a consumer keeps receipts longer than the broker keeps messages",
+}
+
+_ORDER = (Level.ERROR, Level.WARN, Level.OK)
 
 
 def doctor(
@@ -33,31 +52,31 @@ def doctor(
     broker: BrokerUrl = None,
     schema: SchemaName = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Examine this topic too, besides those that are staged.")
+        list[str] | None, typer.Option("--topic", help="Check this topic too, besides the topics of staged events.")
     ] = None,
     consume: Annotated[
         list[str] | None,
-        typer.Option("--consume", metavar="MODULE:NAME", help="Examine the consumers of this inbox too."),
+        typer.Option("--consume", metavar="MODULE:NAME", help="Check the consumers of this inbox too."),
     ] = None,
     sagas: Annotated[
         list[str] | None,
-        typer.Option("--sagas", metavar="MODULE:NAME", help="Examine the topics and consumers of these sagas too."),
+        typer.Option("--sagas", metavar="MODULE:NAME", help="Check the topics and consumers of these sagas too."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning as well.")] = False,
     json: Json = False,
 ) -> None:
-    """Examine store and broker, change nothing, and say what to do. Exits with 1 on a refusal, 3 if one is away."""
+    """Check store and broker, and suggest remedies; changes nothing. Exits with 1 on an error, 3 if unreachable."""
     chosen = load({"config": config, "store": store, "broker": broker, "schema": schema})
     holding = [target for target in consume or () if _holds_sagas(target)]
     known = [find_sagas(target) for target in [*(sagas or ()), *holding]]
     consumers = _routes(find_inbox(target) for target in consume or () if target not in holding)
     named = [*(topic or ()), *(name for each in known for name in each.topics)]
-    findings = asyncio.run(examine(chosen, named, consumers, _routes(map(saga_inbox, known))))
+    results = asyncio.run(check(chosen, named, consumers, _routes(map(saga_inbox, known))))
     if json:
-        emit({"verdict": worst(findings), "findings": [asdict(finding) for finding in findings]})
+        emit({"level": worst(results), "results": [asdict(result) for result in results]})
     else:
-        _show(findings)
-    raise typer.Exit(exit_code(findings, strict=strict))
+        _show(results)
+    raise typer.Exit(exit_code(results, strict=strict))
 
 
 def _routes(inboxes: Iterable[Inbox]) -> list[Routes]:
@@ -69,26 +88,163 @@ def _holds_sagas(target: str) -> bool:
     return is_sagas(getattr(module, name, None))
 
 
-def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
-    """Return what a script sees.
+def exit_code(results: Sequence[CheckResult], *, strict: bool) -> int:
+    """Return the exit code for check results.
 
-    >>> exit_code([Finding(Level.WARN, "kafka-replication", "one copy", "add brokers")], strict=True)
+    >>> exit_code([CheckResult(Level.WARN, "kafka-replication", "one copy", "add brokers")], strict=True)
     1
     """
-    refused = {finding.check for finding in findings if finding.level is Level.REFUSE}
-    if refused & {"store-answers", "broker-answers"}:
+    failed = {result.check for result in results if result.level is Level.ERROR}
+    if failed & {"store-answers", "broker-answers"}:
         return UNREACHABLE
-    return FINDING if refused or (strict and worst(findings) is Level.WARN) else 0
+    return FINDING if failed or (strict and worst(results) is Level.WARN) else 0
 
 
-def _show(findings: Sequence[Finding]) -> None:
+def _show(results: Sequence[CheckResult]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("level")
     table.add_column("check", no_wrap=True)
     table.add_column("found, and what to do", overflow="fold")
-    for finding in findings:
-        told = finding.text + (f"\n→ {finding.remedy}" if finding.remedy else "")
-        table.add_row(Text(finding.level, STYLES[finding.level]), finding.check, told)
+    for result in results:
+        text = result.text + (f"\n→ {result.remedy}" if result.remedy else "")
+        table.add_row(Text(result.level, STYLES[result.level]), result.check, text)
     console().print(table)
-    count = Counter(finding.level for finding in findings)
-    say(f"{count[Level.REFUSE]} refused, {count[Level.WARN]} warned about, {count[Level.OK]} fine")
+    count = Counter(result.level for result in results)
+    say(f"{count[Level.ERROR]} wrong, {count[Level.WARN]} warned about, {count[Level.OK]} fine")
+
+
+async def check(
+    chosen: Config, topics: Iterable[str] = (), consumers: Sequence[Routes] = (), of_sagas: Sequence[Routes] = ()
+) -> list[CheckResult]:
+    """Check store and broker for the given, configured, consumed and staged topics; errors come first.
+
+    Receipts of sagas are not checked: a saga ignores a reply that is delivered again.
+    """
+    of_store, staged = await _store(chosen)
+    consumed = [topic for routes in (*consumers, *of_sagas) for topic in routes.topics]
+    named = list(dict.fromkeys([*chosen.topics, *topics, *consumed, *staged]))[:TOPICS_MAX]
+    found = [*of_store, *await _broker(chosen, named, consumers, of_sagas)]
+    return sorted((_clean(result) for result in found), key=lambda result: _ORDER.index(result.level))
+
+
+def worst(results: Sequence[CheckResult]) -> Level:
+    """Return the worst level of check results.
+
+    >>> worst([ok("a", "fine"), warn("b", "odd", "look")])
+    <Level.WARN: 'warn'>
+    """
+    return min((result.level for result in results), key=_ORDER.index, default=Level.OK)
+
+
+async def _store(chosen: Config) -> tuple[list[CheckResult], list[str]]:
+    found: list[CheckResult] = []
+    try:
+        async with asyncio.timeout(SIDE_SECONDS_MAX):
+            url = chosen.store_url()
+            steps = await app.open_schema(url, schema=chosen.schema).plan()
+            found += [ok("store-answers", hidden(url)), check_schema(len(steps))]
+            if steps:
+                return found, []
+            rule = find_topic_rule(chosen.topic_rule)
+            store = await app.open_store(url, schema=chosen.schema, archive=chosen.archive, topic_rule=rule)
+            try:
+                found += [ok("store-usable", "a relay can open it"), *await store.check()]
+                return found, await store.admin.topics(TOPICS_MAX)
+            finally:
+                await store.close()
+    except (OutriderError, TimeoutError) as error:
+        return [*found, error_result("store", error)], []
+
+
+async def _broker(
+    chosen: Config, topics: Sequence[str], consumers: Sequence[Routes], of_sagas: Sequence[Routes]
+) -> list[CheckResult]:
+    try:
+        async with asyncio.timeout(SIDE_SECONDS_MAX):
+            url = chosen.broker_url()
+            broker = await app.open_broker(url)
+            try:
+                found = [*await broker.check(topics), *await _receipts(broker, consumers)]
+                found += await _sources(url, [*consumers, *of_sagas])
+            finally:
+                await broker.close()
+    except (OutriderError, TimeoutError) as error:
+        return [error_result("broker", error)]
+    waits = check_timeout(chosen.relay.publish_timeout_seconds, broker.capabilities.publish_seconds)
+    return [ok("broker-answers", hidden(url)), ok("broker-usable", "a relay can use it"), waits, *found]
+
+
+async def _sources(url: str, consumers: Sequence[Routes]) -> list[CheckResult]:
+    sources = [app.open_source(url, routes) for routes in consumers]
+    return [found for source in sources if isinstance(source, SupportsChecks) for found in await source.check()]
+
+
+async def _receipts(broker: Broker, consumers: Sequence[Routes]) -> list[CheckResult]:
+    # A broker without retention deletes a message with its ack, and cannot deliver it again.
+    if not isinstance(broker, HasRetention):
+        return []
+    kept = await broker.retention_days(sorted({topic for routes in consumers for topic in routes.topics}))
+    of_each = [(routes, {topic: kept[topic] for topic in routes.topics if topic in kept}) for routes in consumers]
+    return [check_receipts(routes.consumer, routes.settings.receipt_days, days) for routes, days in of_each if days]
+
+
+def check_receipts(consumer: str, receipt_days: float, kept_days: Mapping[str, float]) -> CheckResult:
+    """Check that receipts are kept as long as the messages of the topics.
+
+    >>> check_receipts("billing", 14, {"orders": 30}).remedy
+    'set it for the consumer: receipt_days=30; or keep the topic for a shorter time'
+    """
+    topic, longest = max(kept_days.items(), key=lambda pair: pair[1])
+    known = math.isfinite(longest)
+    kept = f"for {longest:g} days" if known else "for ever"
+    text = f"{consumer} keeps receipts for {receipt_days:g} days, and {topic} is kept {kept}"
+    if receipt_days >= longest:
+        return ok("receipts-shorter-than-retention", text)
+    # Rounded up to hundredths, so that following the advice is enough.
+    raised = f"set it for the consumer: receipt_days={math.ceil(longest * 100) / 100:g}; or " if known else ""
+    remedy = f"{raised}keep the topic for a shorter time"
+    text += ": a message that is delivered again after that has its effect again"
+    return warn("receipts-shorter-than-retention", text, remedy)
+
+
+def check_schema(steps: int) -> CheckResult:
+    """Check that no migration is pending.
+
+    >>> check_schema(3).text
+    '3 steps of the migrations are still to be run'
+    """
+    if not steps:
+        return ok("store-schema", "up to date")
+    text = f"{steps} steps of the migrations are still to be run"
+    return refuse("store-schema", text, "run: outrider db migrate")
+
+
+def check_timeout(relay_seconds: float, broker_seconds: float) -> CheckResult:
+    """Check that the relay waits longer than the broker.
+
+    >>> check_timeout(5.0, 4.0).level
+    <Level.OK: 'ok'>
+    """
+    check = "relay-publish-timeout"
+    if relay_seconds > broker_seconds:
+        return ok(check, f"{relay_seconds:g} s")
+    text = f"the relay gives up after {relay_seconds:g} s, and the broker may need {broker_seconds:g} s to say what is "
+    return warn(check, f"{text}down: then everything waits instead", f"set it to more than {broker_seconds:g}")
+
+
+def error_result(side: str, error: Exception) -> CheckResult:
+    """Return an error as a check result; the text behind the last semicolon is the remedy.
+
+    >>> error_result("store", Transient("no answer; is the server running?")).remedy
+    'is the server running?'
+    """
+    if isinstance(error, TimeoutError):
+        return refuse(f"{side}-answers", f"no end within {SIDE_SECONDS_MAX:g} s", "check the server and the network")
+    check = f"{side}-answers" if isinstance(error, Transient) else f"{side}-usable"
+    text, separator, remedy = str(error).rpartition("; ")
+    return refuse(check, text if separator else remedy, remedy if separator else f"check the settings of the {side}")
+
+
+def _clean(result: CheckResult) -> CheckResult:
+    # A driver may repeat a URL in its errors.
+    return CheckResult(result.level, result.check, redacted(result.text), redacted(result.remedy))

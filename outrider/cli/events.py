@@ -1,43 +1,42 @@
-"""`outrider events`: look at events wherever they are."""
+"""`outrider events`: events in the outbox and in the archive; `outrider lifecycle`: their states."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 import typer
 
 from outrider.cli.options import (
-    ConfigFile,
+    EventId,
     EventType,
     Json,
     Key,
     Limit,
-    Place,
-    SchemaName,
-    StoreUrl,
+    StoreLocation,
     Topic,
     WithPayload,
     event_id,
-    opened,
+    expand_options,
+    one_of,
+    with_outbox,
 )
-from outrider.cli.output import emit, show_facts, show_table
-from outrider.config import nearest
-from outrider.errors import Misuse
-from outrider.lifecycle import STORED, State
-from outrider.store import Criteria
+from outrider.cli.output import emit, say, show_facts, show_table
+from outrider.errors import UsageError
+from outrider.outbox.model import STORED, TRANSITIONS, Criteria, State, allowed, mermaid
 
-app = typer.Typer(help="Look at events.", no_args_is_help=True)
+app = typer.Typer(help="List and show events.", no_args_is_help=True)
+
 COLUMNS = ("event_id", "state", "event_type", "topic", "key", "sequence", "attempts", "created_at")
+
 LISTED = (*STORED, State.SENT)
 
 
-@app.command("ls")
-def ls(
+@app.command("list")
+@app.command("ls", hidden=True)
+@expand_options
+def list_events(
     *,
-    config: ConfigFile = None,
-    store: StoreUrl = None,
-    schema: SchemaName = None,
+    location: StoreLocation,
     state: Annotated[str | None, typer.Option("--state", help="Only this state; `sent` lists the archive.")] = None,
     topic: Topic = None,
     event_type: EventType = None,
@@ -45,48 +44,61 @@ def ls(
     limit: Limit = 50,
     json: Json = False,
 ) -> None:
-    """List undelivered events, oldest first; with `--state sent`, delivered ones, newest first."""
-    criteria = Criteria(state=_state(state), event_type=event_type, topic=topic, key=key, limit=limit)
-
-    async def listed() -> list[dict[str, Any]]:
-        async with opened(Place(config, store, schema)) as desk_of:
-            return await desk_of.desk.events(criteria)
-
-    rows = [without_payload(row) for row in asyncio.run(listed())]
+    """List undelivered events, oldest first; with `--state sent`, delivered events, newest first. Alias: `ls`."""
+    if state == State.DEAD_LETTER:
+        raise UsageError("dead letters have a list of their own; run `outrider dead-letters list`")
+    wanted = one_of(state, LISTED, "a state to list")
+    criteria = Criteria(state=wanted, event_type=event_type, topic=topic, key=key, limit=limit)
+    rows = [without_payload(row) for row in with_outbox(location, lambda store: store.admin.events(criteria))]
     emit(rows) if json else show_table(COLUMNS, rows, empty="no events match")
 
 
 @app.command("show")
-def show(
-    id: Annotated[str, typer.Argument(metavar="EVENT_ID")],
-    *,
-    config: ConfigFile = None,
-    store: StoreUrl = None,
-    schema: SchemaName = None,
-    payload: WithPayload = False,
-    json: Json = False,
-) -> None:
-    """Show all that is known of one event: in the outbox, the archive or the dead letters."""
+@expand_options
+def show(id: EventId, *, location: StoreLocation, payload: WithPayload = False, json: Json = False) -> None:
+    """Show one event, from the outbox, the archive or the dead letters."""
     wanted = event_id(id)
-
-    async def found() -> dict[str, Any]:
-        async with opened(Place(config, store, schema)) as desk_of:
-            return await desk_of.desk.event(wanted)
-
-    facts = asyncio.run(found())
+    facts = with_outbox(location, lambda store: store.admin.event(wanted))
     shown = facts if payload else without_payload(facts)
     emit(shown) if json else show_facts(shown)
 
 
 def without_payload(facts: dict[str, Any]) -> dict[str, Any]:
-    """Leave the payload out: it may hold what a terminal's history should not."""
+    """Leave the payload out: a terminal's history should not keep it."""
     return {name: value for name, value in facts.items() if name != "payload"}
 
 
-def _state(text: str | None) -> str | None:
-    if text is None or text in LISTED:
-        return text
-    if text == State.DEAD_LETTER:
-        raise Misuse("dead letters have a list of their own; run `outrider dead ls`")
-    hint = f"did you mean {near}? " if (near := nearest(text, LISTED)) else ""
-    raise Misuse(f"{text!r} is not a state to list; {hint}(valid: {', '.join(LISTED)})")
+def lifecycle(
+    state: Annotated[str | None, typer.Argument(help="Show only the transitions out of this state.")] = None,
+    diagram: Annotated[bool, typer.Option("--mermaid", help="Draw a Mermaid diagram.")] = False,
+    json: Json = False,
+) -> None:
+    """Show the states of an event and the transitions between them."""
+    if state is not None:
+        one_of(state, State, "a state of an event")
+        _show_next(State(state), json)
+    elif diagram:
+        emit({"mermaid": mermaid()}) if json else say(mermaid())
+    else:
+        _show_all(json)
+
+
+def _show_all(json: bool) -> None:
+    rows = [
+        {"transition": name, "from": list(transition.sources), "to": transition.target, "when": transition.why}
+        for name, transition in TRANSITIONS.items()
+    ]
+    if json:
+        emit(rows)
+        return
+    shown = [{**row, "from": ", ".join(row["from"]) or "(new)"} for row in rows]
+    show_table(["transition", "from", "to", "when"], shown, empty="no transitions")
+
+
+def _show_next(state: State, json: bool) -> None:
+    following = allowed(state)
+    if json:
+        emit({"state": state, "allowed": following})
+        return
+    rows = [{"transition": name, "to": target, "when": TRANSITIONS[name].why} for name, target in following.items()]
+    show_table(["transition", "to", "when"], rows, empty=f"{state} is final: no transition leaves it")

@@ -1,28 +1,38 @@
-"""`outrider relay`: publish what is staged, in one process or several.
+"""`outrider relay`: publishes staged events, in one process or in several.
 
-The first SIGTERM or SIGINT asks for a clean stop, which may take as long as a lease. The second ends the process at
-once.
+The first SIGTERM or SIGINT starts a clean stop, which may take as long as a lease. The second signal ends the process
+at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from outrider import app, config
-from outrider.cli import supervisor
-from outrider.cli.errors import FINDING
-from outrider.cli.numbers import number
-from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
-from outrider.cli.output import emit, say
-from outrider.cli.process import collecting_rarely, die_with_parent, on_stop_signals
-from outrider.cli.tally import Tally
-from outrider.cli.until_empty import stop_when_empty
+from outrider.cli import processes
+from outrider.cli.imports import find_topic_rule
+from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl, number
+from outrider.cli.output import FINDING, emit, say
+from outrider.cli.processes import collect_rarely, die_with_parent, on_stop_signals
 from outrider.config import Config
-from outrider.observer import Observers
+from outrider.errors import Transient
+from outrider.outbox.model import FETCHABLE, WAITING
 from outrider.outbox.relay import Relay
+from outrider.outbox.store import OutboxAdmin
+from outrider.telemetry.events import EventDeadLettered, Observers, PassCompleted, TelemetryEvent
+
+LOOK_SECONDS = 0.2
+
+LOOK_SHARE = 10
+
+STREAMS_MAX = 10_000
 
 
 def relay(
@@ -36,11 +46,17 @@ def relay(
     ] = None,
     until_empty: Annotated[
         bool,
-        typer.Option("--until-empty", help="Stop when nothing is due. Exits with 1 if an event was buried or waits."),
+        typer.Option(
+            "--until-empty", help="Stop when nothing is due. Exits with 1 if an event was dead-lettered or waits."
+        ),
     ] = False,
     archive: Annotated[
         bool | None,
         typer.Option("--archive/--no-archive", help="Keep delivered events for a while (the default), or delete them."),
+    ] = None,
+    topic_rule: Annotated[
+        str | None,
+        typer.Option("--topic-rule", help="The function that names the topic of rows without one, as module:function."),
     ] = None,
     lease_seconds: Annotated[float | None, number("lease_seconds")] = None,
     publish_timeout_seconds: Annotated[float | None, number("publish_timeout_seconds")] = None,
@@ -51,55 +67,54 @@ def relay(
     poll_seconds_max: Annotated[float | None, number("poll_seconds_max")] = None,
     breaker_seconds_base: Annotated[float | None, number("breaker_seconds_base")] = None,
     breaker_seconds_max: Annotated[float | None, number("breaker_seconds_max")] = None,
-    upkeep_seconds: Annotated[float | None, number("upkeep_seconds")] = None,
+    maintenance_interval_seconds: Annotated[float | None, number("maintenance_interval_seconds")] = None,
     log_level: LogLevel = None,
     json: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
-    """Publish staged events until told to stop. Each setting is also a variable, such as OUTRIDER_LEASE_SECONDS."""
-    names = ("store", "broker", "schema", "processes", "archive", "log_level", *config.RELAY_NUMBERS)
+    """Publish staged events until stopped. Every option is also a variable, such as OUTRIDER_LEASE_SECONDS."""
+    names = ("store", "broker", "schema", "processes", "archive", "topic_rule", "log_level", *config.RELAY_NUMBERS)
     given = locals()
     chosen = config.load({"config": config_file, **{name: given[name] for name in names}})
-    _check(chosen)
+    _check_settings(chosen)
     app.configure_logging(json=json, level=chosen.log_level.upper())
     if parent is not None:
         die_with_parent(parent)
     tally = asyncio.run(_relayed(chosen, until_empty=until_empty, json=json))
-    # A child only counts: its parent adds up what all have done, and decides what that is worth.
+    # A child only counts: the parent adds up the results of its children, and decides about the exit code.
     child = parent is not None
     if until_empty and not child:
-        asyncio.run(_ask(chosen, tally))
+        asyncio.run(_count_waiting(chosen, tally))
     emit(tally.facts()) if json or child else say(str(tally))
     if until_empty and not child and tally.unfinished:
         raise typer.Exit(FINDING)
 
 
-async def _relayed(chosen: Config, *, until_empty: bool, json: bool) -> Tally:
-    """Relay in one process or several; return what was done."""
+async def _relayed(chosen: Config, *, until_empty: bool, json: bool) -> RelayTally:
     if chosen.processes > 1:
-        options = supervisor.child_options(until_empty=until_empty, as_json=json)
-        return Tally(**await supervisor.supervise(chosen, options))
+        options = processes.child_options(until_empty=until_empty, as_json=json)
+        return RelayTally(**await processes.supervise(chosen, options))
     return await run(chosen, until_empty=until_empty)
 
 
-async def _ask(chosen: Config, tally: Tally) -> None:
-    """Let the tally count what stays behind."""
+async def _count_waiting(chosen: Config, tally: RelayTally) -> None:
     store = await app.open_store(chosen.store_url(), schema=chosen.schema)
     try:
-        await tally.ask(store.desk)
+        await tally.count_waiting(store.admin)
     finally:
         await store.close()
 
 
-async def run(chosen: Config, *, until_empty: bool) -> Tally:
-    """Run one relay to its end; return what it did."""
+async def run(chosen: Config, *, until_empty: bool) -> RelayTally:
+    """Run one relay until it stops; return its counts."""
     broker = await app.open_broker(chosen.broker_url())
-    store = await app.open_store(chosen.store_url(), schema=chosen.schema, archive=chosen.archive)
-    tally = Tally()
+    rule = find_topic_rule(chosen.topic_rule)
+    store = await app.open_store(chosen.store_url(), schema=chosen.schema, archive=chosen.archive, topic_rule=rule)
+    tally = RelayTally()
     relay = Relay(store, broker, chosen.relay, observer=Observers([app.log_observer(), tally]))
     try:
-        with on_stop_signals(relay.stop, give_up_seconds=chosen.relay.lease_seconds), collecting_rarely():
-            async with stop_when_empty(store.desk, relay, enabled=until_empty):
+        with on_stop_signals(relay.stop, give_up_seconds=chosen.relay.lease_seconds), collect_rarely():
+            async with stop_when_empty(store.admin, relay, enabled=until_empty):
                 await relay.run()
     finally:
         await broker.close()
@@ -107,6 +122,86 @@ async def run(chosen: Config, *, until_empty: bool) -> Tally:
     return tally
 
 
-def _check(chosen: Config) -> None:
-    """Ask for both URLs before anything starts, so that a supervisor does not restart what cannot work."""
+def _check_settings(chosen: Config) -> None:
+    # Before anything starts: a supervisor must not restart a relay that cannot work.
     chosen.store_url(), chosen.broker_url()
+    find_topic_rule(chosen.topic_rule)
+
+
+@asynccontextmanager
+async def stop_when_empty(admin: OutboxAdmin, relay: Relay, *, enabled: bool) -> AsyncIterator[None]:
+    """While the block runs, look for due events, and stop the relay when no event is due."""
+    watching = asyncio.create_task(_watch(admin, relay)) if enabled else None
+    try:
+        yield
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch(admin: OutboxAdmin, relay: Relay) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        begun = loop.time()
+        if not await _something_due(admin):
+            relay.stop()
+            return
+        # Counting a large backlog takes a while, and the database is there for the relay.
+        await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - begun)))
+
+
+async def _something_due(admin: OutboxAdmin) -> bool:
+    # Events that wait for their time or for a person are not due, nor are the events behind them.
+    try:
+        counts = await admin.counts(sent=False)
+        if any(counts.get(state) for state in FETCHABLE):
+            return True
+        if not any(counts.get(state) for state in WAITING):
+            return False
+        now = datetime.now(UTC)
+        return any(held.due_at and held.due_at <= now for held in await admin.blocked_streams(STREAMS_MAX))
+    except Transient:  # Unknown, so go on; the relay itself reports a failing store.
+        return True
+
+
+@dataclass(slots=True)
+class RelayTally:
+    """Counts confirmed and dead-lettered events; `waiting` is counted by the store, when the relay has stopped.
+
+    >>> str(RelayTally(confirmed=1, dead_lettered=2, waiting=0))
+    '1 event confirmed, 2 dead-lettered; see: outrider dead-letters list'
+    """
+
+    confirmed: int = 0
+    dead_lettered: int = 0
+    waiting: int | None = None
+
+    def emit(self, event: TelemetryEvent) -> None:
+        """Add up confirmed and dead-lettered events."""
+        if isinstance(event, PassCompleted):
+            self.confirmed += event.confirmed
+        elif isinstance(event, EventDeadLettered):
+            self.dead_lettered += 1
+
+    async def count_waiting(self, admin: OutboxAdmin) -> None:
+        """Count failed, deferred and parked events. Pending events were staged after the relay found no more work."""
+        counts = await admin.counts(sent=False)
+        self.waiting = sum(counts.get(state, 0) for state in WAITING)
+
+    @property
+    def unfinished(self) -> bool:
+        """Tell whether events are left undelivered."""
+        return bool(self.dead_lettered or self.waiting)
+
+    def facts(self) -> dict[str, int]:
+        """Return the counts for programs."""
+        return {name: count for name, count in asdict(self).items() if count is not None}
+
+    def __str__(self) -> str:
+        parts = [f"{self.confirmed} event{'' if self.confirmed == 1 else 's'} confirmed"]
+        parts += [f"{self.dead_lettered} dead-lettered"] if self.dead_lettered else []
+        parts += [f"{self.waiting} waiting"] if self.waiting else []
+        looks = ["outrider dead-letters list"] if self.dead_lettered else []
+        looks += ["outrider events list"] if self.waiting else []
+        return ", ".join(parts) + (f"; see: {', '.join(looks)}" if looks else "")

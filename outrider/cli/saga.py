@@ -1,42 +1,67 @@
-"""`outrider saga`: which sagas there are, how one stands and why, and what a person can order."""
+"""`outrider saga`: lists, shows and explains sagas, draws their graphs, runs workers and sends operator commands."""
 
 from __future__ import annotations
 
 import asyncio
 import json as jsonlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any, NamedTuple
+from uuid import UUID
 
 import typer
 
-from outrider.cli import saga_graph, saga_orders, saga_outbox, saga_run
-from outrider.cli.options import ConfigFile, Json, Limit, Place, SchemaName, StoreUrl
+from outrider import app as root
+from outrider.cli import saga_operator, saga_run
+from outrider.cli.imports import find_sagas
+from outrider.cli.options import ConfigFile, Json, Limit, SchemaName, StoreLocation, StoreUrl
 from outrider.cli.output import emit, say, show_facts, show_table
-from outrider.cli.saga_choice import Id, OfType, recorded, with_store
-from outrider.cli.target import find_sagas
+from outrider.cli.saga_operator import Id, OfType, Target, recorded, with_store
 from outrider.config import nearest
-from outrider.errors import Misuse
-from outrider.saga.sagas import Sagas
-from outrider.saga.steps import Definition
-from outrider.saga.why import explain
-from outrider.saga_store import Instance, Mail, Record, SagaCriteria, SagaStore, Status
+from outrider.errors import OutriderError, UsageError
+from outrider.outbox.model import Criteria
+from outrider.saga.definition.saga import Saga, SagaRegistry
+from outrider.saga.definition.steps import Definition
+from outrider.saga.diagram import mermaid, mermaid_run, span
+from outrider.saga.execution.step_executor import PHASE_HEADER
+from outrider.saga.explain import Suggestion, explain
+from outrider.saga.model import Instance, JournalEntry, Phase, SagaCriteria, SagaMessage, SagaRecord, Status, StepStatus
+from outrider.saga.store import SagaStore
 
 app = typer.Typer(help="Sagas: how they stand and why, and what to do about it.", no_args_is_help=True)
+
 COLUMNS = (
     *("saga_id", "saga_type", "definition_version", "correlation_id", "status", "current_step", "attention"),
     *("updated_at", "last_error"),
 )
-JOURNAL = ("step", "phase", "progress", "attempts", "intended_at", "ended_at", "due_at", "error")
-MAIL = ("mail_id", "kind", "name", "key", "posted_at", "body")
+
+JOURNAL = ("step", "phase", "status", "attempts", "started_at", "ended_at", "due_at", "error")
+
+MAIL = ("message_id", "kind", "name", "key", "posted_at", "body")
+
 AUDIT = ("at", "new_status", "step", "what", "actor", "detail")
+
 AUDIT_MAX = 100_000
+
 NAMED = ("saga_id", "saga_type", "definition_version", "correlation_id", "status", "needs_attention", "owner")
+
 Type = Annotated[str | None, typer.Option("--type", help="Only sagas of this type.")]
+
 WithState = Annotated[bool, typer.Option("--state", help="Show the state, and the bodies of mail, too.")]
 
+EVENTS_MAX = 20
 
-@app.command("ls")
-def ls(
+FACTS = ("event_id", "state", "event_type", "topic", "attempts", "created_at", "dead_lettered_at", "reason", "failure")
+
+EVENT_COLUMNS = ("event_id", "state", "event_type", "topic", "attempts", "created_at")
+
+ELSEWHERE = "--store URL of the participant's store"
+
+
+@app.command("ls", hidden=True)
+@app.command("list")
+def list_sagas(
     *,
     config: ConfigFile = None,
     store: StoreUrl = None,
@@ -56,13 +81,28 @@ def ls(
 ) -> None:
     """List sagas, those that need attention first, then the latest change first."""
     criteria = SagaCriteria((), saga_type, correlation_id, _status(status), attention or None, stuck, limit)
-    found = with_store(Place(config, store, schema), lambda opened: opened.desk.find(criteria))
+    found = with_store(StoreLocation(config, store, schema), lambda opened: opened.admin.find(criteria))
     rows = [_without_state(instance) for instance in found]
     if json:
         emit(rows)
     else:
         shown = [{**row, "attention": "yes" if row["needs_attention"] else None} for row in rows]
         show_table(COLUMNS, shown, empty="no sagas match")
+
+
+async def look(place: StoreLocation, saga_id: UUID) -> OutboxEvents:
+    """Read the events staged under the key of a saga. A read error is returned in `trouble`; the command goes on."""
+    chosen = place.read()
+    criteria = Criteria(key=str(saga_id), limit=EVENTS_MAX)
+    try:
+        store = await root.open_store(chosen.store_url(), schema=chosen.schema)
+        try:
+            admin = store.admin
+            return OutboxEvents(await admin.events(criteria), await admin.dead_letters(criteria), await admin.relays())
+        finally:
+            await store.close()
+    except OutriderError as error:
+        return OutboxEvents(trouble=str(error))
 
 
 @app.command("show")
@@ -78,9 +118,9 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one saga: how it stands, its journal, the mail that waits, what has not left, and the end of its trail."""
-    place = Place(config, store, schema)
+    place = StoreLocation(config, store, schema)
     view = with_store(place, lambda opened: _look(opened, id, saga_type, audit))
-    post = asyncio.run(saga_outbox.look(place, view.record.instance.saga_id))
+    post = asyncio.run(look(place, view.record.instance.saga_id))
     facts = _without_state(view.record.instance)
     if state:
         facts["state"] = jsonlib.loads(view.record.instance.state)
@@ -97,14 +137,43 @@ def show(
         show_table(MAIL if state else MAIL[:-1], mail, empty="")
     if post.undelivered or post.dead:
         say("\nin the outbox, or buried")
-        show_table(saga_outbox.COLUMNS, post.facts["events"], empty="")
+        show_table(EVENT_COLUMNS, post.facts["events"], empty="")
     if view.audit:
         say("\ntrail")
         show_table(AUDIT, view.audit, empty="")
 
 
-@app.command("why")
-def why(
+def outbox_helps(post: OutboxEvents, record: SagaRecord, definition: Definition | None) -> Iterator[Suggestion]:
+    """Suggest commands: run a relay, replay a dead letter, or inspect the participant."""
+    if post.undelivered and not post.relays:
+        yield Suggestion(
+            "outrider relay", "publishes what is in the outbox; it needs the same --store, and the --broker"
+        )
+    for row in post.dead:
+        yield Suggestion(f"outrider dead-letters replay {row['event_id']}", f"sends the {_kind(row)} again")
+    asked = [] if post.undelivered or post.dead or post.trouble else list(_asked(record, definition))
+    for entry in asked[:1]:
+        yield Suggestion(
+            f"outrider inbox list {ELSEWHERE}",
+            f"shows whether the command of {entry.step}, which has left, is a dead letter of its participant",
+        )
+        yield Suggestion(f"outrider inbox streams {ELSEWHERE}", "shows whether it waits there")
+
+
+def outbox_reasons(post: OutboxEvents, now: datetime) -> Iterator[str]:
+    """Explain the events that are not published yet, and the events that need an operator."""
+    if post.trouble:
+        yield f"the outbox could not be looked at: {post.trouble}"
+    for row in post.undelivered:
+        nobody = "" if post.relays else ", and no relay is running"
+        yield f"the {_kind(row)} is still in the outbox, {row['state']}, since {_since(row['created_at'], now)}{nobody}"
+    for row in post.dead:
+        yield f"the {_kind(row)} is in the dead letters, since {_since(row['dead_lettered_at'], now)}: {row['reason']}"
+
+
+@app.command("why", hidden=True)
+@app.command("explain")
+def explain_saga(
     id: Id,
     *,
     config: ConfigFile = None,
@@ -119,14 +188,14 @@ def why(
 ) -> None:
     """Say in plain words what a saga waits for, who has it, what comes next, and which command helps."""
     known = find_sagas(sagas) if sagas else None
-    place = Place(config, store, schema)
-    record: Record = with_store(place, lambda opened: recorded(opened.desk, id, saga_type))
+    place = StoreLocation(config, store, schema)
+    record: SagaRecord = with_store(place, lambda opened: recorded(opened.admin, id, saga_type))
     instance = record.instance
-    post = asyncio.run(saga_outbox.look(place, instance.saga_id))
+    post = asyncio.run(look(place, instance.saga_id))
     definition = _definition(known, instance)
     told = explain(record, definition)
-    reasons = [*told.reasons, *saga_outbox.reasons(post, record.now), *_not_among(sagas, known, instance)]
-    helps = [*saga_outbox.helps(post, record, definition), *told.helps]
+    reasons = [*told.reasons, *outbox_reasons(post, record.now), *_not_among(sagas, known, instance)]
+    helps = [*outbox_helps(post, record, definition), *told.helps]
     if json:
         facts = _without_state(instance)
         named = {name: facts[name] for name in NAMED}
@@ -141,27 +210,27 @@ def why(
         say(f"  {command}  {effect}")
 
 
-class View(NamedTuple):
-    """What is shown of a saga."""
+class ShownSaga(NamedTuple):
+    """The displayed data of a saga."""
 
-    record: Record
+    record: SagaRecord
     audit: list[dict[str, Any]]
 
 
-async def _look(store: SagaStore, text: str, saga_type: str | None, lines: int) -> View:
-    record = await recorded(store.desk, text, saga_type)
-    # The trail begins with its oldest line, so all of it is read for the latest ones.
-    audit = await store.desk.audit(record.instance.saga_id, AUDIT_MAX) if lines else []
-    return View(record, audit[-lines:] if lines else [])
+async def _look(store: SagaStore, text: str, saga_type: str | None, lines: int) -> ShownSaga:
+    record = await recorded(store.admin, text, saga_type)
+    # The audit log is read from its oldest line, so the latest lines need a full read.
+    audit = await store.admin.audit(record.instance.saga_id, AUDIT_MAX) if lines else []
+    return ShownSaga(record, audit[-lines:] if lines else [])
 
 
-def _definition(known: Sagas | None, instance: Instance) -> Definition | None:
+def _definition(known: SagaRegistry | None, instance: Instance) -> Definition | None:
     saga = known.find(instance.saga_type, instance.definition_version) if known else None
     return saga.definition if saga else None
 
 
-def _not_among(target: str | None, known: Sagas | None, instance: Instance) -> list[str]:
-    """Say that a worker with these definitions leaves the saga alone."""
+def _not_among(target: str | None, known: SagaRegistry | None, instance: Instance) -> list[str]:
+    """Explain that a worker with these definitions does not run the saga."""
     if known is None or known.find(instance.saga_type, instance.definition_version):
         return []
     has = ", ".join(f"{saga_type} version {version}" for saga_type, version in sorted(known.versions))
@@ -174,20 +243,118 @@ def _status(text: str | None) -> str | None:
     if text is None or text in known:
         return text
     hint = f"did you mean {near}? " if (near := nearest(text, known)) else ""
-    raise Misuse(f"{text!r} is not a status of a saga; {hint}(valid: {', '.join(known)})")
+    raise UsageError(f"{text!r} is not a status of a saga; {hint}(valid: {', '.join(known)})")
 
 
 def _without_state(instance: Instance) -> dict[str, Any]:
     return {name: value for name, value in asdict(instance).items() if name != "state"}
 
 
-def _mail(mail: Mail, *, body: bool) -> dict[str, Any]:
+def _mail(mail: SagaMessage, *, body: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {**mail._asdict(), "body": jsonlib.loads(mail.body)}
     return facts if body else {name: value for name, value in facts.items() if name != "body"}
 
 
-app.command("retry")(saga_orders.retry)
-app.command("compensate")(saga_orders.compensate)
-app.command("resume")(saga_orders.resume)
-app.command("graph")(saga_graph.graph)
+app.command("retry")(saga_operator.retry)
+
+
+app.command("compensate")(saga_operator.compensate)
+
+
+app.command("mark-done")(saga_operator.mark_done)
+
+
+def graph(
+    target: Target,
+    id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Draw this run; with --type, by correlation id.")
+    ] = None,
+    *,
+    config: ConfigFile = None,
+    store: StoreUrl = None,
+    schema: SchemaName = None,
+    saga_type: Annotated[str | None, typer.Option("--type", help="Which saga, if there are several.")] = None,
+    version: Annotated[int | None, typer.Option("--version", help="Which version of it; else the latest.")] = None,
+    json: Json = False,
+) -> None:
+    """Draw a saga for Mermaid: its definition, or with an id how far that one has come."""
+    sagas = find_sagas(target)
+    if id is None:
+        saga = _chosen(sagas, target, saga_type, version)
+        facts: dict[str, Any] = {"saga_type": saga.saga_type, "version": saga.version}
+        picture = mermaid(saga.definition)
+    else:
+        instance, picture = with_store(
+            StoreLocation(config, store, schema), lambda opened: _run(opened, sagas, target, id, saga_type)
+        )
+        facts = {"saga_id": instance.saga_id, "saga_type": instance.saga_type, "version": instance.definition_version}
+    emit({**facts, "mermaid": picture}) if json else say(picture.rstrip())
+
+
+app.command("graph")(graph)
+
+
 app.command("run")(saga_run.run)
+
+
+async def _run(
+    store: SagaStore, sagas: SagaRegistry, target: str, text: str, saga_type: str | None
+) -> tuple[Instance, str]:
+    record = await recorded(store.admin, text, saga_type)
+    instance = record.instance
+    saga = sagas.find(instance.saga_type, instance.definition_version)
+    if saga is None:
+        wanted = f"version {instance.definition_version} of {instance.saga_type}"
+        raise UsageError(f"{target} does not hold {wanted}, which saga {text} is of (it has: {_listed(sagas)})")
+    return instance, mermaid_run(saga.definition, record, await store.admin.audit(instance.saga_id))
+
+
+def _chosen(sagas: SagaRegistry, target: str, saga_type: str | None, version: int | None) -> Saga[Any]:
+    types = {saga.saga_type for saga in sagas}
+    if saga_type is None and len(types) > 1:
+        raise UsageError(f"{target} holds several sagas; choose one with --type: {', '.join(sorted(types))}")
+    wanted = saga_type or next(iter(types))
+    found = [saga for saga in sagas if saga.saga_type == wanted and version in (None, saga.version)]
+    if not found:
+        hint = f"did you mean {near}? " if (near := nearest(wanted, types - {wanted})) else ""
+        said = wanted if version is None else f"{wanted} version {version}"
+        raise UsageError(f"{target} holds no {said}; {hint}(it has: {_listed(sagas)})")
+    return max(found, key=lambda saga: saga.version)
+
+
+def _listed(sagas: SagaRegistry) -> str:
+    return ", ".join(f"{saga_type} version {version}" for saga_type, version in sorted(sagas.versions))
+
+
+class OutboxEvents(NamedTuple):
+    """The events in the outbox and the dead letters under the key of a saga, and the number of live relays."""
+
+    undelivered: Sequence[dict[str, Any]] = ()
+    dead: Sequence[dict[str, Any]] = ()
+    relays: int = 0
+    trouble: str | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the data for programs, without payloads."""
+        rows = [{name: row[name] for name in FACTS if name in row} for row in (*self.undelivered, *self.dead)]
+        return {"events": rows, "relays": self.relays, "trouble": self.trouble}
+
+
+def _asked(record: SagaRecord, definition: Definition | None) -> Iterator[JournalEntry]:
+    """Yield the steps whose command is sent and not answered; the definition excludes steps that only wait."""
+    for entry in record.journal:
+        step = definition.steps.get(entry.step) if definition else None
+        act = (step.action if entry.phase is Phase.ACTION else step.compensation) if step else None
+        open_ = entry.status in (StepStatus.STARTED, StepStatus.RETRYING, StepStatus.FAILED)
+        if open_ and act and act.command and act.command.event_type:
+            yield entry
+
+
+def _kind(row: dict[str, Any]) -> str:
+    return f"{'command' if PHASE_HEADER in (row['headers'] or {}) else 'event'} {row['event_type']}"
+
+
+def _since(moment: datetime, now: datetime) -> str:
+    seconds = max(0.0, (now - moment).total_seconds())
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({span(seconds)} ago)"

@@ -1,7 +1,7 @@
-"""`outrider saga run`: do the steps of sagas, and receive what answers them.
+"""`outrider saga run`: runs the steps of sagas, and receives replies and events for sagas.
 
-The first SIGTERM or SIGINT asks for a clean stop: calls under way may end, and every saga is given back. The second
-ends the process at once; other workers go on when its claims are over, and call again with the same keys.
+The first SIGTERM or SIGINT starts a clean stop: running calls may finish, and every saga is released. The second signal
+ends the process at once; other workers continue when the claims expire, and call again with the same keys.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from outrider import app, config
-from outrider.cli import supervisor
+from outrider.cli.imports import find_sagas
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
 from outrider.cli.output import emit, say
-from outrider.cli.process import die_with_parent, on_stop_signals
-from outrider.cli.saga_choice import Target
-from outrider.cli.target import find_sagas
+from outrider.cli.processes import die_with_parent, on_stop_signals, supervise
+from outrider.cli.saga_operator import Target
 from outrider.config import Config
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.inbox import Inbox
-from outrider.observer import (
+from outrider.saga.definition.saga import SagaRegistry
+from outrider.saga.execution.worker import SagaWorker
+from outrider.saga.settings import SagaSettings
+from outrider.telemetry.events import (
     ConsumerStarted,
-    Fact,
     Handled,
     Observer,
     Observers,
+    SagaAdvanced,
     SagaEnded,
-    SagaMoved,
     SagaWorkerRecovered,
     SagaWorkerStarted,
-    SagaWorkerTroubled,
+    SagaWorkerUnavailable,
+    TelemetryEvent,
 )
-from outrider.saga.sagas import Sagas
-from outrider.saga.settings import SagaSettings
-from outrider.saga.worker import SagaWorker
 
 Concurrency = Annotated[int | None, typer.Option(help="Sagas that a worker has at a time.")]
 Lease = Annotated[float | None, typer.Option(help="How long a claim lasts that is not renewed.")]
@@ -53,15 +52,15 @@ BarrierDays = Annotated[float | None, typer.Option(help="How long barriers are k
 NUMBERS = tuple(field.name for field in fields(SagaSettings))
 
 
-class Member(Protocol):
-    """What runs until it is told to stop."""
+class WorkerProcess(Protocol):
+    """A component that runs until asked to stop."""
 
     def stop(self) -> None: ...
     async def run(self) -> None: ...
 
 
-class Tally:
-    """Counts what became of sagas, and knows whether anything happens."""
+class SagaTally:
+    """Counts the outcomes of sagas, and tracks activity."""
 
     def __init__(self) -> None:
         self.counts = {"moved": 0, "completed": 0, "compensated": 0, "failed": 0}
@@ -69,15 +68,15 @@ class Tally:
         self.troubled = False
         self.heard = asyncio.Event()
 
-    def notice(self, fact: Fact) -> None:
-        """Add up turns and ends."""
+    def emit(self, fact: TelemetryEvent) -> None:
+        """Add up turns and ended sagas."""
         match fact:
-            case SagaMoved():
+            case SagaAdvanced():
                 self.counts["moved"] += 1
             case SagaEnded():
                 self.counts[fact.status] += 1
-            case SagaWorkerTroubled() | SagaWorkerRecovered():
-                self.troubled = isinstance(fact, SagaWorkerTroubled)
+            case SagaWorkerUnavailable() | SagaWorkerRecovered():
+                self.troubled = isinstance(fact, SagaWorkerUnavailable)
             case SagaWorkerStarted() | ConsumerStarted():
                 self.begun += 1
             case Handled():
@@ -103,11 +102,11 @@ def run(
     lease_seconds: Lease = None,
     poll_seconds_min: PollMin = None,
     poll_seconds_max: PollMax = None,
-    stop_seconds: Stop = None,
-    upkeep_seconds: Upkeep = None,
+    shutdown_timeout_seconds: Stop = None,
+    maintenance_interval_seconds: Upkeep = None,
     saga_days: SagaDays = None,
     audit_days: AuditDays = None,
-    barrier_days: BarrierDays = None,
+    participant_memory_days: BarrierDays = None,
     log_level: LogLevel = None,
     json: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
@@ -124,16 +123,16 @@ def run(
     if processes > 1:
         options = child_options(numbers, until_idle=until_idle, json=json)
         crew, seconds = replace(chosen, processes=processes), give_up_seconds(settings)
-        counts = asyncio.run(supervisor.supervise(crew, options, ("saga", "run", target), stop_seconds=seconds))
+        counts = asyncio.run(supervise(crew, options, ("saga", "run", target), shutdown_timeout_seconds=seconds))
     else:
-        counts = asyncio.run(work(chosen, sagas, settings, until_idle))
-    # A child only counts: its parent adds up what all have done.
+        counts = asyncio.run(run_once(chosen, sagas, settings, until_idle))
+    # A child only counts: the parent adds up the results of its children.
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
     emit(counts) if json or parent is not None else say(said)
 
 
 def child_options(numbers: dict[str, Any], *, until_idle: float | None, json: bool) -> list[str]:
-    """Return the options that a child takes over; where things are comes with the environment.
+    """Return the options of a child; URLs and schema come through the environment.
 
     >>> child_options({"lease_seconds": 20.0}, until_idle=5, json=False)
     ['--lease-seconds', '20.0', '--until-idle', '5']
@@ -144,20 +143,22 @@ def child_options(numbers: dict[str, Any], *, until_idle: float | None, json: bo
 
 
 def give_up_seconds(settings: SagaSettings) -> float:
-    """Return how long a clean stop may take: for calls, for giving sagas back, and for the sources of replies."""
-    return 2 * settings.stop_seconds + settings.lease_seconds
+    """Return the time limit of a clean stop: for calls, for releasing sagas, and for the sources of replies."""
+    return 2 * settings.shutdown_timeout_seconds + settings.lease_seconds
 
 
-async def work(chosen: Config, sagas: Sagas, settings: SagaSettings, until_idle: float | None) -> dict[str, int]:
-    """Run one worker and the consumers of its replies to their end; return what became of the sagas."""
-    tally = Tally()
+async def run_once(
+    chosen: Config, sagas: SagaRegistry, settings: SagaSettings, until_idle: float | None
+) -> dict[str, int]:
+    """Run one worker and the consumers of its replies until they stop; return the counts of sagas by outcome."""
+    tally = SagaTally()
     observer = Observers([app.log_observer(), tally])
     outbox = app.Outbox(schema=chosen.schema)
     store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, transactions=sagas.transactions)
     try:
         worker = SagaWorker(store, sagas, outbox.stage, settings, observer)
         inbox = app.saga_inbox(sagas, outbox=outbox, observer=observer)
-        # The worker listens to the consumers, since what they handle is mail for it.
+        # The worker is notified by the consumers: handled replies are messages for its sagas.
         async with _consumers(chosen, inbox, Observers([observer, worker])) as consumers:
             await _run(worker, consumers, tally, until_idle)
     finally:
@@ -167,7 +168,7 @@ async def work(chosen: Config, sagas: Sagas, settings: SagaSettings, until_idle:
 
 @asynccontextmanager
 async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncIterator[list[Consumer]]:
-    """Make the consumers of replies; without replies there are none, and no broker is needed."""
+    """Make the consumers of replies. Sagas without replies need neither consumers nor a broker."""
     routes = list(inbox.chosen([]).values())
     if not routes:
         yield []
@@ -180,8 +181,8 @@ async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncI
         await store.close()
 
 
-async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: Tally, until_idle: float | None) -> None:
-    members: list[Member] = [worker, *consumers]
+async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: SagaTally, until_idle: float | None) -> None:
+    members: list[WorkerProcess] = [worker, *consumers]
 
     def stop() -> None:
         for member in members:
@@ -196,12 +197,12 @@ async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: Tally, 
                 watching.cancel()
                 stop()
     if worker.strays:
-        # Nothing can end a call that ignores it, and the event loop would wait for it for ever.
-        asyncio.get_running_loop().call_later(worker.settings.stop_seconds, os._exit, 1)
+        # A call that ignores its cancellation cannot be ended, and the event loop would wait for ever.
+        asyncio.get_running_loop().call_later(worker.settings.shutdown_timeout_seconds, os._exit, 1)
 
 
-async def _idle(worker: SagaWorker, tally: Tally, members: int, seconds: float) -> None:
-    """Return when all have begun, and then nothing has moved for so long, and nothing is under way."""
+async def _idle(worker: SagaWorker, tally: SagaTally, members: int, seconds: float) -> None:
+    """Return when all components have started, no activity came for the given time, and the worker is idle."""
     while True:
         tally.heard.clear()
         ready = tally.begun >= members and not tally.troubled
@@ -213,8 +214,8 @@ async def _idle(worker: SagaWorker, tally: Tally, members: int, seconds: float) 
                 return
 
 
-def _check(chosen: Config, sagas: Sagas) -> None:
-    """Ask for what will be needed before anything starts, so that a supervisor does not restart what cannot work."""
+def _check(chosen: Config, sagas: SagaRegistry) -> None:
+    """Check the URLs of store and broker before the start: a supervisor must not restart a worker that cannot work."""
     chosen.store_url()
     if app.saga_inbox(sagas).consumers:
         chosen.broker_url()

@@ -1,4 +1,4 @@
-"""What is secret in a setting: it must not stand in a file, and it is never shown. In doubt it hides too much."""
+"""Secrets in settings: kept out of files, and hidden in output. In doubt, too much is hidden."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from urllib.parse import parse_qsl
 
 NAMES = ("password", "passwd", "pwd", "secret", "token", "key.pem")
-"""How the name of a secret ends, in a URL's query or beside it: `sasl.password`, `ssl.key.pem`."""
+"""Endings of the names of secrets, in the query of a URL or beside the URL: `sasl.password`, `ssl.key.pem`."""
 
 # Up to the last @ of the line, spaces and slashes included; an @ may also have been encoded.
 _USERINFO = re.compile(r"(?<=://)([^\s/@:?]*)[:@/][^\n]*(@|%40)")
@@ -25,13 +25,13 @@ def redacted(text: str) -> str:
 
 
 def hidden(url: str) -> str:
-    """Show a URL and all of its query but for what is secret.
+    """Return a URL with the secrets of its query hidden.
 
     >>> hidden("kafka://b:9092?sasl.username=me&sasl.password=s3cret&linger.ms=5")
     'kafka://b:9092?sasl.username=me&sasl.password=***&linger.ms=5'
     """
     base, mark, query = url.partition("?")
-    # An @ so late may be a password's, and then the question mark is too.
+    # An @ after the question mark may be part of a password, and so may the question mark.
     if "@" in query:
         return redacted(url)
     pairs = parse_qsl(query, keep_blank_values=True)
@@ -39,7 +39,7 @@ def hidden(url: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether a setting of this name is a secret.
+    """Tell whether the name of a setting is the name of a secret.
 
     >>> is_secret("sasl.password"), is_secret("sasl.username")
     (True, False)
@@ -48,7 +48,7 @@ def is_secret(name: str) -> bool:
 
 
 def holds_secret(written: str, name: str = "") -> bool:
-    """Tell whether a value, as written in a file, spells out a secret instead of referring to a variable.
+    """Tell whether a value in a file holds a secret instead of a reference to a variable.
 
     >>> holds_secret("amqp://me:s3cret@mq"), holds_secret("amqp://me:${PASSWORD}@mq")
     (True, False)
@@ -57,9 +57,9 @@ def holds_secret(written: str, name: str = "") -> bool:
     if is_secret(name):
         return bool(text)
     _, separator, rest = text.partition("://")
-    place, _, query = rest.partition("?")
+    authority, _, query = rest.partition("?")
     # A path has no user; everything else up to the last @ is one.
-    user = "" if place.startswith("/") else place.rpartition("@")[0]
+    user = "" if authority.startswith("/") else authority.rpartition("@")[0]
     if separator and user.partition(":")[2]:
         return True
     return any(holds_secret(value, key) for key, value in parse_qsl(query, keep_blank_values=True))

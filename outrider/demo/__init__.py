@@ -1,7 +1,7 @@
-"""The promise, shown: orders are committed, relays and consumers are killed, and then everything is counted.
+"""The demo of the guarantees: commits orders, kills relays and consumers, and counts the effects.
 
-SQLite and the embedded broker, so it needs no server. What is counted at the end comes from the tables and the log, not
-from what the demo believes it did.
+SQLite and the embedded broker serve it, so no server is needed. The counts come from the tables and the log, never from
+counters of the demo itself.
 """
 
 from outrider.demo.run import run

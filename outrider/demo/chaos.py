@@ -1,7 +1,7 @@
-"""Relays and a consumer as processes, and the one who kills them.
+"""Relays and a consumer as processes, and their kills.
 
-One is killed only while there is work left, and only after some was done since the last time; a new one takes its place
-at once. Nothing is told to anybody: the others find out when the lease ends.
+A process is killed only while work is left, and only after progress since the last kill; a new process starts at once.
+The other relays learn of a kill when the lease ends.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider import config
-from outrider.cli.supervisor import child_command
+from outrider.cli.processes import child_command
 from outrider.config import Config
-from outrider.demo.places import Places
+from outrider.demo.shop import DemoFiles
 from outrider.errors import Permanent
 from outrider.outbox.settings import RelaySettings
 
@@ -26,11 +26,11 @@ RELAYS = 2
 RELAY_KILLS = 3
 CONSUMER_KILLS = 2
 SETTINGS = RelaySettings(lease_seconds=2, publish_timeout_seconds=0.8)
-STOP_SECONDS = 3.0
+SHUTDOWN_TIMEOUT_SECONDS = 3.0
 
 
 def kill_at(kills: int, kills_planned: int, orders: int, done_at_last: int) -> int:
-    """Return how many events must have been dealt with before the next kill: spread over the run, never two in a row.
+    """Return the number of finished events at which the next kill is due; kills are spread over the run.
 
     >>> kill_at(0, 3, 4000, 0), kill_at(1, 3, 4000, 1000), kill_at(2, 3, 4000, 3300)
     (1000, 2000, 3400)
@@ -39,7 +39,7 @@ def kill_at(kills: int, kills_planned: int, orders: int, done_at_last: int) -> i
 
 
 @dataclass(slots=True)
-class Crew:
+class DemoProcesses:
     """Processes of one kind, oldest first."""
 
     kind: str
@@ -54,16 +54,16 @@ class Crew:
 
     @property
     def kills(self) -> int:
-        """Return how many processes ended by SIGKILL, by what the system says of them."""
+        """Count the processes that ended by SIGKILL, by their exit codes."""
         return sum(process.returncode == -signal.SIGKILL for process in self.gone)
 
-    def muster(self) -> None:
-        """Start all of them."""
+    def start_all(self) -> None:
+        """Start all processes."""
         for _ in range(self.size):
             self.start()
 
     def start(self) -> None:
-        """Start one. Its output goes to a file, its settings through the environment."""
+        """Start a process; output goes to a file, settings come through the environment."""
         foreign = {name: value for name, value in os.environ.items() if not name.startswith(config.PREFIX)}
         with self._output().open("wb") as output:
             process = subprocess.Popen(
@@ -77,13 +77,13 @@ class Crew:
         self.running.append(process)
 
     def kill_if_due(self, done: int, unfinished: bool, orders: int) -> None:
-        """Kill one if it is time for it, while there is work left."""
+        """Kill a process if a kill is due and work is left."""
         if self.kills < self.kills_planned and unfinished and done >= self._kill_at(orders):
             self.done_at_last = done
             self.kill_one()
 
     def kill_one(self) -> None:
-        """Kill the one that has run longest, as a power cut would, and start another."""
+        """Kill the oldest process, as a power cut would, and start a new one."""
         victim = self.running.pop(0)
         victim.kill()
         victim.wait()
@@ -91,16 +91,16 @@ class Crew:
         self.start()
 
     def check(self) -> None:
-        """One that ends unasked is a finding."""
+        """Raise an error if a process has ended by itself."""
         for process in self.running:
             if (code := process.poll()) is not None:
-                raise Permanent(f"a {self.kind} ended by itself with exit code {code}: {self._last_words()}")
+                raise Permanent(f"a {self.kind} ended by itself with exit code {code}: {self._last_lines()}")
 
     def stop(self) -> None:
-        """Ask all for a clean stop, and end those who take too long."""
+        """Ask all processes for a clean stop, and kill the slow ones."""
         for process in self.running:
             process.terminate()
-        give_up = time.monotonic() + STOP_SECONDS
+        give_up = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
         for process in self.running:
             try:
                 process.wait(max(0.0, give_up - time.monotonic()))
@@ -115,24 +115,24 @@ class Crew:
     def _output(self) -> Path:
         return self.directory / f"{self.kind}-{len(self.running) + len(self.gone) + 1}.txt"
 
-    def _last_words(self) -> str:
-        """Return the last line of each one's output, without the frame Python draws around groups of errors."""
+    def _last_lines(self) -> str:
+        # Without the frame that Python draws around exception groups.
         texts = [path.read_text(errors="replace") for path in sorted(self.directory.glob(f"{self.kind}-*.txt"))]
         lines = [[line.strip(" |+-") for line in text.splitlines()] for text in texts]
-        return (
-            " / ".join(said[-1] for said in (list(filter(None, each)) for each in lines) if said) or "it said nothing"
-        )
+        return " / ".join(said[-1] for said in (list(filter(None, each)) for each in lines) if said) or "no output"
 
 
-def relays(places: Places) -> Crew:
+def relays(files: DemoFiles) -> DemoProcesses:
     """Return the relays between the shop's outbox and the log."""
-    chosen = Config(store=places.store_url, broker=places.broker_url, relay=SETTINGS)
-    return Crew("relay", places.directory, child_command(["--log-level", "warning"]), chosen, RELAYS, RELAY_KILLS)
+    chosen = Config(store=files.store_url, broker=files.broker_url, relay=SETTINGS)
+    return DemoProcesses(
+        "relay", files.directory, child_command(["--log-level", "warning"]), chosen, RELAYS, RELAY_KILLS
+    )
 
 
-def consumers(places: Places) -> Crew:
-    """Return the consumer of the log, alone in its crew."""
-    chosen = Config(store=places.inbox_url, broker=places.broker_url)
-    program = [sys.executable, "-m", "outrider", "consume", "outrider.demo.billing:inbox"]
+def consumers(files: DemoFiles) -> DemoProcesses:
+    """Return the consumer of the log: one process."""
+    chosen = Config(store=files.inbox_url, broker=files.broker_url)
+    program = [sys.executable, "-m", "outrider", "consume", "outrider.demo.shop:inbox"]
     options = ["--parent", str(os.getpid()), "--log-level", "warning"]
-    return Crew("consumer", places.directory, [*program, *options], chosen, 1, CONSUMER_KILLS)
+    return DemoProcesses("consumer", files.directory, [*program, *options], chosen, 1, CONSUMER_KILLS)

@@ -1,6 +1,6 @@
-"""The course of the demo: write, relay, consume, kill; then count and say what was found.
+"""The run of the demo: write, relay, consume, kill; then count and print the summary.
 
-It always ends: at a deadline it says what was unfinished. However it ends, no process of it stays.
+The run ends at a deadline at the latest, and names the unfinished work. No process outlives the run.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from rich.table import Table
 
 from outrider import app
 from outrider.brokers.embedded import EmbeddedBroker
-from outrider.demo import billing, chaos, workload
-from outrider.demo.chaos import CONSUMER_KILLS, RELAY_KILLS, Crew
-from outrider.demo.places import Places, places
+from outrider.demo import chaos, shop
+from outrider.demo.chaos import CONSUMER_KILLS, RELAY_KILLS, DemoProcesses
+from outrider.demo.shop import DemoFiles, Writer, demo_files
 from outrider.demo.verify import Kills, Summary, verify
-from outrider.demo.workload import Writer
-from outrider.lifecycle import STORED, State
-from outrider.store import Desk
+from outrider.outbox.model import STORED, State
+from outrider.outbox.store import OutboxAdmin
 
 DEADLINE_SECONDS = 50.0
 LOOK_SECONDS = 0.02
@@ -49,8 +48,8 @@ _WORDS = {
 
 
 def run(*, orders: int, keys: int, directory: Path | None, as_json: bool) -> bool:
-    """Run the demo and print its summary; return whether the promise was kept."""
-    with places(directory) as chosen:
+    """Run the demo and print its summary; return whether the guarantees were kept."""
+    with demo_files(directory) as chosen:
         try:
             summary, unfinished = asyncio.run(_run(chosen, orders, keys, quiet=as_json))
         except asyncio.CancelledError:
@@ -64,14 +63,14 @@ def run(*, orders: int, keys: int, directory: Path | None, as_json: bool) -> boo
     return summary.holds(PLANNED) and not unfinished
 
 
-async def _run(chosen: Places, orders: int, keys: int, *, quiet: bool) -> tuple[Summary, str]:
+async def _run(chosen: DemoFiles, orders: int, keys: int, *, quiet: bool) -> tuple[Summary, str]:
     _cancel_on_sigterm()
     await _prepare(chosen)
     relays, consumers = chaos.relays(chosen), chaos.consumers(chosen)
     store, log = await app.open_store(chosen.store_url), EmbeddedBroker(chosen.log)
     try:
         async with _written(Writer(chosen, orders, keys, threading.Event())) as writing:
-            watch = Watch(store.desk, log, chosen.received, relays, consumers, writing, orders)
+            watch = Watch(store.admin, log, chosen.received, relays, consumers, writing, orders)
             unfinished = await watch.until_the_end(_bar(quiet))
     finally:
         relays.stop()
@@ -81,16 +80,15 @@ async def _run(chosen: Places, orders: int, keys: int, *, quiet: bool) -> tuple[
     return await verify(chosen, Kills(relays.kills, consumers.kills)), unfinished
 
 
-async def _prepare(chosen: Places) -> None:
+async def _prepare(chosen: DemoFiles) -> None:
     for url in (chosen.store_url, chosen.inbox_url):
         await app.open_schema(url).migrate()
-    workload.prepare(chosen.shop)
-    billing.prepare(chosen.received)
+    shop.prepare_shop(chosen.shop)
+    shop.prepare_billing(chosen.received)
 
 
 @asynccontextmanager
 async def _written(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
-    """Write beside the block; afterwards the writer has ended."""
     writing = asyncio.create_task(asyncio.to_thread(writer.run))
     try:
         yield writing
@@ -101,13 +99,13 @@ async def _written(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
 
 @dataclass(slots=True)
 class Watch:
-    """Looks on, kills, and knows when everything has arrived."""
+    """Watches the progress, kills processes, and ends when every event has arrived."""
 
-    desk: Desk
+    admin: OutboxAdmin
     log: EmbeddedBroker
     received: Path
-    relays: Crew
-    consumers: Crew
+    relays: DemoProcesses
+    consumers: DemoProcesses
     writing: asyncio.Task[None]
     orders: int
     sent: int = 0
@@ -115,10 +113,10 @@ class Watch:
     effects: int = 0
 
     async def until_the_end(self, bar: Progress) -> str:
-        """Let it all happen; return what was unfinished at the deadline."""
+        """Run until everything is consumed; return the unfinished work if the deadline came first."""
         seconds = max(DEADLINE_SECONDS, self.orders / ORDERS_PER_SECOND_MIN)
-        self.relays.muster()
-        self.consumers.muster()
+        self.relays.start_all()
+        self.consumers.start_all()
         try:
             async with asyncio.timeout(seconds):
                 with bar:
@@ -132,23 +130,23 @@ class Watch:
     async def _until_delivered(self, bar: Progress, line: TaskID) -> None:
         written = False
         while not written or self.undelivered:
-            # Asked before looking: what is written by now, the look will see.
+            # Read before the look, so the look sees everything that is written by now.
             written = self.writing.done()
             await self._look(bar, line)
             self.relays.check()
             self.relays.kill_if_due(self.sent, not written or self.undelivered > 0, self.orders)
 
     async def _until_consumed(self, bar: Progress, line: TaskID) -> None:
-        """Go on until the consumer has acked the last entry: one behind the last effect may be a duplicate."""
+        # Until the last entry is acked: an entry behind the last effect may be a duplicate.
         # Without relays the log is complete.
         await asyncio.to_thread(self.relays.stop)
-        topics = billing.inbox.consumers[billing.CONSUMER].topics
-        while await self.log.read(billing.CONSUMER, topics, 1):
+        topics = shop.inbox.consumers[shop.CONSUMER].topics
+        while await self.log.read(shop.CONSUMER, topics, 1):
             await self._look(bar, line)
 
     async def _look(self, bar: Progress, line: TaskID) -> None:
         await asyncio.sleep(LOOK_SECONDS)
-        counts = await self.desk.counts()
+        counts = await self.admin.counts()
         self.sent = counts.get(State.SENT, 0)
         self.undelivered = sum(counts.get(state, 0) for state in STORED)
         self.effects = await asyncio.to_thread(_effects, self.received)
@@ -195,10 +193,10 @@ def _show(summary: Summary, unfinished: str) -> None:
         table.add_row(_WORDS[name], f"{value:,}")
     console = Console(highlight=False)
     console.print(table)
-    console.print(_verdict(summary, unfinished))
+    console.print(_conclusion(summary, unfinished))
 
 
-def _verdict(summary: Summary, unfinished: str) -> str:
+def _conclusion(summary: Summary, unfinished: str) -> str:
     if summary.holds(PLANNED) and not unfinished:
         return "Every committed event arrived and had its effect once, in order per key, and nothing else did."
     if summary.kept and not unfinished:
@@ -206,4 +204,4 @@ def _verdict(summary: Summary, unfinished: str) -> str:
             f"Nothing was lost, reordered or done twice, but only {summary.kills} of {RELAY_KILLS} relays and "
             f"{summary.consumer_kills} of {CONSUMER_KILLS} consumers could be killed in time; use more --orders."
         )
-    return "Not as promised."
+    return "The guarantees were broken."

@@ -1,4 +1,4 @@
-"""Counting, afterwards and from the outside: the shop's tables, the log, and the effects of the consumer."""
+"""Counts the results of the demo from the shop's tables, the log and the consumer's effects."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.brokers.embedded import EmbeddedBroker
-from outrider.demo.places import Places
+from outrider.demo.shop import DemoFiles
 
 AUDITOR = "auditor"
 READ_MAX = 5000
 
 
-class Entry(NamedTuple):
-    """One entry of the log, or one effect of the consumer; they are listed in the order in which they came."""
+class ReceivedEntry(NamedTuple):
+    """An entry of the log or an effect of the consumer, in the order of arrival."""
 
     event_id: str
     key: str
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class Kills(NamedTuple):
-    """How many were killed."""
+    """The number of killed relays and consumers."""
 
     relays: int
     consumers: int
@@ -33,7 +33,7 @@ class Kills(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the demo is about. The names are those of the JSON output."""
+    """The counts of the demo, named as in the JSON output."""
 
     committed: int
     rolled_back: int
@@ -48,26 +48,26 @@ class Summary:
 
     @property
     def kept(self) -> bool:
-        """Tell whether the promise was kept."""
+        """Tell whether the guarantees were kept."""
         return self.lost == self.phantom == self.reordered == self.double_effects == 0
 
     def holds(self, kills: Kills) -> bool:
-        """Tell whether the promise was kept, and put to the test as often as planned."""
+        """Tell whether the guarantees were kept under the planned number of kills."""
         return self.kept and (self.kills, self.consumer_kills) == kills
 
 
-def first_deliveries(entries: Sequence[Entry]) -> list[Entry]:
-    """Return each event's first entry."""
-    first: dict[str, Entry] = {}
+def first_deliveries(entries: Sequence[ReceivedEntry]) -> list[ReceivedEntry]:
+    """Return the first entry of every event."""
+    first: dict[str, ReceivedEntry] = {}
     for entry in entries:
         first.setdefault(entry.event_id, entry)
     return list(first.values())
 
 
-def count_reordered(entries: Sequence[Entry]) -> int:
-    """Count first deliveries that came after a later one of their key.
+def count_reordered(entries: Sequence[ReceivedEntry]) -> int:
+    """Count first deliveries behind a later event of the same key.
 
-    >>> count_reordered([Entry("a", "k", 1), Entry("c", "k", 3), Entry("b", "k", 2), Entry("a", "k", 1)])
+    >>> count_reordered([ReceivedEntry(name, "k", number) for name, number in [("a", 1), ("c", 3), ("b", 2), ("a", 1)]])
     1
     """
     highest: dict[str, int] = {}
@@ -79,9 +79,13 @@ def count_reordered(entries: Sequence[Entry]) -> int:
 
 
 def count(
-    committed: Collection[str], attempted: int, entries: Sequence[Entry], effects: Sequence[Entry], kills: Kills
+    committed: Collection[str],
+    attempted: int,
+    entries: Sequence[ReceivedEntry],
+    effects: Sequence[ReceivedEntry],
+    kills: Kills,
 ) -> Summary:
-    """Compare what was committed with what came of it. Delivered means in the log, and with its effect."""
+    """Compare committed events with log and effects. A delivered event is in the log and has its effect."""
     wanted = set(committed)
     logged, effected = ({each.event_id for each in found} for found in (entries, effects))
     return Summary(
@@ -98,21 +102,23 @@ def count(
     )
 
 
-async def verify(places: Places, kills: Kills) -> Summary:
-    """Read everything anew and count."""
-    committed = [str(event_id) for (event_id,) in _rows(places.shop, "SELECT event_id FROM orders")]
-    ((attempted,),) = _rows(places.shop, "SELECT count(*) FROM attempts")
-    effects = [Entry(*row) for row in _rows(places.received, "SELECT event_id, key, sequence FROM effects ORDER BY id")]
-    return count(committed, attempted, await read_log(places.log), effects, kills)
+async def verify(files: DemoFiles, kills: Kills) -> Summary:
+    """Read tables, log and effects, and count."""
+    committed = [str(event_id) for (event_id,) in _rows(files.shop, "SELECT event_id FROM orders")]
+    ((attempted,),) = _rows(files.shop, "SELECT count(*) FROM attempts")
+    effects = [
+        ReceivedEntry(*row) for row in _rows(files.received, "SELECT event_id, key, sequence FROM effects ORDER BY id")
+    ]
+    return count(committed, attempted, await read_log(files.log), effects, kills)
 
 
-async def read_log(path: Path) -> list[Entry]:
-    """Read the whole log, as a consumer of its own."""
-    log, entries = EmbeddedBroker(path), list[Entry]()
+async def read_log(path: Path) -> list[ReceivedEntry]:
+    """Read the whole log as a separate consumer."""
+    log, entries = EmbeddedBroker(path), list[ReceivedEntry]()
     try:
         while batch := await log.read(AUDITOR, None, READ_MAX):
             messages = [entry.message for entry in batch]
-            entries += [Entry(each.message_id, each.key, int(each.headers["sequence"])) for each in messages]
+            entries += [ReceivedEntry(each.message_id, each.key, int(each.headers["sequence"])) for each in messages]
             await log.commit(AUDITOR, batch[-1].offset)
     finally:
         await log.close()

@@ -11,7 +11,6 @@ Add "outrider.django" to INSTALLED_APPS, run `manage.py migrate`, and stage even
         stage(Event("order.placed", {"id": order.pk}, aggregate_id=str(order.pk)))
 """
 
-from outrider.django.staging import astage, stage
-from outrider.django.transactions import transactions
+from outrider.django.staging import astage, stage, transactions
 
 __all__ = ["astage", "stage", "transactions"]

@@ -9,7 +9,7 @@ from outrider.django import checks
 
 
 class OutriderConfig(AppConfig):
-    """Outrider's tables, admin, checks and command, in one of the project's databases."""
+    """Outrider's tables, admin, checks and command, for a database of the project."""
 
     name = "outrider.django"
     label = "outrider"
@@ -17,7 +17,7 @@ class OutriderConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks; those that ask a database run with `manage.py check --database default`."""
+        """Register the checks; checks that query a database run with `manage.py check --database default`."""
         register(checks.check_settings)
         register(checks.check_place)
         register(checks.check_installed, Tags.database)

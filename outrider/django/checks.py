@@ -1,4 +1,4 @@
-"""System checks: what in the settings would keep Outrider from its promises, found before anything is staged."""
+"""System checks: find settings that break Outrider's guarantees, before any event is staged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import DatabaseError, connections
 
 from outrider.django import conf
-from outrider.django.recipe import VENDORS, perform, recipe_for
+from outrider.django.migration_operations import VENDORS, perform, recipe_for
 
 MIGRATE = "Run: manage.py migrate outrider; if Django has recorded it as applied, manage.py outrider db migrate."
 
@@ -29,7 +29,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def check_place(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """Check the database that OUTRIDER["DATABASE"] names, without asking it.
+    """Check the database that OUTRIDER["DATABASE"] names, without a query.
 
     ```python
     register(check_place)
@@ -46,7 +46,7 @@ def check_place(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def check_installed(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask the database whether Outrider's tables are there and up to date.
+    """Check in the database whether Outrider's tables exist and are up to date.
 
     ```python
     register(check_installed, Tags.database)

@@ -1,4 +1,4 @@
-"""The setting OUTRIDER, a dict whose keys are all optional; this module alone reads it.
+"""The setting OUTRIDER, a dict with optional keys. Only this module reads the setting.
 
 DATABASE is the alias of the database that holds the outbox, SCHEMA the schema in PostgreSQL, BROKER the URL that
 `manage.py outrider` uses, LANES the number of lanes at the first migration, and WAKE whether relays are woken after a
@@ -10,23 +10,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.db import connections
 
 from outrider.config import nearest
-from outrider.errors import BadSetting
-from outrider.staging import Outbox
+from outrider.errors import InvalidSetting, UsageError
+from outrider.outbox.staging import Outbox
 
 NAME = "OUTRIDER"
+
 LANES_MAX = 1024
+
+_EXAMPLES = {"DATABASE": "default", "SCHEMA": "outrider", "BROKER": "kafka://localhost:9092", "LANES": 32, "WAKE": True}
+
+PASSED_ON = (
+    *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation"),
+    *("target_session_attrs", "service", "passfile"),
+)
+"""Options of libpq that asyncpg also understands; the remaining options concern Django's own connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What OUTRIDER says, with its defaults."""
+    """The values of OUTRIDER, with defaults."""
 
     database: str = "default"
     schema: str = "outrider"
@@ -36,7 +47,7 @@ class Settings:
 
 
 class Problem(NamedTuple):
-    """What is wrong with OUTRIDER, and what to do."""
+    """A mistake in OUTRIDER and its remedy."""
 
     text: str
     remedy: str
@@ -48,7 +59,7 @@ assert _KINDS.keys() == {field.name.upper() for field in fields(Settings)}
 
 @cache
 def current() -> Settings:
-    """Return the settings in force; raise what the system check would report.
+    """Return the current settings; raise the errors that the system check would report.
 
     ```python
     alias = current().database
@@ -56,12 +67,14 @@ def current() -> Settings:
     """
     given = getattr(settings, NAME, {})
     if found := problems(given):
-        raise BadSetting(f"{found[0].text}; {found[0].remedy}")
+        raise InvalidSetting(f"{found[0].text}; {found[0].remedy}")
     return Settings(**{key.lower(): value for key, value in given.items()})
 
 
 def while_loading() -> Settings:
-    """Return the settings for what is loaded before anything is checked: what is wrong with them, the check tells.
+    """Return the settings for code that is loaded before the system checks.
+
+    Mistakes are ignored here and reported later.
 
     ```python
     alias = while_loading().database
@@ -71,7 +84,7 @@ def while_loading() -> Settings:
 
 
 def problems(given: Any) -> list[Problem]:
-    """Return what is wrong with OUTRIDER, key by key.
+    """Return the mistakes in OUTRIDER, key by key.
 
     ```python
     problems({"DATABSE": "default"})  # OUTRIDER has no key DATABSE; did you mean DATABASE?
@@ -92,9 +105,6 @@ def _problem(key: Any, value: Any) -> Problem | None:
     return _unfit(key, value)
 
 
-_EXAMPLES = {"DATABASE": "default", "SCHEMA": "outrider", "BROKER": "kafka://localhost:9092", "LANES": 32, "WAKE": True}
-
-
 def _unfit(key: str, value: Any) -> Problem | None:
     if key == "DATABASE" and value not in connections:
         return Problem(f"{NAME}['DATABASE'] = {value!r} is not in DATABASES", f"use one of: {', '.join(connections)}")
@@ -103,7 +113,7 @@ def _unfit(key: str, value: Any) -> Problem | None:
     if key == "SCHEMA":
         try:
             Outbox(schema=value)
-        except BadSetting as error:
+        except InvalidSetting as error:
             text, _, remedy = str(error).partition("; ")
             return Problem(f"{NAME}['SCHEMA']: {text}", remedy)
     return None
@@ -117,7 +127,7 @@ def table(name: str) -> str:
     ```
     """
     chosen = while_loading()
-    # Django leaves a name alone that begins and ends with a quotation mark.
+    # Django does not quote a name that begins and ends with a quotation mark.
     return f'"{chosen.schema}"."{name}"' if connections[chosen.database].vendor == "postgresql" else name
 
 
@@ -127,3 +137,57 @@ def _forget(*, setting: str, **_: Any) -> None:
 
 
 setting_changed.connect(_forget)
+
+
+def store_url(alias: str) -> str:
+    """Return the URL of a database by its alias; in a test, the URL of the test database.
+
+    ```python
+    store_url("default")  # postgresql://shop:s3cret@db/shop?sslmode=require
+    ```
+    """
+    connection = connections[alias]
+    facts = connection.settings_dict
+    if connection.vendor == "postgresql":
+        return _postgres(facts)
+    if connection.vendor == "sqlite":
+        return _sqlite(alias, facts["NAME"])
+    raise UsageError(f"DATABASES[{alias!r}] is {connection.vendor}; outrider works in PostgreSQL and SQLite")
+
+
+def _postgres(facts: Mapping[str, Any]) -> str:
+    options = facts.get("OPTIONS", {})
+    place, query = _host(str(facts.get("HOST") or ""), str(facts.get("PORT") or ""))
+    query |= {name: str(options[name]) for name in PASSED_ON if options.get(name)}
+    if facts.get("DISABLE_SERVER_SIDE_CURSORS"):
+        # Django's setting for a connection pooler that shares sessions.
+        query["pooled"] = "true"
+    tail = f"?{urlencode(query, quote_via=quote)}" if query else ""
+    return f"postgresql://{_user(facts)}{place}/{quote(str(facts.get('NAME') or ''), safe='')}{tail}"
+
+
+def _host(host: str, port: str) -> tuple[str, dict[str, str]]:
+    """Return host and port for the part of the URL before the path, or as options if they cannot stand there."""
+    if host and not set(host) & set("/,:"):
+        return (f"{host}:{port}" if port else host), {}
+    # None, a directory of sockets, several hosts, or an IPv6 address, which is written in brackets.
+    named = [f"[{each}]" if ":" in each and not each.startswith(("/", "[")) else each for each in host.split(",")]
+    given = {"host": ",".join(named), "port": port}
+    return "", {name: value for name, value in given.items() if value}
+
+
+def _user(facts: Mapping[str, Any]) -> str:
+    user, password = (quote(str(facts.get(name) or ""), safe="") for name in ("USER", "PASSWORD"))
+    if not user and not password:
+        return ""
+    return f"{user}:{password}@" if password else f"{user}@"
+
+
+def _sqlite(alias: str, name: str | Path) -> str:
+    text = str(name)
+    if text == ":memory:" or text.startswith("file:"):
+        raise UsageError(
+            f"the database {alias!r} is in memory or named by a URI, so nobody else can open it; name a file in "
+            f"DATABASES[{alias!r}]['NAME'], and for tests in ['TEST']['NAME']"
+        )
+    return f"sqlite:///{text}"

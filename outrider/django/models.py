@@ -1,21 +1,32 @@
-"""Outrider's tables as models, to look at: the migrations make them, the stores write them, and nobody else does."""
+"""Outrider's tables as read-only models. The migrations create the tables, and only the stores write to them."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from uuid import UUID
 
+from django.conf import settings
 from django.db import models
+from django.utils import timezone
 
 from outrider.django import conf
 from outrider.django.conf import table
-from outrider.django.fields import Identifier, Json, Moment
-from outrider.errors import Misuse
+from outrider.errors import UsageError
 
 READ_ONLY = "Outrider's tables are written by Outrider alone; to publish something, use outrider.django.stage"
 
+if TYPE_CHECKING:
+    _UUIDField = models.UUIDField[Any, Any]
+    _DateTimeField = models.DateTimeField[Any, Any]
+    _TextField = models.TextField[Any, Any]
+else:
+    _UUIDField, _DateTimeField, _TextField = models.UUIDField, models.DateTimeField, models.TextField
+
 
 class Rows(models.Manager[Any]):
-    """Reads from the database that OUTRIDER["DATABASE"] names, whatever the project's routers say."""
+    """Reads from the database that OUTRIDER["DATABASE"] names; the routers of the project are ignored."""
 
     def get_queryset(self) -> models.QuerySet[Any]:
         """Return all rows."""
@@ -23,7 +34,7 @@ class Rows(models.Manager[Any]):
 
 
 class Row(models.Model):
-    """A row that may be read only."""
+    """A read-only row."""
 
     objects: ClassVar[models.Manager[Any]] = Rows()
 
@@ -31,16 +42,55 @@ class Row(models.Model):
         abstract = True
 
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        raise Misuse(READ_ONLY)
+        """Raise: rows are read-only."""
+        raise UsageError(READ_ONLY)
 
     def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        raise Misuse(READ_ONLY)
+        """Raise: rows are read-only."""
+        raise UsageError(READ_ONLY)
+
+
+class Identifier(_UUIDField):
+    """A UUID. SQLite stores text with hyphens; Django's own field would write no hyphens."""
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        """Convert the value to the format of the store."""
+        found = self.to_python(value)
+        return found if found is None or connection.features.has_native_uuid_field else str(found)
+
+
+class Json(_TextField):
+    """A JSON value. The driver of PostgreSQL returns parsed values, SQLite returns text."""
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        """Parse text."""
+        return json.loads(value) if isinstance(value, str) else value
+
+
+class Moment(_DateTimeField):
+    """A time. SQLite stores seconds since 1970; Django's own field would expect text."""
+
+    def get_internal_type(self) -> str:
+        """Return a type other than DateTimeField, for which the database engine would convert values."""
+        return "OutriderMoment"
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        """Convert seconds to a time; the driver of PostgreSQL already returns times."""
+        if not isinstance(value, float | int):
+            return value
+        moment = datetime.fromtimestamp(value, UTC)
+        return moment if settings.USE_TZ else timezone.make_naive(moment)
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        """Convert the time to seconds for SQLite."""
+        found = self.get_prep_value(value)
+        if isinstance(found, datetime) and connection.vendor == "sqlite":
+            return (found if timezone.is_aware(found) else timezone.make_aware(found)).timestamp()
+        return found
 
 
 class Staged(Row):
-    """What every event has, wherever it is."""
+    """The common columns of events in all tables."""
 
     event_id = Identifier(primary_key=True)
     position: models.BigIntegerField[int, int] = models.BigIntegerField(db_column="id")
@@ -66,8 +116,8 @@ class Staged(Row):
         return f"{self.event_type} {self.event_id}"
 
 
-class Event(Staged):
-    """An event that no broker has yet."""
+class OutboxEvent(Staged):
+    """An event that no broker has confirmed yet."""
 
     state: models.TextField[str, str] = models.TextField()
     available_at = Moment(null=True)
@@ -84,7 +134,7 @@ class Event(Staged):
 
 
 class ArchivedEvent(Staged):
-    """An event that was delivered, kept for a while."""
+    """A published event, kept until its retention ends."""
 
     sent_at = Moment()
 
@@ -97,11 +147,11 @@ class ArchivedEvent(Staged):
 
 
 class DeadLetter(Staged):
-    """An event that could not be delivered, and waits for a person to decide."""
+    """An event that could not be published, and waits for an operator."""
 
     reason: models.TextField[str, str] = models.TextField()
     policy: models.TextField[str, str] = models.TextField()
-    buried_at = Moment()
+    dead_lettered_at = Moment()
     lane: models.SmallIntegerField[int, int] = models.SmallIntegerField()
     failure = Json(null=True)
 
@@ -117,7 +167,7 @@ class DeadLetter(Staged):
 
 
 class ConsumerDeadLetter(Row):
-    """An event that a consumer could not handle, and that waits for a person to decide."""
+    """An event that a consumer could not handle, and waits for an operator."""
 
     id: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)
     consumer: models.TextField[str, str] = models.TextField()
@@ -130,7 +180,7 @@ class ConsumerDeadLetter(Row):
     policy: models.TextField[str, str] = models.TextField()
     attempts: models.IntegerField[int, int] = models.IntegerField()
     received_at = Moment()
-    buried_at = Moment()
+    dead_lettered_at = Moment()
     failure = Json()
     headers = Json()
     body: models.BinaryField[bytes, bytes] = models.BinaryField()
@@ -147,8 +197,8 @@ class ConsumerDeadLetter(Row):
         return f"{self.consumer}: {self.event_type} {self.event_id}"
 
 
-class Saga(Row):
-    """A saga, under way or ended."""
+class SagaInstance(Row):
+    """A saga, running or ended."""
 
     saga_id = Identifier(primary_key=True)
     saga_type: models.TextField[str, str] = models.TextField()
@@ -173,3 +223,16 @@ class Saga(Row):
 
     def __str__(self) -> str:
         return f"{self.saga_type} {self.correlation_id}"
+
+
+def as_uuid(text: str) -> UUID | None:
+    """Parse an identifier typed by a user; return None if the text is not a UUID.
+
+    ```python
+    as_uuid("0190b3a6-7c1e-7b32-9d7e-2f1a5c3b4d5e")
+    ```
+    """
+    try:
+        return UUID(text.strip())
+    except ValueError:
+        return None

@@ -1,4 +1,4 @@
-"""Staging inside `transaction.atomic()`, and waking the relays once it has committed."""
+"""Staging inside `transaction.atomic()`, and waking the relays after the commit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from django.core import mail
 from django.db import connections
 
 from outrider.django import conf
-from outrider.django.place import store_url
+from outrider.django.conf import store_url
+from outrider.drivers.django import DjangoTransactions
 from outrider.event import Event
-from outrider.staging import Outbox
+from outrider.outbox.staging import Outbox
 from outrider.waker import Waker
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 def stage(*events: Event, using: str | None = None) -> list[UUID]:
     """Stage events inside `transaction.atomic()`; return their ids, in the order given.
 
-    They share the fate of the block: commit, and they will be delivered; roll back, or roll back to a savepoint before
-    them, and they never existed. `using` is the alias of the database, and of the `atomic` block around; unless given,
+    The events are part of the transaction: a commit stages them, and a rollback, also to an earlier savepoint, removes
+    them. `using` is the alias of the database and of the surrounding `atomic` block; the default is
     OUTRIDER["DATABASE"]::
 
         with transaction.atomic():
@@ -38,8 +39,8 @@ def stage(*events: Event, using: str | None = None) -> list[UUID]:
 async def astage(*events: Event, using: str | None = None) -> list[UUID]:
     """Stage events from a coroutine, on the thread and connection that Django's asynchronous ORM uses.
 
-    Django has no asynchronous `atomic`, so the usual way is a function that does all of it, called by `sync_to_async`;
-    there, use `stage`. This one is for a block that is entered and left by hand::
+    Django has no asynchronous `atomic`. Usually a synchronous function does all the work and is called with
+    `sync_to_async`; use `stage` there. Use `astage` in a block that is entered and left by hand::
 
         block = transaction.atomic()
         await sync_to_async(block.__enter__)()
@@ -57,15 +58,18 @@ async def astage(*events: Event, using: str | None = None) -> list[UUID]:
 
 def _outbox(connection: BaseDatabaseWrapper) -> Outbox:
     chosen = conf.current()
-    # SQLite's relays see a commit by themselves.
+    # Relays on SQLite notice a commit without a wake-up.
     if not chosen.wake or connection.vendor != "postgresql" or _testing():
         return _silent(chosen.schema)
     return _waking(store_url(connection.alias), chosen.schema)
 
 
 def _testing() -> bool:
-    """Tell whether Django's tests are running: a connection of ours would keep their database from being dropped."""
-    # What `setup_test_environment` does that others can see.
+    """Return whether Django's tests are running.
+
+    An open connection would prevent Django from dropping the test database.
+    """
+    # The attribute is the visible effect of `setup_test_environment`.
     return hasattr(mail, "outbox")
 
 
@@ -77,3 +81,18 @@ def _silent(schema: str) -> Outbox:
 @cache
 def _waking(url: str, schema: str) -> Outbox:
     return Outbox(schema=schema, wake=Waker(url, schema=schema))
+
+
+def transactions(using: str | None = None) -> DjangoTransactions:
+    """Run the handlers of an inbox, or the local steps of sagas, inside `transaction.atomic()`.
+
+    Handlers and steps are plain functions, and run on threads. `using` is the alias of the database; the default is
+    OUTRIDER["DATABASE"]::
+
+        inbox = Inbox(transactions=outrider.django.transactions())
+
+        @inbox.handler("order.placed", consumer="billing")
+        def bill(event, connection):
+            Invoice.objects.create(order_id=event.aggregate_id)
+    """
+    return DjangoTransactions(using or conf.current().database)

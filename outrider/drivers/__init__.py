@@ -1,1 +1,1 @@
-"""Staging through the caller's own database driver, one module each."""
+"""Database drivers: staging through the connection of the caller, with a module per driver."""

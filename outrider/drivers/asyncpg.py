@@ -1,4 +1,4 @@
-"""Staging, and what sagas need, through the caller's asyncpg connection."""
+"""Staging and saga operations through the caller's asyncpg connection."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import asyncpg
 
-from outrider.drivers.pump import pump_async
-from outrider.drivers.verbs import Verbs
-from outrider.errors import Misuse, NotInTransaction
+from outrider.drivers.base import translating_async
+from outrider.errors import NotInTransaction, UsageError
 from outrider.stores.postgres.statements import SCRIPTS
+from outrider.stores.statements import run_statements_async
 
 NO_TRANSACTION = (
     "this connection is not in a transaction, so event or saga could not share your change's fate; "
@@ -17,22 +17,18 @@ NO_TRANSACTION = (
 )
 
 
-def _perform(conn: Any, verb: str, args: tuple[Any, ...], schema: str) -> Any:
+def run(conn: Any, operation: str, args: tuple[Any, ...], schema: str) -> Any:
+    """Run an operation in the open transaction of the caller."""
     _check(conn)
-    return pump_async(SCRIPTS[verb](schema, *args), conn.fetch, schema)
+    return run_statements_async(SCRIPTS[operation](schema, *args), translating_async(conn.fetch, schema))
 
 
 def _check(conn: Any) -> None:
     try:
         closed, begun = conn.is_closed(), conn.is_in_transaction()
     except asyncpg.InterfaceError as error:
-        raise Misuse(f"this connection is no longer yours ({error}); take another and begin again") from error
+        raise UsageError(f"this connection is no longer yours ({error}); take another and begin again") from error
     if closed:
-        raise Misuse("this connection is closed, and its transaction with it; take another and begin again")
+        raise UsageError("this connection is closed, and its transaction with it; take another and begin again")
     if not begun:
         raise NotInTransaction(NO_TRANSACTION)
-
-
-_verbs = Verbs(_perform)
-stage, start_saga, post_mail = _verbs.stage, _verbs.start_saga, _verbs.post_mail
-barrier_enter, barrier_keep = _verbs.barrier_enter, _verbs.barrier_keep

@@ -1,60 +1,73 @@
-"""Staging, and what sagas need, through a transaction of the memory store."""
+"""Staging and saga operations through a transaction of the memory store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from outrider.errors import NotInTransaction
-from outrider.saga_store import Entered, NewMail, NewSaga, Phase
-from outrider.store import Drafts, Hold, Placed
-from outrider.stores.memory import MemoryTransaction, saga_writing
+from outrider.outbox.model import OptimisticClaim, StagedRow, StageRequest
+from outrider.saga.model import NewSaga, NewSagaMessage, ParticipantEntry, Phase
+from outrider.stores.memory import MemoryTransaction, saga
 
 
-async def stage(tx: MemoryTransaction, drafts: Drafts, hold: Hold | None, schema: str) -> list[Placed]:
-    """Stage into the transaction; the memory store has no schemas."""
+def run(tx: MemoryTransaction, operation: str, args: tuple[Any, ...], schema: str) -> Awaitable[Any]:
+    """Run an operation in the open transaction of the caller; the memory store has no schemas."""
+    return OPERATIONS[operation](tx, *args)
+
+
+async def stage(tx: MemoryTransaction, drafts: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
+    """Stage events in the transaction."""
     _in_transaction(tx)
     return await tx.stage(drafts, hold)
 
 
-async def start_saga(tx: MemoryTransaction, new: NewSaga, schema: str) -> bool:
-    """Start a saga in the transaction; False if it is there already::
+async def start_saga(tx: MemoryTransaction, new: NewSaga) -> bool:
+    """Start a saga in the transaction; return False if the saga exists already::
 
     async with store.transaction() as tx:
-        await start_saga(tx, NewSaga(saga_id, "order", 1, "A-7", b"{}"), "")
+        await start_saga(tx, NewSaga(saga_id, "order", 1, "A-7", b"{}"))
     """
     _in_transaction(tx, "start the saga")
-    return await saga_writing.start(tx, new)
+    return await saga.start(tx, new)
 
 
-async def post_mail(tx: MemoryTransaction, mail: Sequence[NewMail], schema: str) -> int:
-    """Post mail to sagas in the transaction; return how many were new::
+async def deliver_messages(tx: MemoryTransaction, mail: Sequence[NewSagaMessage]) -> int:
+    """Deliver messages to sagas in the transaction; return how many were new::
 
-    await post_mail(tx, [NewMail(saga_id, MailKind.REPLY, "stock.reserved", key, b"{}", event_id)], "")
+    await deliver_messages(tx, [NewSagaMessage(saga_id, MessageKind.REPLY, "stock.reserved", key, b"{}", event_id)])
     """
     _in_transaction(tx)
-    return await saga_writing.post(tx, mail)
+    return await saga.post(tx, mail)
 
 
-async def barrier_enter(tx: MemoryTransaction, participant: str, key: str, phase: Phase, schema: str) -> Entered:
-    """Let a command through a participant's barrier, or say what became of it before::
+async def participant_enter(tx: MemoryTransaction, participant: str, key: str, phase: Phase) -> ParticipantEntry:
+    """Record a command of a participant, or return the recorded outcome of an earlier delivery::
 
-    entered = await barrier_enter(tx, "stock", command.headers["saga_key"], Phase.ACTION, "")
+    entered = await participant_enter(tx, "stock", command.headers["saga_key"], Phase.ACTION)
     """
     _in_transaction(tx)
-    return await saga_writing.enter(tx, participant, key, phase)
+    return await saga.enter(tx, participant, key, phase)
 
 
-async def barrier_keep(  # noqa: PLR0917 - every driver takes the same, in the same order
-    tx: MemoryTransaction, participant: str, key: str, phase: Phase, reply: bytes, schema: str
-) -> None:
-    """Keep what was answered to a command, as JSON::
+async def participant_keep(tx: MemoryTransaction, participant: str, key: str, phase: Phase, reply: bytes) -> None:
+    """Store the reply to a command, as JSON::
 
-    await barrier_keep(tx, "stock", key, Phase.ACTION, b'{"reserved": 3}', "")
+    await participant_keep(tx, "stock", key, Phase.ACTION, b'{"reserved": 3}')
     """
     _in_transaction(tx)
-    await saga_writing.keep(tx, participant, key, phase, reply)
+    await saga.keep(tx, participant, key, phase, reply)
 
 
 def _in_transaction(tx: MemoryTransaction, do: str = "stage") -> None:
     if not tx.open:
         raise NotInTransaction(f"this transaction has ended; {do} inside `async with store.transaction() as tx`")
+
+
+OPERATIONS: Mapping[str, Callable[..., Awaitable[Any]]] = {
+    "stage": stage,
+    "start_saga": start_saga,
+    "deliver_messages": deliver_messages,
+    "participant_enter": participant_enter,
+    "participant_keep": participant_keep,
+}

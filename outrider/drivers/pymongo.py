@@ -1,35 +1,39 @@
-"""Staging, and what sagas need, through a session of pymongo, synchronous or not.
+"""Staging and saga operations through a session of pymongo, synchronous or asynchronous.
 
-The transaction is the caller's, and so are its errors: a write conflict passes with its label, and
-`session.with_transaction` runs the whole transaction again. The outbox is in the database that the schema names,
-whichever database the application uses.
+Transaction and errors belong to the caller: a write conflict passes unchanged with its label, and
+`session.with_transaction` repeats the whole transaction. The outbox is in the database that the schema names,
+regardless of the application's database.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from outrider.drivers.verbs import Verbs
 from outrider.errors import NotInTransaction
-from outrider.stores.mongo.scripts import SCRIPTS
-from outrider.stores.mongo.steps import arun, run
+from outrider.stores.mongo import saga, staging
+from outrider.stores.mongo.operations import Steps, run_operations, run_operations_async
 
 NO_TRANSACTION = (
     "this session is not in a transaction, so event or saga could not share your change's fate; stage in the callback "
     "of `session.with_transaction(...)`, which runs again after a conflict, or inside `session.start_transaction()`"
 )
 
+SCRIPTS: dict[str, Callable[..., Steps[Any]]] = {
+    "stage": staging.stage,
+    "start_saga": saga.start,
+    "deliver_messages": saga.post,
+    "participant_enter": saga.enter,
+    "participant_keep": saga.keep,
+}
 
-def _perform(session: Any, verb: str, args: tuple[Any, ...], schema: str) -> Any:
-    """Return the result, or something to await if the session is asynchronous."""
+
+def run(session: Any, operation: str, args: tuple[Any, ...], schema: str) -> Any:
+    """Run an operation in the open transaction of the caller."""
     if not session.in_transaction:
         raise NotInTransaction(NO_TRANSACTION)
-    work = SCRIPTS[verb](*args)
-    return arun(work, session, schema) if isinstance(session, AsyncClientSession) else run(work, session, schema)
-
-
-_verbs = Verbs(_perform)
-stage, start_saga, post_mail = _verbs.stage, _verbs.start_saga, _verbs.post_mail
-barrier_enter, barrier_keep = _verbs.barrier_enter, _verbs.barrier_keep
+    work = SCRIPTS[operation](*args)
+    runs = run_operations_async if isinstance(session, AsyncClientSession) else run_operations
+    return runs(work, session, schema)

@@ -1,35 +1,43 @@
-"""Staging, and what sagas need, through SQLAlchemy's sessions and connections, by way of the driver below.
+"""Staging and saga operations through SQLAlchemy's sessions and connections, which delegate to the raw driver.
 
-A session is flushed first, so that its rows have taken their locks before the event takes its place. SQLAlchemy begins
-late: a transaction that is open for it may not have reached the database, so it is begun for good before anything is
-staged. With SQLite and Python's own transaction control there is one gap: a savepoint opened before the first write is
-a transaction of its own, which its release commits, business rows and events alike; SQLAlchemy's page on SQLite
-transactions tells how to begin properly.
+A session is flushed first: its rows take their locks before the event gets its position. SQLAlchemy begins late: a
+transaction that is open in SQLAlchemy may not have reached the database. The driver therefore begins the transaction in
+the database before staging. With SQLite and Python's own transaction control one case remains: a savepoint opened
+before the first write is a separate transaction, and its release commits business rows and events. SQLAlchemy's page on
+SQLite transactions describes the correct configuration.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.pool import QueuePool
 
-from outrider.drivers.recognise import Manner, driver, way_of
-from outrider.drivers.verbs import Verbs
-from outrider.errors import Misuse, NotInTransaction
+from outrider.drivers.async_transactions import AsyncTransactionSource, OpenTransaction
+from outrider.drivers.connections import raw_connection
+from outrider.drivers.detect import Mode, driver, driver_of
+from outrider.drivers.threaded_transactions import ThreadedTransactionSource
+from outrider.errors import NotInTransaction, UsageError
 from outrider.stores.sqlite.database import translation
 
 DRIVERS = frozenset({"asyncpg", "psycopg", "psycopg_async", "pysqlite", "aiosqlite"})
+
 IDLE = (
     "this {0} is not in a transaction, so event or saga could not share your change's fate; use `{1} {0}.begin():`, "
     "or write your change first"
 )
+
 AUTOCOMMIT = (
     "this connection commits every statement by itself (isolation level AUTOCOMMIT), so event or saga could not share "
     "your change's fate; use an engine or a connection without it"
 )
+
 SEVERAL = (
     "this session works on several databases, and nothing says which one holds the outbox; pass its connection: "
     "session.connection(bind_arguments={'mapper': Order})"
@@ -40,54 +48,63 @@ FLUSHING = (
     "`before_commit` instead, or pass session.connection()"
 )
 
+Args = tuple[Any, ...]
 
-def _perform(target: Any, verb: str, args: tuple[Any, ...], schema: str) -> Any:
-    if way_of(target).manner is Manner.ASYNC:
-        return _perform_async(target, verb, args, schema)
+TRANSACTIONS_MAX = 10
+"""The limit of concurrent transactions if the pool of the engine has no size."""
+
+
+def run(target: Any, operation: str, args: Args, schema: str) -> Any:
+    """Run an operation in the open transaction of the caller."""
+    if driver_of(target).mode is Mode.ASYNC:
+        return _run_async(target, operation, args, schema)
     found = target() if isinstance(target, scoped_session) else target
-    return (_within_session if isinstance(found, Session) else _within)(found, verb, args, schema)
+    return (_within_session if isinstance(found, Session) else _within)(found, operation, args, schema)
 
 
-def _perform_async(target: Any, verb: str, args: tuple[Any, ...], schema: str) -> Any:
-    # This needs greenlet, which applications without asyncio may not have.
+def _run_async(target: Any, operation: str, args: Args, schema: str) -> Any:
+    # The import needs greenlet, which applications without asyncio may not have.
     from sqlalchemy.ext.asyncio import AsyncConnection, async_scoped_session
 
     if isinstance(target, AsyncConnection):
         _check_open(target)
-        return target.run_sync(_within, verb, args, schema, awaited=True)
+        return target.run_sync(_within, operation, args, schema, awaited=True)
     session = target() if isinstance(target, async_scoped_session) else target
-    return session.run_sync(_within_session, verb, args, schema, awaited=True)
+    return session.run_sync(_within_session, operation, args, schema, awaited=True)
 
 
-def _within_session(session: Session, verb: str, args: tuple[Any, ...], schema: str, *, awaited: bool = False) -> Any:
+def _within_session(session: Session, operation: str, args: Args, schema: str, *, awaited: bool = False) -> Any:
     if not session.in_transaction():
         raise NotInTransaction(IDLE.format("session", "async with" if awaited else "with"))
     check_bind(session)
     if session._flushing:
-        raise Misuse(FLUSHING)
+        raise UsageError(FLUSHING)
     session.flush()
-    return _within(_only_connection(session), verb, args, schema)
+    return _within(_only_connection(session), operation, args, schema)
 
 
 def _only_connection(session: Session) -> Connection:
-    """Return a session's connection; refuse if it has another as well, since it chooses by itself what goes where."""
+    """Return the connection of a session.
+
+    Reject a session with several connections: it could write events elsewhere.
+    """
     connection, transaction = session.connection(), session.get_transaction()
-    # Nothing public tells. Each connection is there twice, by itself and by its engine.
+    # No public API lists the connections. Each connection is listed twice: by itself and by its engine.
     if transaction and any(each[0] is not connection for each in transaction._connections.values()):
-        raise Misuse(SEVERAL)
+        raise UsageError(SEVERAL)
     return connection
 
 
-def _within(connection: Connection, verb: str, args: tuple[Any, ...], schema: str, *, awaited: bool = False) -> Any:
-    """Work through the driver's own connection; its coroutines are awaited from inside SQLAlchemy's greenlet."""
+def _within(connection: Connection, operation: str, args: Args, schema: str, *, awaited: bool = False) -> Any:
+    """Work through the raw connection; coroutines of the driver are awaited inside SQLAlchemy's greenlet."""
     _check_open(connection)
     if not connection.in_transaction():
         raise NotInTransaction(IDLE.format("connection", "async with" if awaited else "with"))
     raw = begun(connection)
-    way = way_of(raw)
+    info = driver_of(raw)
     try:
-        done = getattr(driver(way), verb)(raw, *args, schema)
-        return _awaited(done) if way.manner is Manner.ASYNC else done
+        done = driver(info).run(raw, operation, args, schema)
+        return _awaited(done) if info.mode is Mode.ASYNC else done
     except NotInTransaction as error:
         raise NotInTransaction(AUTOCOMMIT) from error
 
@@ -99,14 +116,14 @@ def _awaited(work: Any) -> Any:
 
 
 def begun(connection: Connection) -> Any:
-    """Return the driver's connection, with the transaction begun that SQLAlchemy believes to be open::
+    """Return the raw connection, and begin the transaction that SQLAlchemy regards as open::
 
     with engine.begin() as connection:
         raw = begun(connection)
     """
     dialect = connection.dialect
     if dialect.driver not in DRIVERS:
-        raise Misuse(
+        raise UsageError(
             f"cannot work through {dialect.name}+{dialect.driver}; use postgresql+psycopg, postgresql+asyncpg, sqlite "
             "or sqlite+aiosqlite"
         )
@@ -119,7 +136,7 @@ def begun(connection: Connection) -> Any:
 
 
 def _begins_late(raw: Any) -> bool:
-    """Tell whether Python's sqlite3 is to begin with the first write, as it does unless told otherwise."""
+    """Return whether Python's sqlite3 begins a transaction with the first write, which is the default."""
     conn = getattr(raw, "_conn", raw)
     legacy = getattr(conn, "autocommit", -1) == -1 and conn.isolation_level is not None
     return legacy and not conn.in_transaction
@@ -137,24 +154,177 @@ def _begin_immediate(connection: Connection) -> None:
 
 def _check_open(connection: Any) -> None:
     if connection.closed:
-        raise Misuse("this connection is closed, and its transaction with it; take another and begin again")
+        raise UsageError("this connection is closed, and its transaction with it; take another and begin again")
 
 
 def check_bind(session: Session) -> None:
-    """Refuse a session that may write its rows to one database and our event to another::
+    """Reject a session that may write its rows to one database and the event to another::
 
     check_bind(Session())
     """
     try:
         usual = session.get_bind()
     except UnboundExecutionError as error:
-        raise Misuse(SEVERAL) from error
+        raise UsageError(SEVERAL) from error
     # The binds of single tables are public since SQLAlchemy 2.1.
     binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})
     if any(bind.engine is not usual.engine for bind in binds.values()):
-        raise Misuse(SEVERAL)
+        raise UsageError(SEVERAL)
 
 
-_verbs = Verbs(_perform)
-stage, start_saga, post_mail = _verbs.stage, _verbs.start_saga, _verbs.post_mail
-barrier_enter, barrier_keep = _verbs.barrier_enter, _verbs.barrier_keep
+class SqlalchemyTransaction(OpenTransaction):
+    """A transaction of a session or of a connection."""
+
+    SAVEPOINT = "with session.begin_nested(): ..."
+
+    def __init__(self, target: Session | Connection) -> None:
+        self.connection = self._target = target
+        connection = target if isinstance(target, Connection) else None
+        if isinstance(target, Session):
+            check_bind(target)
+            # A session without autobegin needs an explicit begin.
+            if not target.in_transaction():
+                target.begin()
+            self._transaction: Any = target.get_transaction()
+            connection = target.connection(execution_options=_level(target.get_bind()))
+        else:
+            target.execution_options(**_level(target.engine))
+            self._transaction = target.begin()
+        assert connection is not None
+        self._connection, self.raw = connection, raw_connection(begun(connection))
+        if connection.dialect.name == "sqlite" and not self.raw.begun:
+            raise UsageError(AUTOCOMMIT)
+
+    @property
+    def gone(self) -> bool:
+        return self._target.get_transaction() is not self._transaction
+
+    @property
+    def spoilt(self) -> bool:
+        return isinstance(self._target, Session) and not self._target.is_active
+
+    def begin(self) -> None:
+        # psycopg begins with the first statement.
+        if not self.raw.begun:
+            self._connection.exec_driver_sql("SELECT 1")
+
+    def settle(self) -> None:
+        if isinstance(self._target, Session):
+            self._target.flush()
+            # A session raises here after a swallowed flush error.
+            self._target.connection()
+        # Savepoints that are still open are released now, as the commit would do.
+        while savepoint := self._target.get_nested_transaction():
+            savepoint.commit()
+
+    def commit(self) -> None:
+        self._target.commit()
+
+    def rollback(self) -> None:
+        self._target.rollback()
+
+    def release(self) -> None:
+        self._target.close()
+
+
+class AsyncSqlalchemyTransaction(OpenTransaction):
+    """A transaction of the synchronous session or connection inside an asynchronous one."""
+
+    SAVEPOINT = "async with session.begin_nested(): ..."
+
+    def __init__(self, given: Any, inner: SqlalchemyTransaction) -> None:
+        self.connection, self._inner, self.raw = given, inner, inner.raw
+
+    @property
+    def gone(self) -> bool:
+        return self._inner.gone
+
+    @property
+    def spoilt(self) -> bool:
+        return self._inner.spoilt
+
+    async def begin(self) -> None:
+        if not self.raw.begun:
+            await _there(self._inner.begin)
+
+    async def settle(self) -> None:
+        await _there(self._inner.settle)
+
+    async def commit(self) -> None:
+        await _there(self._inner.commit)
+
+    async def rollback(self) -> None:
+        await _there(self._inner.rollback)
+
+    async def release(self) -> None:
+        await _there(self._inner.release)
+
+
+class SqlalchemySource(ThreadedTransactionSource):
+    """A transaction source over a `sessionmaker` or an `Engine`."""
+
+    def __init__(self, source: Any) -> None:
+        engine = _engine(source)
+        self.vendor, self._make = engine.dialect.name, source.connect if source is engine else source
+        super().__init__(_lendable(engine))
+
+    def begin(self) -> OpenTransaction:
+        target = self._make()
+        try:
+            return SqlalchemyTransaction(target)
+        except BaseException:
+            target.close()
+            raise
+
+
+class AsyncSqlalchemySource(AsyncTransactionSource):
+    """A transaction source over an `async_sessionmaker` or an `AsyncEngine`."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        engine = getattr(source, "sync_engine", None)
+        self._connects = engine is not None
+        engine = engine or _engine(lambda: source().sync_session)
+        self.vendor = engine.dialect.name
+        super().__init__(_lendable(engine))
+
+    async def begin(self) -> OpenTransaction:
+        given = await self._source.connect() if self._connects else self._source()
+        below_it = given.sync_connection if self._connects else given.sync_session
+        try:
+            return AsyncSqlalchemyTransaction(given, await _there(SqlalchemyTransaction, below_it))
+        except BaseException:
+            with suppress(Exception):
+                await given.close()
+            raise
+
+
+async def _there(job: Callable[..., Any], *args: Any) -> Any:
+    """Run a function in a greenlet, where SQLAlchemy's synchronous classes can wait for an asynchronous driver."""
+    from sqlalchemy.util import greenlet_spawn
+
+    return await greenlet_spawn(job, *args)
+
+
+def _level(bind: Any) -> dict[str, str]:
+    # Each statement must see all earlier commits; a stricter isolation level would read an old snapshot. SQLite has no
+    # such level, and needs none.
+    return {"isolation_level": "READ COMMITTED"} if bind.dialect.name == "postgresql" else {}
+
+
+def _engine(source: Any) -> Engine:
+    """Return the engine of a factory. Creating a session opens no connection."""
+    try:
+        bind = source if isinstance(source, Engine) else source().get_bind()
+    except UnboundExecutionError as error:
+        raise UsageError(SEVERAL) from error
+    if not isinstance(bind, Engine):
+        raise UsageError(
+            "the sessions of `transactions` are bound to one connection, not to an engine; bind them to one"
+        )
+    return bind
+
+
+def _lendable(engine: Engine) -> int:
+    """Return the limit of concurrent handler transactions; the overflow of a pool stays with the application."""
+    return (engine.pool.size() if isinstance(engine.pool, QueuePool) else 0) or TRANSACTIONS_MAX

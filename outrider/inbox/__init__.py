@@ -1,1 +1,1 @@
-"""The inbox: a consumer's effects happen exactly once, in the order of each key."""
+"""The inbox: the effects of a consumer happen exactly once, in the order of every key."""

@@ -1,30 +1,45 @@
-"""The consumer: receives, lets keys be handled side by side and each in order, acks what is committed.
+"""The consumer: receives events, runs handlers of different keys concurrently, and acks committed events.
 
-Trouble is told apart. A handler that raises is charged an attempt and tried again in place, while its key waits; then
-the event is buried. A store or a broker that does not answer charges nothing and is waited for.
+A handler that raises counts an attempt of its event. The event is tried again in place while its key waits; after the
+last attempt the event is dead-lettered. An unavailable store or broker counts no attempt; the consumer waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 
-from outrider.codec.open import open_delivery
-from outrider.delivery import Arrival, InboxStream
-from outrider.errors import Transient
-from outrider.inbox.handling import Handling, Tried
-from outrider.inbox.lineup import Lineup
+from outrider.brokers.base import Source
+from outrider.errors import OutriderError, Transient
+from outrider.event import InboxStream, ReceivedEvent
+from outrider.inbox.executor import AttemptResult, HandlerExecutor
+from outrider.inbox.key_queues import KeyQueues
 from outrider.inbox.router import Routes
-from outrider.inbox.settings import Gate
-from outrider.inbox.upkeep import Upkeep
-from outrider.inbox_store import InboxStore
-from outrider.observer import ConsumerStarted, ConsumerStopped, HandlerCutOff, Observer, Observers, ShardsRevoked
-from outrider.source import Source
+from outrider.inbox.settings import Ordering
+from outrider.inbox.store import InboxStore
+from outrider.telemetry.events import (
+    ConsumerStarted,
+    ConsumerStopped,
+    GapOverdue,
+    HandlerTimedOut,
+    InboxMaintenanceDone,
+    Observer,
+    Observers,
+    PartitionsRevoked,
+)
+from outrider.wire import decode
+
+PRUNE_SECONDS = 600.0
+
+STREAMS_MAX = 100
 
 
 class Consumer:
-    """Runs the handlers of one consumer over one source. Refuses handlers that cannot work with the store."""
+    """Runs the handlers of one consumer over one source. Rejects handlers that cannot work with the store."""
 
     def __init__(
         self,
@@ -33,34 +48,37 @@ class Consumer:
         routes: Routes,
         *,
         observer: Observer | None = None,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         routes.check(store)
         self._source, self._settings = source, routes.settings
         self._routes = routes
         self._observer = observer or Observers()
-        self._handling = Handling(store, routes, self._observer, chance or random.Random())
-        self._upkeep = Upkeep(store, routes, self._handling, self._observer)
-        self._lineup = Lineup()
+        self._handling = HandlerExecutor(store, routes, self._observer, rng or random.Random())
+        self._upkeep = ConsumerMaintenance(store, routes, self._handling, self._observer)
+        self._lineup = KeyQueues()
         self._changed = asyncio.Condition()
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stalled: set[InboxStream] = set()
-        self._under_way: dict[asyncio.Task[None], list[Arrival]] = {}
+        self._under_way: dict[asyncio.Task[None], list[ReceivedEvent]] = {}
 
     def stop(self) -> None:
-        """Ask for a clean stop: what is being handled is finished and acked, the rest stays with the broker."""
+        """Ask for a clean stop: handlers in progress finish and are acked, remaining events stay with the broker."""
         self._stopping.set()
 
     @property
     def busy(self) -> bool:
-        """Tell whether something is being handled, is due again, or drains; not what finds no room to wait in."""
+        """Return whether events are being handled, are due again, or drain.
+
+        Events that cannot be held for now do not count.
+        """
         return bool(self._lineup.lines - self._stalled) or self._handling.draining
 
     async def run(self) -> None:
         """Consume until asked to stop."""
         await self._source.start(self._revoked)
-        self._observer.notice(ConsumerStarted(self._routes.consumer, tuple(self._routes.topics)))
+        self._observer.emit(ConsumerStarted(self._routes.consumer, tuple(self._routes.topics)))
         try:
             async with asyncio.TaskGroup() as group:
                 hands = [group.create_task(self._work()) for _ in range(self._settings.concurrency)]
@@ -70,18 +88,18 @@ class Consumer:
                     await self._receive()
                     await self._finish(hands)
                 finally:
-                    # A worker may miss that it is cancelled, when its connection is lost at that moment.
+                    # A worker may miss its cancellation if its connection is lost at the same moment.
                     self._stopping.set()
                     watching.cancel()
                     await self._line_up([])
         finally:
-            # Only now does nobody start another drain.
+            # The task group has ended: no task can start another drain.
             await self._handling.stop()
             await self._source.close()
-        self._observer.notice(ConsumerStopped(self._routes.consumer, unhandled=len(self._lineup)))
+        self._observer.emit(ConsumerStopped(self._routes.consumer, unhandled=len(self._lineup)))
 
     async def _receive(self) -> None:
-        """Fetch deliveries; while there is no room, only keep the connection alive."""
+        """Fetch deliveries; without room, only keep the connection alive."""
         lost = False
         while not self._stopping.is_set():
             try:
@@ -91,31 +109,31 @@ class Consumer:
             except Transient as error:
                 lost = True
                 await self._forget()
-                await self._pause(self._handling.trouble(str(error)))
+                await self._pause(self._handling.health.failed(str(error)))
                 continue
             if lost:
                 lost = False
-                self._handling.well()
+                self._handling.health.recovered()
             if received:
-                await self._line_up([open_delivery(delivery) for delivery in received])
+                await self._line_up([decode(delivery) for delivery in received])
 
     def _room(self) -> int:
-        """Return how many may come. A quarter at a time, so that no shard fills the whole before it counts as full."""
+        """Return how many deliveries to fetch: at most a quarter of the limit, to leave room for other partitions."""
         in_flight_max = self._settings.in_flight_max
         return max(0, min(in_flight_max - len(self._lineup), max(1, in_flight_max // 4)))
 
     def _full(self) -> frozenset[str]:
-        """Name the shards that have their share of what may be in flight: a slow one must not stop the others."""
+        """Return the partitions that have used up their share: a slow partition must not stop other partitions."""
         return self._lineup.full(max(1, self._settings.in_flight_max // 2))
 
-    async def _line_up(self, arrivals: Sequence[Arrival]) -> None:
+    async def _line_up(self, events: Sequence[ReceivedEvent]) -> None:
         async with self._changed:
-            for arrival in arrivals:
-                self._lineup.add(arrival)
+            for received in events:
+                self._lineup.add(received)
             self._changed.notify_all()
 
     async def _work(self) -> None:
-        """Handle what is ready, until asked to stop."""
+        """Execute ready events until asked to stop."""
         hand = asyncio.current_task()
         assert hand is not None
         while True:
@@ -123,23 +141,24 @@ class Consumer:
                 await self._changed.wait_for(lambda: self._lineup.ready or self._stopping.is_set())
                 if self._stopping.is_set():
                     return
-                arrivals = self._lineup.take(self._settings.batch_max)
-            self._under_way[hand] = arrivals
-            tried = await self._handling.handle(arrivals)
-            for arrival in tried.done:
-                # Last: a crash before this delivers again, and the receipt absorbs it. The other order loses events.
-                self._source.ack(arrival.delivery)
-            await self._give_back(arrivals, tried)
+                events = self._lineup.take(self._settings.batch_max)
+            self._under_way[hand] = events
+            tried = await self._handling.execute(events)
+            for received in tried.done:
+                # Ack last: a crash before the ack delivers again, and the receipt absorbs the duplicate. The other
+                # order loses events.
+                self._source.ack(received.delivery)
+            await self._give_back(events, tried)
 
-    async def _give_back(self, arrivals: Sequence[Arrival], tried: Tried) -> None:
-        """Forget what is done; let lines with something left rest, and the others go on."""
-        lines = {arrival.stream for arrival in arrivals}
+    async def _give_back(self, events: Sequence[ReceivedEvent], tried: AttemptResult) -> None:
+        """Remove settled events; let streams with unsettled events rest, and free the remaining streams."""
+        lines = {received.stream for received in events}
         async with self._changed:
             self._lineup.done(tried.done)
             self._handling.forget(self._lineup.put_back(tried.left))
             self._stalled = (self._stalled - lines) | tried.stalled
-            if self._settings.gate is Gate.STRICT:
-                # The gate keeps the order, whatever comes first.
+            if self._settings.ordering is Ordering.STRICT:
+                # Sequencing keeps the order, whichever event comes first.
                 self._lineup.sort(tried.rest_seconds)
             self._lineup.free(lines - tried.rest_seconds.keys())
             self._changed.notify_all()
@@ -151,17 +170,17 @@ class Consumer:
         self._tasks.add(task := asyncio.create_task(self._line_up([])))
         task.add_done_callback(self._tasks.discard)
 
-    async def _revoked(self, shards: frozenset[str]) -> None:
-        """Let go of shards: forget what has not begun, and wait for what has."""
-        self._observer.notice(ShardsRevoked(self._routes.consumer, tuple(sorted(shards))))
+    async def _revoked(self, partitions: frozenset[str]) -> None:
+        """Release partitions: drop events that have not begun, and wait for events in progress."""
+        self._observer.emit(PartitionsRevoked(self._routes.consumer, tuple(sorted(partitions))))
         async with self._changed:
-            self._handling.forget(self._lineup.drop(shards))
-            await self._changed.wait_for(lambda: not any(self._lineup.count(shard) for shard in shards))
+            self._handling.forget(self._lineup.drop(partitions))
+            await self._changed.wait_for(lambda: not any(self._lineup.count(partition) for partition in partitions))
 
     async def _forget(self) -> None:
-        """Forget what has not begun: the connection is lost, and everything that is not acked comes again."""
+        """Drop events that have not begun: the connection is lost, and the broker redelivers unacked events."""
         async with self._changed:
-            self._handling.forget(self._lineup.drop(self._lineup.shards))
+            self._handling.forget(self._lineup.drop(self._lineup.partitions))
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -171,12 +190,73 @@ class Consumer:
             return
 
     async def _finish(self, hands: Sequence[asyncio.Task[None]]) -> None:
-        """Let what is being handled end; what takes too long is undone, and delivered again."""
+        """Wait for handlers in progress; late handlers are rolled back, and their events are delivered again."""
         async with self._changed:
             self._changed.notify_all()
-        _, late = await asyncio.wait(hands, timeout=self._settings.stop_seconds)
+        _, late = await asyncio.wait(hands, timeout=self._settings.shutdown_timeout_seconds)
         for task in late:
             task.cancel()
-            for arrival in self._under_way.get(task, []):
-                seconds, place = self._settings.stop_seconds, (arrival.delivery.topic, arrival.stream.key)
-                self._observer.notice(HandlerCutOff(self._routes.consumer, arrival.event_id, *place, seconds))
+            for received in self._under_way.get(task, []):
+                seconds, place = self._settings.shutdown_timeout_seconds, (received.delivery.topic, received.stream.key)
+                self._observer.emit(HandlerTimedOut(self._routes.consumer, received.event_id, *place, seconds))
+
+
+@dataclass(slots=True)
+class ConsumerMaintenance:
+    """Periodic maintenance of a consumer.
+
+    Every process runs maintenance; the store gives a stream to a single process.
+    """
+
+    store: InboxStore
+    routes: Routes
+    handling: HandlerExecutor
+    observer: Observer
+    told: dict[InboxStream, datetime] = field(default_factory=dict)
+    prune_at: float = 0.0
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Run maintenance until asked to stop."""
+        while not stopping.is_set():
+            try:
+                await self.run_maintenance()
+            except OutriderError as error:
+                self.handling.health.failed(str(error))
+            try:
+                async with asyncio.timeout(self.routes.settings.maintenance_interval_seconds):
+                    await stopping.wait()
+            except TimeoutError:
+                continue
+
+    async def run_maintenance(self) -> None:
+        """Run maintenance once."""
+        for cause in self.routes.settings.drains:
+            for stream in await self.store.draining(self.routes.consumer, STREAMS_MAX, cause=cause):
+                self.handling.drain(stream)
+        if self.routes.settings.ordering is Ordering.STRICT:
+            await self._tell_of_gaps()
+        if time.monotonic() >= self.prune_at:
+            await self._prune()
+            self.prune_at = time.monotonic() + PRUNE_SECONDS
+
+    async def _tell_of_gaps(self) -> None:
+        """Emit every overdue gap once; a stream that waits again is emitted again."""
+        seconds = self.routes.settings.gap_timeout_seconds
+        found = await self.store.overdue(self.routes.consumer, seconds, STREAMS_MAX)
+        for stream, seen, waiting, since in found:
+            if self.told.get(stream) != since:
+                self.observer.emit(GapOverdue(self.routes.consumer, stream.topic, stream.key, seen, waiting))
+        self.told = {gap.stream: gap.since for gap in found}
+
+    async def _prune(self) -> None:
+        settings = self.routes.settings
+        pruned = await self.store.prune(
+            self.routes.consumer, receipt_days=settings.receipt_days, dead_letter_days=settings.dead_letter_days
+        )
+        barriers = (
+            0
+            if settings.participant_memory_days is None
+            else await self.store.prune_participants(settings.participant_memory_days)
+        )
+        if any(pruned) or barriers:
+            self.observer.emit(InboxMaintenanceDone(self.routes.consumer, *pruned, barriers))

@@ -1,25 +1,24 @@
-"""The inbox as a service uses it: handlers by decorator, or one delivery at a time by hand."""
+"""The public API of the inbox: handlers registered by decorator, or a call of `process` for every delivery."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any
 
-from outrider.codec.open import open_delivery
-from outrider.delivery import Delivery, InboxStream
-from outrider.errors import Misuse, Transient
-from outrider.inbox import turns
-from outrider.inbox.calling import HandlerFailed
+from outrider.errors import Transient, UsageError
+from outrider.event import Delivery, InboxStream
+from outrider.inbox.model import Applied, Held, Ignored, InboxDeadLettered, LeftWithBroker
 from outrider.inbox.router import Handler, Route, Router, Routes
 from outrider.inbox.settings import ConsumerSettings, changed
-from outrider.inbox.turns import Turns
-from outrider.inbox_store import Applied, Buried, Dropped, InboxStore, Stalled, Waits
+from outrider.inbox.store import InboxStore
+from outrider.inbox.transaction import BatchOutcome, HandlerFailed, InboxTransaction
+from outrider.wire import decode
 
 DRAIN_MAX = 100
 
 
 class Result(StrEnum):
-    """What became of a delivery. In each case it is committed, and the caller may ack."""
+    """The committed outcome of a delivery; the caller may ack."""
 
     APPLIED = "applied"
     DUPLICATE = "duplicate"
@@ -28,7 +27,7 @@ class Result(StrEnum):
     BURIED = "buried"
 
 
-_RESULTS = {Applied: Result.APPLIED, Dropped: Result.DROPPED, Waits: Result.WAITING, Buried: Result.BURIED}
+_RESULTS = {Applied: Result.APPLIED, Ignored: Result.DROPPED, Held: Result.WAITING, InboxDeadLettered: Result.BURIED}
 
 
 class Inbox(Router):
@@ -52,31 +51,32 @@ class Inbox(Router):
     def __init__(self, store: InboxStore | None = None, *, transactions: Any = None) -> None:
         super().__init__()
         if store is not None and transactions is not None:
-            raise Misuse(
-                "an inbox with a store lends what that does; open the store with transactions=…, not the inbox"
+            raise UsageError(
+                "an inbox with a store takes its transactions from there; open the store with transactions=…"
             )
         self.store, self.transactions = store, transactions
 
     def consumer(self, name: str, settings: ConsumerSettings | None = None, **options: Any) -> None:
-        """Set how a consumer works: its gate, retries, batches and limits.
+        """Set the ordering, retries, batches and limits of a consumer.
 
-        >>> Inbox().consumer("billing", gate="strict", batch_max=100)
+        >>> Inbox().consumer("billing", ordering="strict", batch_max=100)
         """
         super().consumer(name, changed(settings or ConsumerSettings(), options))
 
     async def process(self, delivery: Delivery, handler: Handler, *, consumer: str) -> Result:
-        """Handle one delivery in a transaction with its receipt; ack when this returns.
+        """Handle one delivery in a transaction with its receipt; ack after the method returns.
 
-        What the handler raises is raised here, and has left no trace: do not ack, and deliver again. A malformed
-        delivery goes to the consumer's dead letters::
+        An error of the handler is raised here, after a rollback: do not ack, and deliver again. A malformed delivery
+        goes to the dead letters of the consumer::
 
             result = await inbox.process(delivery, bill, consumer="billing")
         """
         store, routes = self._by_hand(handler, consumer)
-        arrival = open_delivery(delivery)
+        received = decode(delivery)
         try:
-            done = await turns.commit(store, routes, turns.arrivals_of(store, routes, [arrival]))
-            # A second delivery may be all that is left of one whose followers failed: they are waiting still.
+            done = await InboxTransaction(store, routes).process([received])
+            # The first delivery may have committed before its drain failed: the held events of a duplicate's stream may
+            # still wait.
             for stream in [*done.draining, *(each.stream for each in done.duplicates)]:
                 await _drain(store, routes, stream)
         except HandlerFailed as failed:
@@ -84,10 +84,10 @@ class Inbox(Router):
         return _result(done)
 
     async def drain(self, consumer: str, handler: Handler) -> int:
-        """Let waiting events go that may: after `outrider inbox replay`, `discard` or `release`. Return how many did.
+        """Handle held events that may continue after `outrider inbox replay`, `discard` or `skip-gap`; return how many.
 
-        Call it now and then beside `process`, with a handler that takes every type. What it raises is raised here, and
-        the event waits on::
+        Call `drain` periodically beside `process`, with a handler for every type. An error of the handler is raised
+        here, and the event stays held::
 
             handled = await inbox.drain("billing", bill)
         """
@@ -104,7 +104,9 @@ class Inbox(Router):
 
     def _by_hand(self, handler: Handler, consumer: str) -> tuple[InboxStore, Routes]:
         if self.store is None:
-            raise Misuse("this inbox has no store; make it with Inbox(store), or run: outrider consume module:inbox")
+            raise UsageError(
+                "this inbox has no store; make it with Inbox(store), or run: outrider consume module:inbox"
+            )
         settings = self.consumers[consumer].settings if consumer in self.consumers else ConsumerSettings()
         routes = Routes(consumer, settings, otherwise=Route(handler))
         routes.check(self.store)
@@ -112,27 +114,27 @@ class Inbox(Router):
 
 
 async def _drain(store: InboxStore, routes: Routes, stream: InboxStream) -> int:
-    """Let waiting events of a stream go with the same handler; return how many it has handled."""
+    """Handle the held events of a stream; return the number of applied events."""
     handled, draining = 0, True
     while draining:
-        done = await turns.commit(store, routes, turns.waiting_of(store, routes, stream, 1))
+        done = await InboxTransaction(store, routes).process_held(stream, 1)
         handled += len(done.of(Applied))
         draining = bool(done.draining)
     return handled
 
 
 async def _may_go(store: InboxStore, routes: Routes, met: set[InboxStream]) -> set[InboxStream]:
-    """Find streams that drain. Those met before are another's by now, or fill again as fast as they drain."""
+    """Find draining streams, without streams in `met`. Another process has them, or they fill as fast as they drain."""
     found: set[InboxStream] = set()
     for cause in routes.settings.drains:
         found |= set(await store.draining(routes.consumer, DRAIN_MAX + len(met), cause=cause))
     return found - met
 
 
-def _result(done: Turns) -> Result:
+def _result(done: BatchOutcome) -> Result:
     if not done.entries:
         return Result.DUPLICATE
-    conclusion = done.entries[0].conclusion
-    if isinstance(conclusion, Stalled):
+    outcome = done.entries[0].outcome
+    if isinstance(outcome, LeftWithBroker):
         raise Transient("too many events of this stream wait already; do not ack, and deliver again later")
-    return _RESULTS[type(conclusion)]
+    return _RESULTS[type(outcome)]

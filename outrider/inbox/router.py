@@ -1,4 +1,4 @@
-"""Which handler takes which event: by consumer, topic and type."""
+"""Routing of events to handlers, by consumer, topic and type."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from outrider.errors import Misuse
+from outrider.errors import UsageError
 from outrider.event import default_topic
 from outrider.inbox.settings import ConsumerSettings
-from outrider.inbox_store import InboxStore
+from outrider.inbox.store import InboxStore
 
 EXAMPLE = '@inbox.handler("order.placed", consumer="billing")'
 
 Handler = Callable[[Any, Any], Any]
-"""Takes an event (or a list of them, if it handles batches) and the transaction."""
+"""A handler: takes an event (or a list of events, if it handles batches) and the transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A handler, and whether it takes lists."""
+    """A handler, and whether it takes batches."""
 
     handler: Handler
     batch: bool = False
@@ -40,7 +40,7 @@ class Route:
 
 @dataclass(slots=True)
 class Routes:
-    """The handlers of one consumer. `otherwise` takes what has no handler of its own."""
+    """The handlers of one consumer. `otherwise` takes events without a handler of their own."""
 
     consumer: str
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
@@ -49,7 +49,7 @@ class Routes:
 
     @property
     def topics(self) -> list[str]:
-        """Return where its events come from."""
+        """Return the topics of the consumer."""
         return sorted({topic for topic, _ in self.handlers})
 
     def find(self, topic: str, event_type: str) -> Route | None:
@@ -57,15 +57,15 @@ class Routes:
         return self.handlers.get((topic, event_type), self.otherwise)
 
     def check(self, store: InboxStore) -> None:
-        """Refuse handlers that cannot work with a store, before any event comes to harm."""
+        """Reject handlers that cannot work with a store, before any event is handled."""
         for route in [*self.handlers.values(), *([self.otherwise] if self.otherwise else [])]:
-            if objection := store.objection(route.handler):
-                raise Misuse(f"the handler {route.name} {objection}")
+            if problem := store.transactions.check_handler(route.handler):
+                raise UsageError(f"the handler {route.name} {problem}")
 
     def add(self, topic: str, event_type: str, route: Route) -> None:
-        """Register a handler; one per type, or the order of their effects would be nobody's."""
+        """Register the handler of an event type. Only one is allowed: the order of two would be undefined."""
         if (known := self.handlers.get((topic, event_type))) is not None:
-            raise Misuse(
+            raise UsageError(
                 f"the consumer {self.consumer} has a handler of {event_type} on {topic} already: {known.name}; call "
                 "both from one handler, or give the second a consumer of its own"
             )
@@ -86,17 +86,17 @@ class Router:
         self.consumers: dict[str, Routes] = {}
 
     def consumer(self, name: str, settings: ConsumerSettings) -> None:
-        """Set how a consumer works."""
+        """Set the settings of a consumer."""
         self._routes(name).settings = settings
 
     def handler(
         self, *event_types: str, consumer: str = "", topic: str | None = None, batch: bool = False
     ) -> Callable[[Handler], Handler]:
-        """Register the handler of one or more types of events. Without a topic it is the one staging would choose."""
+        """Register the handler of event types. The default topic is the one that staging would choose."""
         if not event_types or not all(isinstance(event_type, str) for event_type in event_types):
-            raise Misuse(f"a handler needs the type of its events: {EXAMPLE}")
+            raise UsageError(f"a handler needs the type of its events: {EXAMPLE}")
         if not consumer:
-            raise Misuse(f"a handler needs the name of its consumer, under which receipts are kept: {EXAMPLE}")
+            raise UsageError(f"a handler needs the name of its consumer, under which receipts are kept: {EXAMPLE}")
 
         def register(handler: Handler) -> Handler:
             _check_arguments(handler)
@@ -108,37 +108,39 @@ class Router:
         return register
 
     def chosen(self, names: Iterable[str]) -> Mapping[str, Routes]:
-        """Return the consumers named, or all. One that has settings and no handler is a name written wrong."""
+        """Return the consumers named, or all. A consumer with settings and no handler is a misspelt name."""
         for name, routes in self.consumers.items():
             if not routes.handlers:
                 others = [other for other, each in self.consumers.items() if each.handlers]
                 near = get_close_matches(name, others, n=1) or others
                 hint = f"did you mean {near[0]}?" if near else f"register one: {EXAMPLE}"
-                raise Misuse(f"the consumer {name} has settings and no handler; {hint}")
+                raise UsageError(f"the consumer {name} has settings and no handler; {hint}")
         wanted = list(names) or list(self.consumers)
         unknown = [name for name in wanted if name not in self.consumers]
         if unknown:
-            raise Misuse(f"no consumer {unknown[0]!r} is registered (there are: {', '.join(self.consumers) or 'none'})")
+            raise UsageError(
+                f"no consumer {unknown[0]!r} is registered (there are: {', '.join(self.consumers) or 'none'})"
+            )
         return {name: self.consumers[name] for name in wanted}
 
     def _routes(self, name: str) -> Routes:
         if not name or not isinstance(name, str):
-            raise Misuse("a consumer needs a name, the same for ever: receipts are kept under it")
+            raise UsageError("a consumer needs a name, the same for ever: receipts are kept under it")
         return self.consumers.setdefault(name, Routes(name))
 
 
 def _check_arguments(handler: Handler) -> None:
-    """Refuse a handler that could not be called with an event and a transaction."""
+    """Reject a handler that cannot be called with an event and a transaction."""
     try:
         signature = inspect.signature(handler)
     except ValueError:
-        # Something that is not written in Python does not say what it takes.
+        # A callable that is not written in Python may have no signature.
         return
     try:
         signature.bind(None, None)
     except TypeError as error:
         name = Route(handler).name
-        raise Misuse(
+        raise UsageError(
             f"the handler {name}{signature} cannot be called with an event and the transaction ({error}); write "
             f"async def {name.rpartition('.')[2]}(event, tx)"
         ) from error

@@ -1,1 +1,1 @@
-"""The outbox engine: staging, the relay, optimistic send, upkeep. Decisions are pure; the relay fetches and writes."""
+"""The outbox engine: staging, relay, optimistic send, maintenance. Decisions are pure; the relay fetches and writes."""

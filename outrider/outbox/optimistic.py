@@ -1,9 +1,9 @@
-"""Optimistic send: the writer publishes its own events straight after the commit; a relay takes over if it cannot.
+"""Optimistic send: the writer publishes its own events right after the commit; after a failure a relay takes over.
 
-The row is staged already held by the writer, so no relay takes it, and only where nothing undelivered lies before it.
-After the commit the hold is renewed by database time; only rows that the renewal returns are published. A transaction
-that rolled back left no row, and a commit whose outcome is unknown is not followed by a send. If the writer dies, the
-hold lapses and the lane's owner publishes the event like any other.
+The writer stages a row together with its claim, if no undelivered event lies before the row, and relays skip claimed
+rows. After the commit the writer renews the claim by database time, and publishes only the rows that the renewal
+returns. A transaction that rolled back left no row; after a commit with an unknown result the writer sends no event. If
+the writer dies, the claim ends and the owner of the lane publishes the event.
 """
 
 from __future__ import annotations
@@ -16,44 +16,43 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from outrider.broker import Broker
+from outrider.brokers.base import Broker, Unknown
 from outrider.clock import Clock, SystemClock
-from outrider.codec.seal import seal
-from outrider.errors import Misuse, Transient
-from outrider.event import BAND_NAMES, Event, StagedEvent, default_topic
-from outrider.observer import Observer, Observers, OptimisticSent, StoreTroubled
-from outrider.outbox.course import Course
-from outrider.outbox.stage import StagingRules, drafts
-from outrider.outbox.streams import Run, TopicRule, stream_of
-from outrider.outbox.turnstile import publish
-from outrider.outcome import Confirmed, Unresolved, Verdict
-from outrider.store import Drafts, Hold, Placed, Store
+from outrider.errors import Transient, UsageError
+from outrider.event import BAND_NAMES, Event, OutboxRow, Readiness
+from outrider.outbox.batch import Batch
+from outrider.outbox.model import PARK, OptimisticClaim, StagedRow, StageRequest
+from outrider.outbox.publisher import publish
+from outrider.outbox.store import OutboxStore
+from outrider.outbox.validation import StagingRules, drafts
+from outrider.telemetry.events import Observer, Observers, OptimisticSent, StoreUnavailable
+from outrider.wire import encode
 
-Place = Callable[[Any, Drafts, Hold | None], Awaitable[list[Placed]]]
-"""Insert drafts through a connection of whatever driver."""
+Place = Callable[[Any, StageRequest, OptimisticClaim | None], Awaitable[list[StagedRow]]]
+"""Insert events through a connection of any driver."""
 
-PlaceSync = Callable[[Any, Drafts, Hold | None], list[Placed]]
-"""The same, through a connection that is not asynchronous."""
+PlaceSync = Callable[[Any, StageRequest, OptimisticClaim | None], list[StagedRow]]
+"""Insert events through a synchronous connection."""
 
 AfterCommit = Callable[[Any, Callable[[], object]], bool]
-"""Call something once a connection's transaction has committed; False if nobody can tell."""
+"""Call a function after the commit of a connection's transaction; return False if the driver has no commit hook."""
 
 
 @dataclass(slots=True)
-class Batch:
-    """What one transaction staged through a writer."""
+class OptimisticBatch:
+    """The events that a transaction staged through a writer."""
 
     writer: OptimisticWriter
-    hold: Hold
+    hold: OptimisticClaim
     held: list[UUID] = field(default_factory=list)
     staged: bool = False
 
     async def stage(self, conn: Any, *events: Event) -> list[UUID]:
-        """Stage events; they go out as soon as the transaction has committed."""
+        """Stage events; the writer publishes them right after the commit."""
         return await self.writer.stage(conn, self, events)
 
     def stage_sync(self, conn: Any, *events: Event) -> list[UUID]:
-        """Stage events through a connection that is not asynchronous, such as Django's::
+        """Stage events through a synchronous connection, such as Django's::
 
         with transaction.atomic():
             outbox = writer.enlist(connection)
@@ -65,15 +64,16 @@ class Batch:
 class OptimisticWriter:
     """Stages events and publishes them after the commit, without waiting for a relay.
 
-    Give it the transaction; it enters it, and sends in the background once it has committed::
+    Pass the transaction to the writer. The writer enters the transaction, and publishes in the background after the
+    commit::
 
         async with writer.transaction(conn.transaction()) as outbox:
             await conn.execute("INSERT INTO orders (id) VALUES ($1)", order_id)
             await outbox.stage(conn, Event("order.placed", {"id": order_id}, aggregate_id=order_id))
 
-    Where the driver can tell of the commit, it is enough to `enlist` what the transaction belongs to. For that, and for
-    code without an event loop, it needs to know how to place and to be told; `loop` is the one that it sends on, and
-    that store and broker live on, if there is none where it is made::
+    If the driver has a commit hook, call `enlist` with the connection or session instead. `enlist` needs
+    `after_commit`, and synchronous code needs `place_sync`. `loop` is the event loop of store, broker and sends; the
+    default is the loop that runs when the writer is created::
 
         outbox = outrider.Outbox()
         writer = OptimisticWriter(
@@ -83,7 +83,7 @@ class OptimisticWriter:
 
     def __init__(
         self,
-        store: Store,
+        store: OutboxStore,
         broker: Broker,
         place: Place,
         *,
@@ -96,127 +96,119 @@ class OptimisticWriter:
         pause_seconds: float = 5.0,
         observer: Observer | None = None,
         clock: Clock | None = None,
-        rule: TopicRule = default_topic,
     ) -> None:
         self.enabled = enabled
         self._store, self._broker, self._place = store, broker, place
         self._place_sync, self._after_commit, self._loop = place_sync, after_commit, loop or _running_loop()
         self._rules = rules or StagingRules()
         self._timeout_seconds, self._pause_seconds = timeout_seconds, pause_seconds
-        self._observer, self._clock, self._rule = observer or Observers(), clock or SystemClock(), rule
+        self._observer, self._clock = observer or Observers(), clock or SystemClock()
         self._name = f"writer-{random.Random().getrandbits(48):012x}"
         self._paused_until = float("-inf")
         self._sending: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def transaction(self, transaction: AbstractAsyncContextManager[Any]) -> AsyncIterator[Batch]:
-        """Run a transaction; if its commit succeeds, send what it staged, in the background."""
+    async def transaction(self, transaction: AbstractAsyncContextManager[Any]) -> AsyncIterator[OptimisticBatch]:
+        """Run a transaction; after a successful commit, publish the staged events in the background."""
         batch = self.batch()
         async with transaction:
             yield batch
-        # Not reached when the commit raised: then nobody knows, and the hold lapses by itself.
+        # Not reached if the commit raised: the result is unknown, and the claim ends by itself.
         self._send_soon(batch)
 
-    def enlist(self, conn: Any) -> Batch:
-        """Begin a batch that is sent once the connection's transaction has committed, as its driver tells::
+    def enlist(self, conn: Any) -> OptimisticBatch:
+        """Begin a batch that is published after the connection's commit, by the driver's commit hook::
 
         async with Session.begin() as session:
             outbox = writer.enlist(session)
             await outbox.stage(session, Event("order.placed", {"id": 7}, aggregate_id="7"))
         """
         if self._after_commit is None or self._loop is None:
-            raise Misuse("this writer cannot be told of commits; make it with after_commit=... and loop=...")
+            raise UsageError("this writer cannot be told of commits; make it with after_commit=... and loop=...")
         batch, loop = self.batch(), self._loop
         if not self._after_commit(conn, lambda: loop.call_soon_threadsafe(self._send_soon, batch)):
             kind = f"{type(conn).__module__}.{type(conn).__qualname__}"
-            raise Misuse(f"a {kind} does not tell when it has committed; use: async with writer.transaction(...)")
+            raise UsageError(f"a {kind} does not tell when it has committed; use: async with writer.transaction(...)")
         return batch
 
-    def batch(self) -> Batch:
+    def batch(self) -> OptimisticBatch:
         """Begin a batch by hand, for transactions that are not context managers; call `send` after the commit."""
-        # The hold outlives the send, so that a relay never meets a row whose publish is still under way.
-        return Batch(self, Hold(self._name, self._timeout_seconds * 2))
+        # The claim outlives the send, so that a relay never fetches a row with a publish in progress.
+        return OptimisticBatch(self, OptimisticClaim(self._name, self._timeout_seconds * 2))
 
-    async def stage(self, conn: Any, batch: Batch, events: Sequence[Event]) -> list[UUID]:
-        """Stage events in the caller's transaction, held for this writer where order allows it."""
+    async def stage(self, conn: Any, batch: OptimisticBatch, events: Sequence[Event]) -> list[UUID]:
+        """Stage events in the caller's transaction, claimed by the writer where order allows a claim."""
         checked = drafts(events, self._rules)
         return _noted(batch, checked, await self._place(conn, checked, self._hold_for(batch, checked)))
 
-    def stage_sync(self, conn: Any, batch: Batch, events: Sequence[Event]) -> list[UUID]:
-        """Do the same through a connection that is not asynchronous."""
+    def stage_sync(self, conn: Any, batch: OptimisticBatch, events: Sequence[Event]) -> list[UUID]:
+        """Stage events through a synchronous connection."""
         if self._place_sync is None:
-            raise Misuse("this writer stages asynchronously only; make it with place_sync=outbox.place_sync")
+            raise UsageError("this writer stages asynchronously only; make it with place_sync=outbox.place_sync")
         checked = drafts(events, self._rules)
         return _noted(batch, checked, self._place_sync(conn, checked, self._hold_for(batch, checked)))
 
-    async def send(self, batch: Batch) -> None:
-        """Publish a committed batch. Whatever goes wrong, the relay will deliver it."""
+    async def send(self, batch: OptimisticBatch) -> None:
+        """Publish a committed batch. The relay delivers the events that fail here."""
         try:
             if batch.held:
                 await self._send(batch)
             elif batch.staged:
-                await self._store.hint()
+                await self._store.notify()
         except Transient as error:
-            self._observer.notice(StoreTroubled(self._name, str(error)))
+            self._observer.emit(StoreUnavailable(self._name, str(error)))
 
     async def close(self) -> None:
-        """Wait for sends that are under way."""
-        # One that another thread has just asked for begins first.
+        """Wait for the sends in progress."""
+        # A send that another thread has just requested begins first.
         await asyncio.sleep(0)
         await asyncio.gather(*self._sending)
 
-    def _send_soon(self, batch: Batch) -> None:
+    def _send_soon(self, batch: OptimisticBatch) -> None:
         task = asyncio.get_running_loop().create_task(self.send(batch))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    def _hold_for(self, batch: Batch, checked: Drafts) -> Hold | None:
-        # One that is not due yet must not go out early, and what follows it must not overtake it.
+    def _hold_for(self, batch: OptimisticBatch, checked: StageRequest) -> OptimisticClaim | None:
+        # An event that is not due yet must not be published early, and later events must not overtake it.
         deferred = any(draft.available_at is not None for draft in (*checked.plain, *checked.numbered))
         return batch.hold if self._willing() and not deferred else None
 
     def _willing(self) -> bool:
         return self.enabled and self._clock.boot_seconds() >= self._paused_until
 
-    async def _send(self, batch: Batch) -> None:
+    async def _send(self, batch: OptimisticBatch) -> None:
         begun = self._clock.boot_seconds()
-        events = await self._store.renew_hold(batch.hold, batch.held)
-        confirmed: list[UUID] = []
-        await self._publish(events, confirmed, begun + self._timeout_seconds)
+        events = await self._store.renew_claim(batch.hold, batch.held)
+        confirmed = await self._publish(events, begun + self._timeout_seconds)
         yielded = [event.event_id for event in events if event.event_id not in confirmed]
-        await self._store.settle_hold(batch.hold, confirmed, yielded)
+        await self._store.settle_claim(batch.hold, confirmed, yielded)
         if yielded:
-            await self._store.hint()
-        self._observer.notice(OptimisticSent(len(confirmed), len(yielded), self._clock.boot_seconds() - begun))
+            await self._store.notify()
+        self._observer.emit(OptimisticSent(len(confirmed), len(yielded), self._clock.boot_seconds() - begun))
 
-    async def _publish(self, events: list[StagedEvent], confirmed: list[UUID], deadline: float) -> None:
-        course = Course()
-        for event in events:
-            course.ready.setdefault(stream_of(event, self._rule), []).append(event)
-        while course.ready and (seconds := deadline - self._clock.boot_seconds()) > 0:
-            wave = course.next_wave(len(events), ordered=self._broker.traits.ordered)
-            bands = [BAND_NAMES[run.stream.lane // self._store.lanes] for run in wave]
-            messages = [seal(event, r.stream.topic, b) for r, b in zip(wave, bands, strict=True) for event in r.events]
-            verdicts = iter(await publish(self._broker, messages, seconds))
-            for run in wave:
-                self._note(course, run, [next(verdicts) for _ in run.events], confirmed)
-
-    def _note(self, course: Course, run: Run, verdicts: list[Verdict], confirmed: list[UUID]) -> None:
-        """Stop a stream at its first failure; what follows it is the relay's."""
-        for event, verdict in zip(run.events, verdicts, strict=True):
-            if not isinstance(verdict, Confirmed):
-                course.leave(run.stream)
-                if isinstance(verdict, Unresolved):
-                    self._pause()
-                return
-            confirmed.append(event.event_id)
+    async def _publish(self, events: list[OutboxRow], deadline: float) -> list[UUID]:
+        """Publish events until the deadline; return the confirmed events. A stream ends at its first failure."""
+        # The writer's own claim keeps relays away from these rows.
+        batch = Batch.plan([event._replace(readiness=Readiness.READY) for event in events])
+        ordered = self._broker.capabilities.ordered
+        while (seconds := deadline - self._clock.boot_seconds()) > 0:
+            wave = batch.next_wave(len(events), ordered=ordered)
+            if wave is None:
+                break
+            messages = [encode(e, e.topic, BAND_NAMES[e.lane // self._store.lanes]) for e in wave.events]
+            results = await publish(self._broker, messages, seconds)
+            recorded = batch.record(wave, results, lambda *_: PARK)
+            if any(isinstance(run.failure, Unknown) for run in recorded):
+                self._pause()
+        return [event.event_id for event in batch.settlements.confirmed]
 
     def _pause(self) -> None:
-        """The broker is in trouble: leave the next events to the relay, which knows how to wait."""
+        """Leave the next events to the relay for a while, because the broker fails."""
         self._paused_until = self._clock.boot_seconds() + self._pause_seconds
 
 
-def _noted(batch: Batch, checked: Drafts, placed: list[Placed]) -> list[UUID]:
+def _noted(batch: OptimisticBatch, checked: StageRequest, placed: list[StagedRow]) -> list[UUID]:
     batch.held += [row.event_id for row in placed if row.optimistic]
     batch.staged |= bool(placed)
     return list(checked.ids)

@@ -1,167 +1,278 @@
-"""Publishing one course, wave after wave.
+"""The publisher of batches, wave after wave, and the failure policy that turns publish results into outcomes.
 
-Nothing here touches the store, so no transaction can be open while the broker is waited for.
+The publisher does not touch the store, so no transaction can be open while the relay waits for the broker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
 
-from outrider.broker import Broker
+from outrider.brokers.base import CONFIRMED, Broker, Nacked, PublishResult, Rejected, Unknown
 from outrider.clock import Clock
-from outrider.codec.seal import seal
-from outrider.event import BAND_NAMES, Message, StagedEvent, Stream, default_topic
-from outrider.observer import Observer
-from outrider.outbox.breaker import Breakers
-from outrider.outbox.course import Course
-from outrider.outbox.hearing import Hearing
-from outrider.outbox.sealing import Sealed, events_of, joined, seal_all
-from outrider.outbox.streams import Run, TopicRule
-from outrider.outbox.turnstile import Turnstile, publish
-from outrider.outbox.verdicts import Judge
-from outrider.outbox.waves import portions, waves
-from outrider.outcome import CONFIRMED, Rejected, Unresolved, Verdict
+from outrider.errors import InvalidSetting
+from outrider.event import BAND_NAMES, DeadLetterReason, Message, OnDeadLetter, OutboxRow, Stream
+from outrider.outbox.batch import Batch, FailedResult, RunResult, StreamRun, Wave, must_isolate
+from outrider.outbox.circuit_breaker import CircuitBreakers
+from outrider.outbox.model import DeadLettered, Defer, Outcome, Retry
+from outrider.outbox.settings import RelaySettings
+from outrider.retry import RetryPolicy
+from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Observer, Retried
+from outrider.wire import encode
+
+ERROR_MAX = 2_000
+
+MayPublish = Callable[[], bool]
+"""Returns True if a wave may begin now."""
+
+_KIND: dict[type[Any], str] = {Nacked: "refused", Rejected: "rejected", Unknown: "unresolved"}
+
+
+class SharedExclusiveLock:
+    """A lock that waves share and that a suspect holds alone, so that a failure has a single possible cause."""
+
+    def __init__(self) -> None:
+        self._entry = asyncio.Lock()
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @asynccontextmanager
+    async def acquire(self, *, exclusive: bool) -> AsyncIterator[None]:
+        """Hold the lock for the block. A waiting suspect keeps new waves out, and therefore cannot starve."""
+        async with self._entry:
+            if exclusive:
+                await self._empty.wait()
+                yield
+                return
+            self._inside += 1
+            self._empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+
+
+class EncodedWave(NamedTuple):
+    """A wave with its messages; while an isolated wave is in flight, no other message is."""
+
+    wave: Wave
+    messages: list[Message]
+    isolated: bool = False
 
 
 @dataclass(slots=True)
-class Publisher:
-    """Sends courses to a broker. Shared by a relay's workers, because a destination is down for all of them."""
+class BatchPublisher:
+    """Publishes batches. The workers of a relay share a publisher, because a destination is down for all workers."""
 
     broker: Broker
-    breakers: Breakers
-    judge: Judge
+    breakers: CircuitBreakers
+    policy: FailurePolicy
     clock: Clock
     observer: Observer
     lanes: int
-    rule: TopicRule = default_topic
-    turnstile: Turnstile = field(default_factory=Turnstile)
-    hearing: Hearing = field(init=False)
+    _lock: SharedExclusiveLock = field(default_factory=SharedExclusiveLock)
 
-    def __post_init__(self) -> None:
-        self.hearing = Hearing(self.broker, self.breakers, self.judge, self.clock, self.observer)
+    async def publish(self, batch: Batch, may_publish: MayPublish) -> None:
+        """Publish until the batch is empty, the lease runs short, or the connection is down.
 
-    async def run(self, course: Course, may_publish: Callable[[], bool]) -> None:
-        """Publish until the course is empty, the lease runs short, or the connection is down.
-
-        While nothing has gone wrong lately, no single event needs looking at.
+        Events are not inspected individually while all destinations are healthy.
         """
-        limit, ordered = self.judge.settings.in_flight_max, self.broker.traits.ordered
-        if course.fresh:
-            await self._send_fresh(course, may_publish)
-        while course.ready and may_publish() and not self.breakers.open(""):
-            calm = self.breakers.calm and not course.careful
-            if not calm:
-                course.ready = dict(sorted(course.ready.items(), key=self._doubt))
-            wave = course.next_wave(limit, ordered=ordered, alone=None if calm else self._alone)
-            if calm and (messages := seal_all(events_of(wave), self.rule, self.lanes)):
-                await self._send(course, wave, messages, may_publish, alone=False)
+        limit, ordered = self.policy.settings.in_flight_max, self.broker.capabilities.ordered
+        while may_publish() and not self.breakers.is_open(""):
+            wave = batch.next_wave(limit, ordered=ordered, breakers=self.breakers)
+            if wave is None:
+                return
+            if not wave.careful and (messages := self._encode_all(wave.events)):
+                if not await self._send(batch, wave, messages, may_publish):
+                    return
                 continue
-            ready = [sealed for run in wave if (sealed := self._seal(course, run))]
-            together, suspects = (ready, []) if calm else self._sort(course, ready)
-            if together:
-                await self._send(course, *joined(together), may_publish, alone=False)
-            for sealed in suspects:
-                if may_publish() and not self.breakers.open(self.hearing.destination(sealed)):
-                    await self._send(course, *joined([sealed]), may_publish, alone=True)
-                else:
-                    course.leave(sealed.run.stream)
+            for part in self._inspect(batch, wave):
+                if part.isolated and self.breakers.is_open(self.broker.destination(part.messages[0])):
+                    batch.leave(part.wave.events[0].stream)
+                elif not await self._send(batch, *part[:2], may_publish, isolated=part.isolated):
+                    return
 
-    async def _send_fresh(self, course: Course, may_publish: Callable[[], bool]) -> None:
-        """Send what is fresh while all is calm: at once if the broker keeps order by itself, else wave by wave.
+    async def _send(
+        self, batch: Batch, wave: Wave, messages: list[Message], may_publish: MayPublish, *, isolated: bool = False
+    ) -> bool:
+        """Publish a wave and record the results; return False if the lease ran short before the start."""
+        async with self._lock.acquire(exclusive=isolated):
+            if not may_publish():  # Waiting for the lock may have taken the rest of the lease.
+                return False
+            results = await publish(self.broker, messages, self.policy.settings.publish_timeout_seconds)
+        if self.breakers.is_calm and results.count(CONFIRMED) == len(results):
+            batch.confirm(wave)
+        else:
+            destinations = {e.event_id: m for e, m in zip(wave.events, messages, strict=True)}
+            recorded = batch.record(wave, results, self._decide)
+            self._apply(recorded, lambda event: self.broker.destination(destinations[event.event_id]), isolated)
+        return True
 
-        Events go out in the order they were fetched in, and that of each stream is part of it. What is left when
-        something is not as it should be is sorted into streams.
-        """
-        for wave in self._fresh_waves(course.fresh):
-            messages = seal_all(wave, self.rule, self.lanes) if self.breakers.calm else []
-            if not messages:
-                course.sort(self.rule)
-                return
-            verdicts = await self._publish(messages, may_publish, alone=False)
-            if not verdicts:
-                break
-            if not self._all_confirmed(verdicts):
-                self._hear_fresh(course, wave, messages, verdicts)
-                return
-            course.confirm_fresh(wave)
-        course.fresh = ()
+    def _encode_all(self, events: Sequence[OutboxRow]) -> list[Message]:
+        """Encode all events; if an event cannot be encoded, return an empty list, and the caller inspects the runs."""
+        lanes = self.lanes
+        try:
+            return [encode(event, event.topic, BAND_NAMES[event.lane // lanes]) for event in events]
+        except Exception:
+            # `_encode` will fail on the event again, and records the error.
+            return []
 
-    def _fresh_waves(self, events: Sequence[StagedEvent]) -> Iterable[Sequence[StagedEvent]]:
-        limit = self.judge.settings.in_flight_max
-        if self.broker.traits.ordered:
-            return portions(events, limit)
-        return (portion for wave in waves(events, self.rule) for portion in portions(wave, limit))
+    def _inspect(self, batch: Batch, wave: Wave) -> list[EncodedWave]:
+        """Encode a wave run by run, and stop runs that cannot be published; return the others, then the suspects."""
+        runs: list[StreamRun] = []
+        together: list[Message] = []
+        suspects: list[EncodedWave] = []
+        for run, messages in [found for run in batch.runs_of(wave) if (found := self._encode(batch, run))]:
+            if wave.careful and self._stopped(batch, run, messages[0]):
+                continue
+            if wave.careful and must_isolate(run.events[0], self.breakers):
+                suspects.append(EncodedWave(Wave(run.events, [run]), messages, isolated=True))
+            else:
+                runs.append(run)
+                together += messages
+        rest = Wave([event for run in runs for event in run.events], runs)
+        return [EncodedWave(rest, together), *suspects] if runs else suspects
 
-    def _hear_fresh(
-        self, course: Course, wave: Sequence[StagedEvent], messages: list[Message], verdicts: Sequence[Verdict]
-    ) -> None:
-        """Take the verdicts on a wave that was not sorted into streams."""
-        heard = dict(zip(wave, zip(messages, verdicts, strict=True), strict=True))
-        course.sort(self.rule)
-        runs = course.take(wave, self.rule)
-        sent, verdicts = zip(*(heard[event] for event in events_of(runs)), strict=True)
-        self.hearing.hear(course, runs, sent, verdicts, alone=False)
-
-    def _alone(self, event: StagedEvent) -> bool:
-        return event.suspect or self.breakers.suspected(event.event_id)
-
-    def _doubt(self, ready: tuple[Stream, list[StagedEvent]]) -> tuple[bool, int]:
-        head = ready[1][0]
-        return self._alone(head), self.breakers.falls(head.event_id)
-
-    def _seal(self, course: Course, run: Run) -> Sealed | None:
-        """Encode a run. An event that cannot be encoded is rejected when its turn comes; it must not stop its lane."""
+    def _encode(self, batch: Batch, run: StreamRun) -> tuple[StreamRun, list[Message]] | None:
+        """Encode a run up to the first event that cannot be encoded; an unencodable head is rejected at once."""
         stream, events = run
         messages: list[Message] = []
         try:
             band = BAND_NAMES[stream.lane // self.lanes]
-            messages += (seal(event, stream.topic, band) for event in events)
+            messages += (encode(event, stream.topic, band) for event in events)
         except Exception as error:
             if not messages:
-                self.hearing.charge(course, run, 0, Rejected(f"cannot be encoded: {type(error).__name__}: {error}"))
+                result = Rejected(f"cannot be encoded: {type(error).__name__}: {error}")
+                self._fail(batch, run, result)
                 return None
-            course.put_back(stream, events[len(messages) :])
-        return Sealed(Run(stream, events[: len(messages)]), messages)
+            batch.put_back(stream, events[len(messages) :])
+        return StreamRun(stream, events[: len(messages)]), messages
 
-    def _sort(self, course: Course, wave: list[Sealed]) -> tuple[list[Sealed], list[Sealed]]:
-        """Split a wave into what goes together and what goes alone; the rest stops here."""
-        together: list[Sealed] = []
-        suspects: list[Sealed] = []
-        for sealed in wave:
-            if not self._stopped(course, sealed):
-                (suspects if self._alone(sealed.run.events[0]) else together).append(sealed)
-        return together, suspects
-
-    def _stopped(self, course: Course, sealed: Sealed) -> bool:
-        """Stop a run that cannot go now: its destination is down, or its head has earned its strikes."""
-        destination = self.hearing.destination(sealed)
-        if self.breakers.open(destination):
-            self.hearing.defer(course, sealed.run, destination)
+    def _stopped(self, batch: Batch, run: StreamRun, message: Message) -> bool:
+        """Stop a run that cannot be published now: the destination is down, or the head is poison."""
+        destination = self.broker.destination(message)
+        if self.breakers.is_open(""):
+            batch.leave(run.stream)
             return True
-        if error := self.breakers.guilty(sealed.run.events[0].event_id):
-            self.hearing.charge(course, sealed.run, 0, Unresolved(error, destination))
+        if self.breakers.is_open(destination):
+            # Only this destination is down. Its streams leave the start of the lane, so that they hide no other stream.
+            retry_at = self.breakers.get(destination).breaker.retry_at or 0.0
+            wait = retry_at - self.clock.boot_seconds()
+            batch.stop(run, Defer(max(self.policy.settings.breaker_seconds_base, wait)))
+            return True
+        if error := self.breakers.poison_error(run.events[0].event_id):
+            self._fail(batch, run, Unknown(error, destination))
             return True
         return False
 
-    async def _send(
-        self, course: Course, runs: list[Run], messages: list[Message], may_publish: Callable[[], bool], *, alone: bool
-    ) -> None:
-        verdicts = await self._publish(messages, may_publish, alone=alone)
-        if verdicts and self._all_confirmed(verdicts):
-            course.confirm(runs)
-        elif verdicts:
-            self.hearing.hear(course, runs, messages, verdicts, alone=alone)
+    def _decide(self, event: OutboxRow, result: FailedResult) -> Retry | DeadLettered:
+        return self.policy.outcome(event, event.stream, result, self.clock.now())
 
-    async def _publish(
-        self, messages: list[Message], may_publish: Callable[[], bool], *, alone: bool
-    ) -> Sequence[Verdict]:
-        """Publish when it is their turn; return nothing if by then it is too late to begin."""
-        async with self.turnstile.passing(alone=alone):
-            if not may_publish():  # Waiting for a turn may have taken what was left of the lease.
-                return ()
-            return await publish(self.broker, messages, self.judge.settings.publish_timeout_seconds)
+    def _fail(self, batch: Batch, run: StreamRun, result: FailedResult) -> None:
+        """Count a failed attempt of the head of a run that was not published."""
+        outcome = self._decide(run.events[0], result)
+        batch.stop(run, outcome)
+        self._emit_failure(run.events[0], run.stream, result, outcome)
 
-    def _all_confirmed(self, verdicts: Sequence[Verdict]) -> bool:
-        """Tell whether nothing needs looking at: all went well, and has before."""
-        return self.breakers.calm and verdicts.count(CONFIRMED) == len(verdicts)
+    def _apply(self, recorded: list[RunResult], destination: Callable[[OutboxRow], str], isolated: bool) -> None:
+        """Clear confirmed events of suspicion, report failed events, and open the breakers of failed destinations."""
+        failed: dict[str, tuple[str, list[OutboxRow]]] = {}
+        for stream, confirmed, unconfirmed, failure, outcome in recorded:
+            for event in confirmed:
+                self.breakers.confirmed(destination(event), event.event_id)
+            if failure is not None and outcome is not None:
+                self._emit_failure(unconfirmed[0], stream, failure, outcome)
+            elif isinstance(failure, Unknown):
+                failed.setdefault(failure.destination, (failure.error, []))[1].extend(unconfirmed)
+        for name, (error, events) in failed.items():
+            wait = self.breakers.fail(name, events, error, self.clock.boot_seconds(), isolated=isolated)
+            self.observer.emit(BreakerOpened(name, error, wait))
+
+    def _emit_failure(self, event: OutboxRow, stream: Stream, result: FailedResult, outcome: Outcome) -> None:
+        self.breakers.clear(event.event_id)
+        if isinstance(outcome, DeadLettered):
+            self.observer.emit(
+                EventDeadLettered(
+                    event.event_id, stream.topic, event.event_type, outcome.reason, outcome.policy, result.error
+                )
+            )
+        elif isinstance(outcome, Retry):
+            delay = outcome.delay_seconds
+            self.observer.emit(Retried(event.event_id, stream.topic, event.attempts + 1, delay, result.error))
+
+
+async def publish(broker: Broker, messages: list[Message], seconds: float) -> Sequence[PublishResult]:
+    """Publish with a time limit; every message gets a result, even if the adapter raises."""
+    try:
+        async with asyncio.timeout(seconds):
+            results = await broker.publish(messages)
+        if len(results) != len(messages):
+            return [Unknown(f"{len(results)} results for {len(messages)} messages")] * len(messages)
+        return results
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Not a cancellation of this task, but of a future inside the client; the results of all messages are unknown.
+        return [Unknown("the broker's client cancelled the publish")] * len(messages)
+    except TimeoutError:
+        return [Unknown(f"no answer from the broker within {seconds:g} s")] * len(messages)
+    except Exception as error:
+        # If an adapter raises, the results of all messages are unknown; the result carries the error.
+        return [Unknown(f"{type(error).__name__}: {error}")] * len(messages)
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """Decides between a retry and dead-lettering."""
+
+    settings: RelaySettings
+    rng: random.Random
+
+    def outcome(self, event: OutboxRow, stream: Stream, result: FailedResult, now: datetime) -> Retry | DeadLettered:
+        """Count a failed attempt of an event, and choose between a retry and dead-lettering."""
+        attempt = event.attempts + 1
+        failure = {
+            "kind": _KIND[type(result)],
+            "error": _storable(result.error),
+            "attempt": attempt,
+            "at": now.isoformat(),
+        }
+        if isinstance(result, Rejected):
+            return DeadLettered(result.reason, failure, self._policy(event, stream))
+        policy = retry_policy(event, self.settings.retry)
+        if attempt < (event.max_attempts or policy.max_attempts):
+            return Retry(policy.delay_seconds(attempt, self.rng), failure)
+        poison = isinstance(result, Unknown)
+        reason = DeadLetterReason.POISON_MESSAGE if poison else DeadLetterReason.MAX_RETRIES_EXCEEDED
+        return DeadLettered(reason, failure, self._policy(event, stream))
+
+    def _policy(self, event: OutboxRow, stream: Stream) -> OnDeadLetter:
+        # An event without a key is alone in its stream, so it cannot block another event.
+        keyless = stream.key == str(event.event_id)
+        return OnDeadLetter.SKIP if keyless else self.settings.policy_of(stream.topic)
+
+
+def _storable(error: object) -> str:
+    """Return an error text that every database can store; the text may quote the message."""
+    text = str(error)[:ERROR_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return text.encode(errors="replace").decode()
+
+
+def retry_policy(event: OutboxRow, default: RetryPolicy) -> RetryPolicy:
+    """Return the event's own policy, or the relay's if the event has no readable policy."""
+    if event.retry is None:
+        return default
+    try:
+        return RetryPolicy.from_json(json.loads(event.retry))
+    except (TypeError, ValueError, InvalidSetting):
+        return default

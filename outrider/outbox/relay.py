@@ -1,8 +1,8 @@
-"""The relay: owns lanes, publishes what is in them, settles the outcome.
+"""The relay: owns lanes, publishes their events, settles the outcomes.
 
-Each duty is a step that can be called by itself (`keep`, `work`, `probe`, `tend`); `run` calls them in loops. A lane is
-worked on by one worker at a time: fetch, publish, settle, and only then the next fetch. What a crash leaves behind is
-rows as they were; the next owner publishes them again, in order.
+Every duty is a separate method (`heartbeat`, `run_once`, `probe`, `run_maintenance`); `run` calls them in loops. One
+worker at a time works on a lane: fetch, publish, settle, then the next fetch. A crash leaves rows unchanged, and the
+next owner publishes the events again, in order.
 """
 
 from __future__ import annotations
@@ -11,38 +11,64 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from outrider.broker import Broker
+from outrider.brokers.base import Broker
 from outrider.clock import Clock, SystemClock
 from outrider.errors import OutriderError
-from outrider.event import default_topic
-from outrider.observer import (
+from outrider.outbox import lane_ownership
+from outrider.outbox.batch import Batch
+from outrider.outbox.circuit_breaker import CircuitBreakers
+from outrider.outbox.lane_ownership import LaneOwnership
+from outrider.outbox.model import Due, Fetched, Lease, Settlements
+from outrider.outbox.publisher import BatchPublisher, FailurePolicy
+from outrider.outbox.settings import RelaySettings
+from outrider.outbox.store import OutboxStore
+from outrider.retry import RetryPolicy
+from outrider.telemetry.events import (
+    BreakerClosed,
+    BreakerOpened,
+    MaintenanceDone,
     Observer,
     Observers,
-    Passed,
+    PassCompleted,
     RelayStarted,
     RelayStopped,
     RelaySwept,
     StoreRecovered,
-    StoreTroubled,
-    UpkeepDone,
+    StoreUnavailable,
 )
-from outrider.outbox import lanes, probing
-from outrider.outbox.breaker import Breakers
-from outrider.outbox.course import Course
-from outrider.outbox.plan import plan
-from outrider.outbox.publisher import Publisher
-from outrider.outbox.settings import RelaySettings
-from outrider.outbox.streams import TopicRule, stream_of
-from outrider.outbox.tenure import Tenure
-from outrider.outbox.verdicts import Judge
-from outrider.store import Due, Fetched, Lease, Store
+from outrider.telemetry.health import StoreHealth
 
 PRUNE_DUTY = "prune"
+
 SOON_SECONDS = 0.2
 
 
+async def probe(
+    broker: Broker, breakers: CircuitBreakers, clock: Clock, observer: Observer, seconds: float
+) -> float | None:
+    """Probe the destinations that are due; return the seconds until the next probe, None if all are up.
+
+    A probe fails after `seconds` without an answer.
+    """
+    for name, breaker in breakers.open_breakers():
+        if breaker.retry_at is None or breaker.retry_at > clock.boot_seconds():
+            continue
+        try:
+            async with asyncio.timeout(seconds):
+                await broker.probe(name)
+        except Exception as error:
+            # An adapter may raise anything; the destination is not known to work, and the breaker reports the error.
+            text = f"{type(error).__name__}: {error}"
+            observer.emit(BreakerOpened(name, text, breakers.probe_failed(name, text, clock.boot_seconds())))
+        else:
+            breakers.probe_passed(name)
+            observer.emit(BreakerClosed(name))
+    now = clock.boot_seconds()
+    return min((max(0.0, (breaker.retry_at or now) - now) for _, breaker in breakers.open_breakers()), default=None)
+
+
 class Relay:
-    """One relay, with a fresh name per start.
+    """A relay, with a new name per start.
 
     >>> from outrider.stores.memory import MemoryStore
     >>> from outrider.testing import MemoryBroker
@@ -51,115 +77,123 @@ class Relay:
 
     def __init__(
         self,
-        store: Store,
+        store: OutboxStore,
         broker: Broker,
         settings: RelaySettings | None = None,
         *,
         observer: Observer | None = None,
         clock: Clock | None = None,
-        rule: TopicRule = default_topic,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self.store = store
         self.settings = settings or RelaySettings()
         self.observer = observer or Observers()
         self.clock = clock or SystemClock()
-        self.rule = rule
-        self.chance = chance or random.Random()
+        self.rng = rng or random.Random()
         self.broker = broker
-        self.breakers = Breakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
-        judge = Judge(self.settings, self.chance)
-        self.publisher = Publisher(broker, self.breakers, judge, self.clock, self.observer, store.lanes, rule)
-        self.tenure = Tenure(store, self.settings, self.clock, self.observer, self.chance, self.breakers.forget_lanes)
-        self._budget = lanes.Budget(store.lanes, self.settings.batch_max)
+        self.breakers = CircuitBreakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
+        policy = FailurePolicy(self.settings, self.rng)
+        self.publisher = BatchPublisher(broker, self.breakers, policy, self.clock, self.observer, store.lanes)
+        self.ownership = LaneOwnership(
+            store, self.settings, self.clock, self.observer, self.rng, self.breakers.clear_lanes
+        )
+        self._quotas = lane_ownership.ReadQuotas(store.lanes, self.settings.batch_max)
         self._next_due_seconds: dict[int, float | None] = {}
-        self._troubled = False
+        self._health = StoreHealth(
+            self.observer,
+            lambda error: StoreUnavailable(self.name, error),
+            lambda: StoreRecovered(self.name),
+            RetryPolicy(base_seconds=SOON_SECONDS, cap_seconds=SOON_SECONDS, jitter=0),
+        )
         self._stopping = asyncio.Event()
         self._wake_keeper = asyncio.Event()
         self._wakes = [asyncio.Event() for _ in range(self.settings.workers)]
 
     @property
     def name(self) -> str:
-        """Return who owns this relay's lanes."""
+        """Return the name under which the relay owns lanes."""
         return self.lease.owner
 
     @property
     def lease(self) -> Lease:
-        """Return the lanes that this relay owns, with their epochs."""
-        return self.tenure.lease
+        """Return the lanes of the relay, with their epochs."""
+        return self.ownership.lease
 
-    async def keep(self) -> None:
+    async def heartbeat(self) -> None:
         """Renew the heartbeat, then move towards a fair share of the lanes."""
-        if await self.tenure.keep():
+        if await self.ownership.heartbeat():
             self.wake()
 
-    async def work(self, worker: int = 0) -> int:
-        """Make one pass over a worker's lanes; return how many events it moved."""
-        # What was due in an earlier pass says nothing if this one ends early; a worker would spin on it.
+    async def run_once(self, worker: int = 0) -> int:
+        """Make one pass over a worker's lanes; return the number of settled events."""
+        # A time from an earlier pass would make the worker spin if this pass ends early.
         self._next_due_seconds[worker] = None
-        lease = await self.tenure.own_lanes(worker)
-        if not lease.epochs or self.breakers.open(""):
+        lease = await self.ownership.lease_for(worker)
+        if not lease.epochs or self.breakers.is_open(""):
             return 0
         begun = self.clock.boot_seconds()
-        quotas = self._budget.quotas(lease.epochs)
+        quotas = self._quotas.quotas(lease.epochs)
         fetched = await self.store.fetch(lease, quotas)
-        self.tenure.check(lease, fetched.lanes)
-        self._budget.notice(fetched, quotas)
-        course = await self._plan(worker, lease, fetched)
+        self.ownership.check(lease, fetched.lanes)
+        self._quotas.learn(fetched, quotas)
+        batch = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()
-        await self.publisher.run(course, self._may_publish(lease))
+        await self.publisher.publish(batch, self._may_publish(lease))
         published = self.clock.boot_seconds()
-        settled = await self._settle(lease, course)
-        if course.sent or course.settlements:
+        settlements = batch.settlements
+        settled = await self._settle(lease, settlements) if settlements else 0
+        if settlements.confirmed or settlements.others:
             spent = published - publishing, self.clock.boot_seconds() - begun
-            self.observer.notice(Passed(len(fetched.events), course.confirmed, settled, *spent))
+            self.observer.emit(PassCompleted(len(fetched.events), batch.confirmed, settled, *spent))
         return settled
 
     async def probe(self) -> float | None:
-        """Try destinations that were down; return the seconds until the next try, None if nothing is down."""
-        down = bool(self.breakers.waiting())
+        """Probe destinations that are down; return the seconds until the next probe, None if all are up."""
+        down = bool(self.breakers.open_breakers())
         seconds = self.settings.publish_timeout_seconds
-        wait = await probing.probe(self.broker, self.breakers, self.clock, self.observer, seconds)
-        if down and not self.breakers.open(""):
+        wait = await probe(self.broker, self.breakers, self.clock, self.observer, seconds)
+        if down and not self.breakers.is_open(""):
             self.wake()
         return wait
 
-    async def tend(self) -> None:
-        """Do upkeep, if it is this relay's turn: watchdog, room ahead, retention."""
-        for swept in await self.store.upkeep.sweep():
-            self.observer.notice(RelaySwept(swept.relay, swept.lanes))
-        if await self.store.upkeep.take_duty(PRUNE_DUTY, self.settings.upkeep_seconds):
-            await self.store.upkeep.prepare()
-            pruned = await self.store.upkeep.prune(self.settings.retention)
+    async def run_maintenance(self) -> None:
+        """Remove dead relays; if the duty falls to this relay, also prepare partitions and apply retention."""
+        for swept in await self.store.maintenance.sweep():
+            self.observer.emit(RelaySwept(swept.relay, swept.lanes))
+        if await self.store.maintenance.take_duty(PRUNE_DUTY, self.settings.maintenance_interval_seconds):
+            await self.store.maintenance.prepare()
+            pruned = await self.store.maintenance.prune(self.settings.retention)
             if any(pruned):
-                self.observer.notice(UpkeepDone(*pruned))
+                self.observer.emit(MaintenanceDone(*pruned))
 
     async def run(self) -> None:
-        """Relay until `stop` is called; then finish what is in flight, and leave."""
+        """Relay until `stop` is called; then settle the events in flight, and leave."""
         await self.broker.start()
-        await self.keep()
-        self.observer.notice(RelayStarted(self.name, len(self.lease.epochs)))
-        async with self.store.wakeups(self.wake), asyncio.TaskGroup() as tasks:
+        await self.heartbeat()
+        self.observer.emit(RelayStarted(self.name, len(self.lease.epochs)))
+        async with self.store.listen(self.wake), asyncio.TaskGroup() as tasks:
             duties = [
-                tasks.create_task(self._loop(self.keep, self.settings.beat_seconds, self._wake_keeper)),
-                tasks.create_task(self._loop(self.tend, self.settings.upkeep_seconds, asyncio.Event())),
+                tasks.create_task(self._loop(self.heartbeat, self.settings.heartbeat_seconds, self._wake_keeper)),
+                tasks.create_task(
+                    self._loop(self.run_maintenance, self.settings.maintenance_interval_seconds, asyncio.Event())
+                ),
                 tasks.create_task(self._probing()),
             ]
             await asyncio.gather(*(tasks.create_task(self._working(n)) for n in range(self.settings.workers)))
             for duty in duties:
                 duty.cancel()
         await self._leave()
-        self.observer.notice(RelayStopped(self.name))
+        self.observer.emit(RelayStopped(self.name))
 
     async def _leave(self) -> None:
         try:
             await self.store.leave(self.name)
         except OutriderError as error:
-            # Everything in flight is settled or owed; the lanes are free when the lease ends.
-            self._trouble(error)
+            # No event is in flight; the lanes are free when the lease ends.
+            self._health.failed(str(error))
 
     def stop(self) -> None:
-        """Ask for a clean stop: no wave is begun any more, and what is confirmed is settled; nothing goes out twice."""
+        """Request a clean stop: no new wave begins, and confirmed events are settled, to avoid a second publish."""
         self._stopping.set()
         self.wake()
 
@@ -173,10 +207,11 @@ class Relay:
         while not self._stopping.is_set():
             self._wakes[worker].clear()
             try:
-                moved = await self.work(worker)
+                moved = await self.run_once(worker)
             except OutriderError as error:
-                # Not only what is known to pass: a relay that ends over one bad answer helps nobody. It is told.
-                self._trouble(error)
+                # Also errors that are not transient: the relay reports the error and continues, because other lanes may
+                # work.
+                self._health.failed(str(error))
                 moved = 0
             if moved:
                 idle_seconds = self.settings.poll_seconds_min
@@ -189,7 +224,7 @@ class Relay:
             )
 
     async def _loop(self, step: Callable[[], Awaitable[None]], seconds: float, sooner: asyncio.Event) -> None:
-        """Repeat a step. After trouble with the store it is tried again soon; the lease decides what that costs."""
+        """Repeat a step. After a failure of the store the next try comes soon, because the lease is running out."""
         pause = seconds
         while True:
             await _wait(sooner, pause)
@@ -197,21 +232,10 @@ class Relay:
             try:
                 await step()
             except OutriderError as error:
-                self._trouble(error)
-                pause = min(seconds, SOON_SECONDS)
+                pause = min(seconds, self._health.failed(str(error)))
             else:
-                self._recover()
+                self._health.recovered()
                 pause = seconds
-
-    def _trouble(self, error: OutriderError) -> None:
-        if not self._troubled:
-            self._troubled = True
-            self.observer.notice(StoreTroubled(self.name, str(error)))
-
-    def _recover(self) -> None:
-        if self._troubled:
-            self._troubled = False
-            self.observer.notice(StoreRecovered(self.name))
 
     async def _probing(self) -> None:
         while True:
@@ -219,39 +243,36 @@ class Relay:
             await asyncio.sleep(self.settings.breaker_seconds_base / 2 if wait is None else wait)
 
     def _may_publish(self, lease: Lease) -> Callable[[], bool]:
-        """A wave may begin only if even its time-out falls inside the lease.
+        """Return the test for the start of a wave: the publish timeout must end inside the lease, and no stop is
+        requested.
 
-        None begins after a stop was asked for: a long stream can be thousands of waves.
+        A stop does not wait for the rest of a batch, because a long stream can have thousands of waves.
         """
         seconds = self.settings.publish_timeout_seconds
-        return lambda: self.tenure.covers(lease, seconds) and not self._stopping.is_set()
+        return lambda: self.ownership.covers(lease, seconds) and not self._stopping.is_set()
 
-    async def _plan(self, worker: int, lease: Lease, fetched: Fetched) -> Course:
-        """Look up what is blocked, in the lanes that have anything blocked, and plan the course."""
+    async def _plan(self, worker: int, lease: Lease, fetched: Fetched) -> Batch:
+        """Plan the batch; blocked streams are read only in lanes with blocked streams."""
         blocked, due = set(), Due([], None)
         if fetched.blocked_lanes:
             rows = [event for event in fetched.events if event.lane in fetched.blocked_lanes]
-            streams = list(dict.fromkeys(stream_of(event, self.rule) for event in rows))
+            streams = list(dict.fromkeys(event.stream for event in rows))
             blocked = await self.store.blocked(streams) if streams else set()
-            due = await self.store.due(lease.only(fetched.blocked_lanes), self._budget.batch_max)
+            due = await self.store.due(lease.only(fetched.blocked_lanes), self._quotas.batch_max)
         self._next_due_seconds[worker] = due.next_seconds
-        return plan(fetched.events, due.streams, blocked, self.rule)
+        return Batch.plan(fetched.events, due.streams, blocked)
 
-    async def _settle(self, lease: Lease, course: Course) -> int:
-        if not course.sent and not course.settlements and not course.emptied:
-            return 0
+    async def _settle(self, lease: Lease, settlements: Settlements) -> int:
         try:
-            if course.sent:
-                return await self.store.confirm(lease, course.sent)
-            return await self.store.settle(lease, course.settlements, course.emptied) + len(course.emptied)
+            return await self.store.settle(lease, settlements) + len(settlements.emptied)
         except OutriderError:
-            await self.tenure.forsake(lease)
+            await self.ownership.release_after_failed_settle(lease)
             self._wake_keeper.set()
             raise
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, or for time to pass."""
+    """Wait until the event is set or the seconds have passed."""
     try:
         async with asyncio.timeout(max(seconds, 0.001)):
             await event.wait()

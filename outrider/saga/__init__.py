@@ -1,22 +1,21 @@
-"""Sagas: work of several services that completes, or undoes itself."""
+"""Sagas: steps in several services, with compensation after a failure."""
 
-from outrider.saga.barrier import Barrier, Refusal
-from outrider.saga.definition import Saga
-from outrider.saga.errors import AlreadyStarted, Refused
-from outrider.saga.run import Reply, Run
-from outrider.saga.sagas import Sagas
+from outrider.errors import AlreadyStarted, StepRejected
+from outrider.saga.context import Reply, StepContext
+from outrider.saga.definition.saga import Saga, SagaRegistry
+from outrider.saga.execution.worker import SagaWorker
+from outrider.saga.participant import Participant, Rejection
 from outrider.saga.settings import SagaSettings
-from outrider.saga.worker import SagaWorker
 
 __all__ = [
     "AlreadyStarted",
-    "Barrier",
-    "Refusal",
-    "Refused",
+    "Participant",
+    "Rejection",
     "Reply",
-    "Run",
     "Saga",
+    "SagaRegistry",
     "SagaSettings",
     "SagaWorker",
-    "Sagas",
+    "StepContext",
+    "StepRejected",
 ]

@@ -1,4 +1,4 @@
-"""What can be set about a saga worker, with the relations that must hold between settings."""
+"""The settings of a saga worker, and the relations between them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
 
 HIGHEST, DAYS_MAX = 1_000_000, 36_500
-"""Far more than makes sense of anything here, and little enough for every clock and calendar."""
+"""Upper limits far beyond any sensible value, and small enough for all clocks and calendars."""
 
 LEASE_MARGIN = 0.9
-"""A worker trusts this much of a claim, counted from asking for it, by its own clock."""
+"""The share of a lease that a worker trusts, counted from the request by the clock of the worker."""
 
 RENEWALS = 3
-"""How often a claim is renewed within a lease, so that one renewal may fail."""
+"""The number of renewals within a lease, so that one renewal may fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class SagaSettings:
-    """Limits and times of a worker; the defaults suit most.
+    """Limits and times of a worker. The defaults suit most applications.
 
-    `concurrency` is how many sagas it has at a time. Those that wait for an answer or for time to pass do not count.
-    The time of a call may exceed `lease_seconds`, because claims are renewed.
+    `concurrency` is the number of sagas that a worker runs at a time. Sagas that wait for a reply or a deadline do not
+    count. A call may take longer than `lease_seconds`, because claims are renewed.
 
     >>> SagaSettings(lease_seconds=6).renew_seconds
     2.0
@@ -33,11 +33,11 @@ class SagaSettings:
     lease_seconds: float = 15.0
     poll_seconds_min: float = 0.02
     poll_seconds_max: float = 1.0
-    stop_seconds: float = 10.0
-    upkeep_seconds: float = 600.0
+    shutdown_timeout_seconds: float = 10.0
+    maintenance_interval_seconds: float = 600.0
     saga_days: float = 90.0
     audit_days: float = 365.0
-    barrier_days: float = 90.0
+    participant_memory_days: float = 90.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -46,39 +46,39 @@ class SagaSettings:
 
     def _check_relations(self) -> None:
         if self.poll_seconds_min > self.poll_seconds_max:
-            raise BadSetting(
+            raise InvalidSetting(
                 f"poll_seconds_min ({self.poll_seconds_min}) is more than poll_seconds_max ({self.poll_seconds_max}); "
                 "lower the one or raise the other"
             )
         if self.poll_seconds_max > self.renew_seconds:
-            raise BadSetting(
+            raise InvalidSetting(
                 f"poll_seconds_max ({self.poll_seconds_max}) is more than a third of lease_seconds "
                 f"({self.lease_seconds}), so that a saga without an owner would wait longer than its lease; lower the "
                 "one or raise the other"
             )
         if self.audit_days < self.saga_days:
-            raise BadSetting(
+            raise InvalidSetting(
                 f"audit_days ({self.audit_days}) is less than saga_days ({self.saga_days}), so that a saga would be "
                 "there without its trail; raise audit_days"
             )
-        if self.saga_days < self.barrier_days:
-            raise BadSetting(
-                f"saga_days ({self.saga_days}) is less than barrier_days ({self.barrier_days}), so that a saga could "
-                "be started again under its old name while participants still answer its keys from memory, and do "
-                "nothing; raise saga_days, or lower barrier_days"
+        if self.saga_days < self.participant_memory_days:
+            raise InvalidSetting(
+                f"saga_days ({self.saga_days}) is less than participant_memory_days "
+                f"({self.participant_memory_days}), so that a saga could be started again under its old name while "
+                "participants still answer its keys from memory, and do nothing; raise saga_days, or lower "
+                "participant_memory_days"
             )
 
     @property
     def renew_seconds(self) -> float:
-        """Return how long to wait between two renewals."""
+        """Return the time between two renewals."""
         return self.lease_seconds / RENEWALS
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Refuse what is no number that could be counted or waited for."""
     whole = name == "concurrency"
     highest = DAYS_MAX if name.endswith("_days") else HIGHEST
     number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 < value <= highest:
         kind = "a whole number" if whole else "a number"
-        raise BadSetting(f"{name} = {value!r} cannot work; it must be {kind} above 0, at most {highest:,}")
+        raise InvalidSetting(f"{name} = {value!r} cannot work; it must be {kind} above 0, at most {highest:,}")

@@ -1,1 +1,1 @@
-"""Store adapters, one package each."""
+"""Store adapters: PostgreSQL, MongoDB, SQLite and memory."""

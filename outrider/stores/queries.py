@@ -1,60 +1,60 @@
 """Named SQL blocks from `.sql` files.
 
-A block starts with `-- name: verb` and runs to the next one. `{word}` stands for a constant of ours (the schema, a list
-of states), never for a value: values are always parameters.
+A statement starts with `-- name: verb` and runs to the next block. A fragment starts with `-- fragment: name`; later
+blocks, in the same file and in files loaded after, include the fragment as `{name}`. `{word}` may also be a constant
+(the schema, a list of states). A placeholder is never a value: values are always parameters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
-from outrider import lifecycle
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
+from outrider.outbox import model
 
-_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n", re.MULTILINE)
+_SECTION = re.compile(r"(\n--[^\n]*)+\s*\Z")
 _CONSTANT = re.compile(r"\{(\w+)\}")
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
-def load(package: str, filename: str, constants: Mapping[str, str]) -> dict[str, str]:
-    """Return the blocks of a file by name, in file order, with constants filled in.
+def load(package: str, filenames: Sequence[str], constants: Mapping[str, str]) -> dict[str, str]:
+    """Return the statements of some files by name, in file order, with constants and fragments filled in.
 
-    >>> sorted(load("outrider.stores.postgres", "sql/lanes.sql", constants("outrider")))[:2]
-    ['alive', 'beat']
+    >>> sorted(load("outrider.stores.postgres", ["sql/inbox.sql"], constants("outrider")))[:2]
+    ['adopt_orphans', 'blocked_streams']
     """
-    return {name: fill(body, constants) for name, body in blocks(package, filename)}
+    known = dict(constants)
+    statements: dict[str, str] = {}
+    for filename in filenames:
+        for kind, name, body in blocks(package, filename):
+            (statements if kind == "name" else known)[name] = fill(body, known)
+    return statements
 
 
-def load_fragments(package: str, filename: str, constants: Mapping[str, str]) -> dict[str, str]:
-    """Return blocks that are pieces of statements; a piece may refer to those before it."""
-    pieces: dict[str, str] = {}
-    for name, body in blocks(package, filename):
-        pieces[name] = fill(body, {**constants, **pieces})
-    return pieces
-
-
-def blocks(package: str, filename: str) -> list[tuple[str, str]]:
-    """Return the blocks of a file as written."""
-    _, *parts = _NAME.split((files(package) / filename).read_text())
-    return list(zip(parts[::2], parts[1::2], strict=True))
+def blocks(package: str, filename: str) -> list[tuple[str, str, str]]:
+    """Return the blocks of a file as written: kind (`name` or `fragment`), name and text."""
+    _, *parts = _BLOCK.split((files(package) / filename).read_text())
+    # A comment after the last line of a block introduces the section below the block.
+    return [(kind, name, _SECTION.sub("", body)) for kind, name, body in zip(*[iter(parts)] * 3, strict=True)]
 
 
 def fill(body: str, constants: Mapping[str, str]) -> str:
-    """Put constants into a block."""
+    """Replace the placeholders of a block by constants."""
     return _CONSTANT.sub(lambda found: constants[found[1]], body).strip()
 
 
 def constants(schema: str = "") -> dict[str, str]:
-    """Return what every file may refer to: the schema, and the guards that come from the table of moves."""
-    guards = {f"{move}_guard": lifecycle.sql_list(lifecycle.guard(move)) for move in lifecycle.MOVES}
+    """Return the constants of every file: the schema, and the guards from the table of state transitions."""
+    guards = {f"{move}_guard": model.sql_list(model.guard(move)) for move in model.TRANSITIONS}
     return {
         "schema": schema and identifier(schema),
-        "fetchable": lifecycle.sql_list(lifecycle.FETCHABLE),
-        "waiting": lifecycle.sql_list(lifecycle.WAITING),
-        "stored": lifecycle.sql_list(lifecycle.STORED),
-        "stored_moves": ", ".join(f"('{source}', '{target}')" for source, target in lifecycle.stored_moves()),
+        "fetchable": model.sql_list(model.FETCHABLE),
+        "waiting": model.sql_list(model.WAITING),
+        "stored": model.sql_list(model.STORED),
+        "stored_moves": ", ".join(f"('{source}', '{target}')" for source, target in model.stored_moves()),
         **guards,
     }
 
@@ -66,5 +66,5 @@ def identifier(name: str) -> str:
     'outrider'
     """
     if not _IDENTIFIER.fullmatch(name):
-        raise BadSetting(f"schema name {name!r} is not allowed; use a-z, 0-9 and _, at most 63, no digit first")
+        raise InvalidSetting(f"schema name {name!r} is not allowed; use a-z, 0-9 and _, at most 63, no digit first")
     return name

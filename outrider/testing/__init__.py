@@ -1,8 +1,6 @@
-"""Help for testing: what an application's tests, and our own, need around Outrider."""
+"""Test helpers for applications with Outrider and for Outrider's own test suite."""
 
-from outrider.testing.broker import MemoryBroker
-from outrider.testing.clock import ManualClock
-from outrider.testing.observer import Notebook
-from outrider.testing.sagas import SagaHarness
+from outrider.testing.fakes import ManualClock, MemoryBroker, RecordingObserver
+from outrider.testing.saga_harness import SagaHarness
 
-__all__ = ["ManualClock", "MemoryBroker", "Notebook", "SagaHarness"]
+__all__ = ["ManualClock", "MemoryBroker", "RecordingObserver", "SagaHarness"]

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from outrider.delivery import Delivery
-from outrider.event import SKIPPED_TYPE
+from outrider.event import SKIPPED_TYPE, Delivery
 
 TYPE = "order.placed"
 KEYS = 150
@@ -74,34 +73,34 @@ class Draft:
     headers: dict[str, bytes] = field(default_factory=dict)
 
 
-def _body(draft: Draft, chance: random.Random) -> None:
-    draft.body = chance.choice(BODIES)
+def _body(draft: Draft, rng: random.Random) -> None:
+    draft.body = rng.choice(BODIES)
 
 
-def _noise(draft: Draft, chance: random.Random) -> None:
-    draft.body = chance.randbytes(chance.randint(0, 300))
+def _noise(draft: Draft, rng: random.Random) -> None:
+    draft.body = rng.randbytes(rng.randint(0, 300))
 
 
-def _header(draft: Draft, chance: random.Random) -> None:
-    name = chance.choice(list(HEADERS))
-    draft.headers[name] = chance.choice(HEADERS[name])
+def _header(draft: Draft, rng: random.Random) -> None:
+    name = rng.choice(list(HEADERS))
+    draft.headers[name] = rng.choice(HEADERS[name])
 
 
-def _without(draft: Draft, chance: random.Random) -> None:
-    draft.headers.pop(chance.choice(("message_id", "event_type", "key", "sequence", "gapless")), None)
+def _without(draft: Draft, rng: random.Random) -> None:
+    draft.headers.pop(rng.choice(("message_id", "event_type", "key", "sequence", "gapless")), None)
 
 
-def _bare(draft: Draft, chance: random.Random) -> None:
+def _bare(draft: Draft, rng: random.Random) -> None:
     draft.headers.clear()
 
 
-def _odd_name(draft: Draft, chance: random.Random) -> None:
-    draft.headers[chance.choice(ODD_NAMES)] = chance.randbytes(chance.randint(0, 50))
+def _odd_name(draft: Draft, rng: random.Random) -> None:
+    draft.headers[rng.choice(ODD_NAMES)] = rng.randbytes(rng.randint(0, 50))
 
 
-def _odd_key(draft: Draft, chance: random.Random) -> None:
+def _odd_key(draft: Draft, rng: random.Random) -> None:
     draft.headers.pop("key", None)
-    draft.key = chance.choice(WIRE_KEYS)
+    draft.key = rng.choice(WIRE_KEYS)
 
 
 MISHAPS: tuple[Callable[[Draft, random.Random], None], ...] = (
@@ -112,26 +111,26 @@ MISHAPS: tuple[Callable[[Draft, random.Random], None], ...] = (
 
 def deliveries(topic: str, count: int, seed: int) -> Iterator[Delivery]:
     """Make deliveries: good ones, malformed ones, and a few that come twice."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     numbers = dict.fromkeys(range(KEYS), 0)
     made: list[Draft] = []
     for place in range(count):
-        if made and chance.random() < 0.05:
-            draft = chance.choice(made)
+        if made and rng.random() < 0.05:
+            draft = rng.choice(made)
         else:
-            number = chance.randrange(KEYS)
+            number = rng.randrange(KEYS)
             numbers[number] += 1
-            draft = _good(f"k{number}", numbers[number], chance)
-            if chance.random() > GOOD:
-                for mishap in chance.choices(MISHAPS, k=chance.randint(1, 3)):
-                    mishap(draft, chance)
+            draft = _good(f"k{number}", numbers[number], rng)
+            if rng.random() > GOOD:
+                for mishap in rng.choices(MISHAPS, k=rng.randint(1, 3)):
+                    mishap(draft, rng)
             made.append(draft)
         yield Delivery(topic, draft.key, draft.body, dict(draft.headers), "fuzz#1", f"{topic}/0/{place}", place)
 
 
-def _good(key: str, number: int, chance: random.Random) -> Draft:
+def _good(key: str, number: int, rng: random.Random) -> Draft:
     said = {
-        "message_id": str(UUID(int=chance.getrandbits(128), version=4)),
+        "message_id": str(UUID(int=rng.getrandbits(128), version=4)),
         "event_type": TYPE,
         "key": key,
         "sequence": str(number),

@@ -14,12 +14,13 @@ from uuid import UUID
 import outrider
 from outrider import Event, Inbox, Relay, RelaySettings, RetryPolicy, app
 from outrider.inbox.consumer import Consumer
-from outrider.observer import Observer, SagaEnded
-from outrider.saga import Barrier, Refusal, Refused, Saga, Sagas, SagaSettings, SagaWorker
-from outrider.saga_store import Record, SagaStore
+from outrider.saga import Participant, Rejection, Saga, SagaRegistry, SagaSettings, SagaWorker, StepRejected
+from outrider.saga.model import SagaRecord
+from outrider.saga.store import SagaStore
+from outrider.telemetry.events import Observer, SagaEnded
 from tests.unit.saga_shop import Bell
 
-SETTINGS = SagaSettings(lease_seconds=1.5, poll_seconds_max=0.1, stop_seconds=2)
+SETTINGS = SagaSettings(lease_seconds=1.5, poll_seconds_max=0.1, shutdown_timeout_seconds=2)
 QUICK = RetryPolicy(base_seconds=0.05, cap_seconds=0.2, jitter=0, max_attempts=20)
 TABLES = ("orders (id text PRIMARY KEY)", "moves (id text, what text)")
 
@@ -58,7 +59,7 @@ class Bank:
         """Charge once for a key; while it is silent, the answer to a first call is lost."""
         self.calls[key] += 1
         if order_id in self.declines:
-            raise Refused("the card was declined")
+            raise StepRejected("the card was declined")
         self.charges[key] = amount
         self.called.set()
         if self.silent.is_set() and self.calls[key] == 1:
@@ -75,7 +76,7 @@ def order_saga(bank: Bank, *, reserve_seconds: float = 30, charge_seconds: float
     async def create(run: Any, tx: Any) -> None:
         await execute(tx, "INSERT INTO orders (id) VALUES (?)", run.state.order_id)
 
-    @create.undo()
+    @create.compensate()
     async def cancel(run: Any, tx: Any) -> None:
         await execute(tx, "DELETE FROM orders WHERE id = ?", run.state.order_id)
 
@@ -83,15 +84,15 @@ def order_saga(bank: Bank, *, reserve_seconds: float = 30, charge_seconds: float
         *("stock.reserve",),
         topic="stock",
         reply="stock.reserved",
-        refusal="stock.refused",
-        undo="stock.release",
-        undone="stock.released",
+        rejection="stock.refused",
+        compensate="stock.release",
+        compensated="stock.released",
         timeout_seconds=reserve_seconds,
         retry=QUICK,
         name="reserve",
     )
     reserve.payload(lambda state: {"order": state.order_id})
-    reserve.undo_payload(lambda state: {"order": state.order_id})
+    reserve.compensation_payload(lambda state: {"order": state.order_id})
 
     @reserve.on("stock.reserved")
     def reserved(run: Any, reply: Any) -> None:
@@ -107,12 +108,12 @@ def order_saga(bank: Bank, *, reserve_seconds: float = 30, charge_seconds: float
 
 def stock_inbox(sold_out: Iterable[str] = ()) -> Inbox:
     """Make the participant."""
-    inbox, barrier = Inbox(), Barrier("stock")
+    inbox, barrier = Inbox(), Participant("stock")
 
-    async def take(command: Event, tx: Any) -> Event | Refusal:
+    async def take(command: Event, tx: Any) -> Event | Rejection:
         order_id = command.payload["order"]
         if order_id in set(sold_out):
-            return Refusal(Event("stock.refused", {"why": "sold out"}))
+            return Rejection(Event("stock.refused", {"why": "sold out"}))
         await execute(tx, "INSERT INTO moves (id, what) VALUES (?, 'taken')", order_id)
         return Event("stock.reserved", {"reservation": f"R-{order_id}"})
 
@@ -126,7 +127,7 @@ def stock_inbox(sold_out: Iterable[str] = ()) -> Inbox:
 
     @inbox.handler("stock.release", consumer="stock", topic="stock")
     async def release(command: Event, tx: Any) -> None:
-        await barrier.undo(tx, command, put_back, nothing=Event("stock.released", {}))
+        await barrier.compensate(tx, command, put_back, nothing=Event("stock.released", {}))
 
     return inbox
 
@@ -145,7 +146,7 @@ class Town:
     @asynccontextmanager
     async def working(self, *, lost: bool = False) -> AsyncIterator[SagaWorker]:
         """Run a saga worker, and the consumer of its replies, around the block; one that is lost gives nothing back."""
-        sagas, store = Sagas(self.saga), await app.open_sagas(self.store_url)
+        sagas, store = SagaRegistry(self.saga), await app.open_sagas(self.store_url)
         worker = SagaWorker(store, sagas, outrider.stage, SETTINGS, self.bell)
         inbox = app.saga_inbox(sagas, observer=self.bell)
         running = asyncio.create_task(worker.run())
@@ -187,11 +188,12 @@ class Town:
 
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
         async with self.sagas_store.transaction() as tx:
-            found = tx.execute(sql).fetchall() if isinstance(tx, sqlite3.Connection) else await tx.fetch(sql)
+            conn = tx.connection
+            found = conn.execute(sql).fetchall() if isinstance(conn, sqlite3.Connection) else await conn.fetch(sql)
             return [tuple(row) for row in found]
 
-    async def shown(self, saga_id: UUID) -> Record:
-        record = await self.sagas_store.desk.show(saga_id)
+    async def shown(self, saga_id: UUID) -> SagaRecord:
+        record = await self.sagas_store.admin.show(saga_id)
         assert record is not None
         return record
 
@@ -205,7 +207,7 @@ async def town(store_url: str, broker_url: str, bank: Bank | None = None, **opti
         stack.push_async_callback(sagas.close)
         async with sagas.transaction() as tx:
             for table in TABLES:
-                await execute(tx, f"CREATE TABLE {table}")
+                await execute(tx.connection, f"CREATE TABLE {table}")
         store, broker = await app.open_store(store_url), await app.open_broker(broker_url)
         stack.push_async_callback(store.close)
         stack.push_async_callback(broker.close)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.demo.verify import Entry, Kills, count
+from outrider.demo.verify import Kills, ReceivedEntry, count
 
 KEYS = ["committed", "rolled_back", "delivered", "lost", "phantom", "reordered", "duplicates", "double_effects"]
 KILLS = ["kills", "consumer_kills"]
@@ -87,13 +87,18 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
 
 def test_the_count_sees_what_was_lost_invented_reordered_and_repeated() -> None:
     entries = [
-        Entry("a1", "a", 1),
-        Entry("a3", "a", 3),
-        Entry("a2", "a", 2),
-        Entry("a1", "a", 1),
-        Entry("b9", "b", 9),
+        ReceivedEntry("a1", "a", 1),
+        ReceivedEntry("a3", "a", 3),
+        ReceivedEntry("a2", "a", 2),
+        ReceivedEntry("a1", "a", 1),
+        ReceivedEntry("b9", "b", 9),
     ]
-    effects = [Entry("a1", "a", 1), Entry("a2", "a", 2), Entry("a3", "a", 3), Entry("b9", "b", 9)]
+    effects = [
+        ReceivedEntry("a1", "a", 1),
+        ReceivedEntry("a2", "a", 2),
+        ReceivedEntry("a3", "a", 3),
+        ReceivedEntry("b9", "b", 9),
+    ]
     summary = count(["a1", "a2", "a3", "c1"], 6, entries, effects, PLANNED)
     assert (summary.committed, summary.rolled_back, summary.delivered) == (4, 2, 4)
     assert (summary.lost, summary.phantom, summary.reordered, summary.duplicates) == (1, 1, 1, 1)
@@ -102,29 +107,29 @@ def test_the_count_sees_what_was_lost_invented_reordered_and_repeated() -> None:
 
 
 def test_what_had_no_effect_is_lost() -> None:
-    summary = count(["a1"], 1, [Entry("a1", "a", 1)], [], PLANNED)
+    summary = count(["a1"], 1, [ReceivedEntry("a1", "a", 1)], [], PLANNED)
     assert (summary.delivered, summary.lost) == (0, 1)
 
 
 def test_an_effect_of_what_was_never_committed_is_a_phantom() -> None:
-    assert count([], 1, [], [Entry("a1", "a", 1)], PLANNED).phantom == 1
+    assert count([], 1, [], [ReceivedEntry("a1", "a", 1)], PLANNED).phantom == 1
 
 
 def test_an_effect_that_happened_twice_breaks_the_promise() -> None:
-    entry = Entry("a1", "a", 1)
+    entry = ReceivedEntry("a1", "a", 1)
     summary = count(["a1"], 1, [entry, entry], [entry, entry], PLANNED)
     assert (summary.lost, summary.duplicates, summary.double_effects) == (0, 1, 1)
     assert not summary.holds(PLANNED)
 
 
 def test_effects_in_another_order_than_the_log_break_the_promise() -> None:
-    first, second = Entry("a1", "a", 1), Entry("a2", "a", 2)
+    first, second = ReceivedEntry("a1", "a", 1), ReceivedEntry("a2", "a", 2)
     assert count(["a1", "a2"], 2, [first, second], [first, second], PLANNED).holds(PLANNED)
     summary = count(["a1", "a2"], 2, [first, second], [second, first], PLANNED)
     assert (summary.reordered, summary.holds(PLANNED)) == (1, False)
 
 
 def test_a_demo_that_killed_too_few_has_shown_nothing() -> None:
-    entry = Entry("a1", "a", 1)
+    entry = ReceivedEntry("a1", "a", 1)
     summary = count(["a1"], 1, [entry], [entry], Kills(relays=3, consumers=1))
     assert (summary.kept, summary.holds(PLANNED)) == (True, False)

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from examples.fastapi_shop import before, run, shop
 from outrider import app
-from outrider.store import Criteria
+from outrider.outbox.model import Criteria
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "examples" / "fastapi_shop"
@@ -46,7 +46,7 @@ async def serving(application: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 async def staged(url: str) -> list[str]:
     """Return the numbers of the orders that wait to be told of."""
     store = await app.open_store(url)
-    rows = await store.desk.events(Criteria())
+    rows = await store.admin.events(Criteria())
     await store.close()
     return [row["payload"]["number"] for row in rows]
 

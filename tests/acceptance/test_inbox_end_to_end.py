@@ -17,15 +17,15 @@ from confluent_kafka import TopicPartition
 
 import outrider
 from outrider import Event
-from outrider.backoff import RetryPolicy
 from outrider.brokers.kafka import KafkaBroker, KafkaSource
+from outrider.event import OnDeadLetter
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
-from outrider.observer import Handled, HandlerRetried
-from outrider.outcome import Policy
+from outrider.retry import RetryPolicy
 from outrider.stores.postgres import PostgresInbox
-from outrider.testing import Notebook
+from outrider.telemetry.events import Handled, HandlerRetried
+from outrider.testing import RecordingObserver
 from tests.acceptance.end_to_end.post import ANSWER_SECONDS_MAX, PARTITIONS, KafkaPost
 from tests.chaos.consumers import EMPTY, relaying
 from tests.chaos.relays import until
@@ -37,7 +37,7 @@ LIMIT_BYTES = 20_000
 QUICK = {"session.timeout.ms": "1500"}
 RETRY = RetryPolicy(base_seconds=0.05, cap_seconds=0.05, jitter=0, max_attempts=5)
 EFFECTS = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, consumer text, key text, sequence bigint)"
-STRICT: dict[str, Any] = {"gate": "strict", "start": "one"}
+STRICT: dict[str, Any] = {"ordering": "strict", "first_sequence": "one"}
 
 Broken = Callable[[Event], bool]
 
@@ -49,7 +49,7 @@ class Scene:
     conn: Any
     url: str
     post: KafkaPost
-    notebooks: dict[str, Notebook] = field(default_factory=lambda: defaultdict(Notebook))
+    notebooks: dict[str, RecordingObserver] = field(default_factory=lambda: defaultdict(RecordingObserver))
 
     async def stage(self, *keys: str, payload: Any = None) -> list[UUID]:
         """Stage numbered events."""
@@ -69,7 +69,7 @@ class Scene:
             if broken(event):
                 raise RuntimeError("not today")
 
-        chosen = ConsumerSettings(**{"retry": RETRY, "tend_seconds": 0.2, **settings})
+        chosen = ConsumerSettings(**{"retry": RETRY, "maintenance_interval_seconds": 0.2, **settings})
         routes = Routes(name, chosen, {(self.post.topic, TYPE): Route(handler)})
         source = KafkaSource(self.post.bootstrap, f"{name}-{self.post.topic}", [self.post.topic], QUICK)
         store = await PostgresInbox.open(self.url)
@@ -98,7 +98,7 @@ class Scene:
 
     async def nobody_waits(self) -> None:
         """Nothing waits for a predecessor, and nothing is buried."""
-        assert await self.conn.fetchval("SELECT count(*) FROM outrider.inbox_waiting") == 0
+        assert await self.conn.fetchval("SELECT count(*) FROM outrider.inbox_held") == 0
         assert await self.conn.fetchval("SELECT count(*) FROM outrider.inbox_dead_letter") == 0
 
     def forget_topic(self) -> None:
@@ -131,7 +131,7 @@ async def test_a_skipped_event_its_replay_and_a_late_consumer_pass_a_strict_gate
     # Kafka applies its limit to batches too, so those must stay below it.
     broker = KafkaBroker(scene.post.bootstrap, {"batch.size": str(LIMIT_BYTES // 2)})
     async with (
-        relaying(scene.url, broker, dead_letter_policy=Policy.SKIP) as outbox,
+        relaying(scene.url, broker, on_dead_letter=OnDeadLetter.SKIP) as outbox,
         scene.consuming("early", **STRICT),
     ):
         await scene.stage("A", "B")
@@ -144,11 +144,11 @@ async def test_a_skipped_event_its_replay_and_a_late_consumer_pass_a_strict_gate
             await scene.until_effects("whole", 6)
         await asyncio.to_thread(scene.forget_topic)
         await asyncio.to_thread(scene.post.configure, "max.message.bytes", "1000000")
-        assert await outbox.desk.replay([large], "a person") == 1
+        assert await outbox.admin.replay([large], "a person") == 1
         await scene.until_effects("early", 7)
         await scene.stage("A", "B", "A")
         await scene.until_effects("early", 10)
-        async with scene.consuming("whole", **STRICT), scene.consuming("late", gate="strict"):
+        async with scene.consuming("whole", **STRICT), scene.consuming("late", ordering="strict"):
             await scene.until_effects("whole", 10)
             await scene.until_effects("late", 4)
     for name in ("early", "whole"):
@@ -158,18 +158,18 @@ async def test_a_skipped_event_its_replay_and_a_late_consumer_pass_a_strict_gate
     await scene.nobody_waits()
 
 
-@pytest.mark.parametrize("gate", ["off", "strict"])
-async def test_what_comes_again_has_no_effect_again(scene: Scene, gate: str) -> None:
+@pytest.mark.parametrize("ordering", ["off", "strict"])
+async def test_what_comes_again_has_no_effect_again(scene: Scene, ordering: str) -> None:
     keys = [f"k{number % 20}" for number in range(200)]
     async with relaying(scene.url, KafkaBroker(scene.post.bootstrap)):
         for start in range(0, len(keys), 20):
             await scene.stage(*keys[start : start + 20])
         await scene.until_published()
-    async with scene.consuming("billing", gate=gate):
+    async with scene.consuming("billing", ordering=ordering):
         await scene.until_effects("billing", len(keys))
     await asyncio.to_thread(scene.forget_group, "billing")
     notebook = scene.notebooks["billing"] = _Expecting(duplicates=len(keys))
-    async with scene.consuming("billing", gate=gate):
+    async with scene.consuming("billing", ordering=ordering):
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             await notebook.reached.wait()
     assert await scene.effects("billing") == {f"k{number}": list(range(1, 11)) for number in range(20)}
@@ -212,7 +212,7 @@ async def test_a_handler_that_fails_twice_and_then_passes_leaves_one_effect(scen
     await scene.nobody_waits()
 
 
-class _Expecting(Notebook):
+class _Expecting(RecordingObserver):
     """Tells when so many duplicates were met."""
 
     def __init__(self, duplicates: int) -> None:
@@ -220,8 +220,8 @@ class _Expecting(Notebook):
         self._left = duplicates
         self.reached = asyncio.Event()
 
-    def notice(self, fact: Any) -> None:
-        super().notice(fact)
+    def emit(self, fact: Any) -> None:
+        super().emit(fact)
         if isinstance(fact, Handled):
             self._left -= fact.duplicates
             if self._left <= 0:

@@ -18,19 +18,20 @@ import pytest
 from confluent_kafka import Producer
 
 from outrider import app
-from outrider.codec.open import open_delivery
-from outrider.delivery import Delivery
+from outrider.brokers.base import Revoked, Source
+from outrider.event import Delivery
 from outrider.inbox.consumer import Consumer
+from outrider.inbox.model import InboxCriteria
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
-from outrider.inbox_store import InboxCriteria, InboxStore
-from outrider.observer import ConsumerTroubled, Handled
-from outrider.source import Revoked, Source
+from outrider.inbox.store import InboxStore
 from outrider.stores.postgres import PostgresInbox
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema
-from outrider.testing import Notebook
+from outrider.telemetry.events import ConsumerUnavailable, Handled
+from outrider.testing import RecordingObserver
+from outrider.testing.contracts.source import eventually
 from outrider.testing.servers.kafka import create_topic, delete_topics
-from outrider.testing.source_contract.bench import eventually
+from outrider.wire import decode
 from tests.acceptance.malformed import TYPE, deliveries
 
 pytestmark = pytest.mark.timeout(180)
@@ -39,10 +40,10 @@ COUNT, COUNT_BY_WIRE = 2000, 400
 PATIENCE_SECONDS = 90.0
 WAIT_SECONDS = 0.01
 GATES: dict[str, dict[str, Any]] = {
-    "no gate, dead letters hold": {"gate": "off", "dead_letter_policy": "hold"},
-    "monotonic, dead letters are skipped": {"gate": "monotonic", "dead_letter_policy": "skip"},
-    "strict, dead letters hold, batches": {"gate": "strict", "dead_letter_policy": "hold", "batch_max": 20},
-    "strict, dead letters are skipped, batches": {"gate": "strict", "dead_letter_policy": "skip", "batch_max": 20},
+    "no gate, dead letters hold": {"ordering": "off", "on_dead_letter": "block"},
+    "monotonic, dead letters are skipped": {"ordering": "monotonic", "on_dead_letter": "skip"},
+    "strict, dead letters hold, batches": {"ordering": "strict", "on_dead_letter": "block", "batch_max": 20},
+    "strict, dead letters are skipped, batches": {"ordering": "strict", "on_dead_letter": "skip", "batch_max": 20},
 }
 
 
@@ -152,7 +153,7 @@ async def _account(
     """Consume all of it, and let every delivery be found again: by its effect, by a count, or by its bytes."""
     consumer = f"of-{topic}"
     routes = Routes(consumer, ConsumerSettings(**settings), {(topic, TYPE): Route(place.handler)})
-    source, notebook = Counting(source_of(routes), count), Notebook()
+    source, notebook = Counting(source_of(routes), count), RecordingObserver()
     engine = Consumer(source, place.store, routes, observer=notebook)
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(engine.run())
@@ -160,9 +161,9 @@ async def _account(
         # What drains has been acked before, and would be cut off by a stop.
         await eventually(lambda: not engine.busy)
         engine.stop()
-    assert notebook.of(ConsumerTroubled) == []
+    assert notebook.of(ConsumerUnavailable) == []
     assert len(source.delivered) == count
-    kept = await place.store.desk.counts(consumer)
+    kept = await place.store.admin.counts(consumer)
     found = Counter(applied=await place.effects(), waiting=kept["waiting"], dead_letters=kept["dead_letters"])
     for handled in notebook.of(Handled):
         found.update(duplicates=handled.duplicates, dropped=handled.dropped, no_handler=handled.no_handler)
@@ -172,10 +173,10 @@ async def _account(
 
 
 async def _dead_letters_keep_the_bytes(place: Place, consumer: str, delivered: Any) -> None:
-    letters = await place.store.desk.dead_letters(InboxCriteria(consumer=consumer, limit=COUNT))
+    letters = await place.store.admin.dead_letters(InboxCriteria(consumer=consumer, limit=COUNT))
     sent = Counter((one.body, *sorted(one.headers.items())) for one in delivered)
     assert Counter((letter["body"], *sorted(letter["headers"].items())) for letter in letters) <= sent
-    named = {arrival.event_id for arrival in map(open_delivery, delivered) if arrival.delivery.place}
+    named = {arrival.event_id for arrival in map(decode, delivered) if arrival.delivery.position}
     assert not named or {letter["event_id"] for letter in letters} <= named
 
 
@@ -190,7 +191,7 @@ async def test_malformed_deliveries_stop_nobody_and_are_all_accounted_for(
     assert found["dead_letters"] > 300
     assert found["duplicates"] > 20
     assert found["no_handler"] > 0
-    assert found["waiting"] > 0 or settings["dead_letter_policy"] == "skip"
+    assert found["waiting"] > 0 or settings["on_dead_letter"] == "skip"
 
 
 @pytest.mark.postgres

@@ -46,7 +46,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(mongo_url: str, tmp_path: Path) -> Iterator[Desk]:
+def admin(mongo_url: str, tmp_path: Path) -> Iterator[Desk]:
     schema = f"test_{uuid4().hex[:12]}"
     config = tmp_path / "outrider.yaml"
     places = {"store": mongo_url, "broker": f"embedded:///{tmp_path}/log.db", "schema": schema}
@@ -57,31 +57,33 @@ def desk(mongo_url: str, tmp_path: Path) -> Iterator[Desk]:
         client.drop_database(services.DATABASE)
 
 
-def test_from_the_first_migration_to_the_last_effect(desk: Desk) -> None:
-    assert {migration["state"] for migration in desk("db", "status", code=1)["migrations"]} == {"pending"}
-    desk("db", "migrate")
-    assert {migration["state"] for migration in desk("db", "status")["migrations"]} == {"applied"}
-    assert not desk("db", "plan")["steps"]
+def test_from_the_first_migration_to_the_last_effect(admin: Desk) -> None:
+    assert {migration["state"] for migration in admin("db", "status", code=1)["migrations"]} == {"pending"}
+    admin("db", "migrate")
+    assert {migration["state"] for migration in admin("db", "status")["migrations"]} == {"applied"}
+    assert not admin("db", "plan")["steps"]
 
-    first, *_ = desk.stage("A", "A", "B")
-    assert [event["key"] for event in desk("events", "ls")] == ["A", "A", "B"]
-    assert desk("dead", "bury", str(first))
-    assert [letter["event_id"] for letter in desk("dead", "ls")] == [str(first)]
-    assert desk("relay", "--until-empty", code=1) == {"confirmed": 1, "buried": 0, "waiting": 1}
-    assert desk("dead", "replay", "--all", "--yes") == {"replayed": 1}
-    assert desk("relay", "--until-empty")["confirmed"] == 2
-    assert desk("events", "show", str(first))["state"] == "sent"
-    assert len(desk("events", "ls", "--state", "sent")) == 3
+    first, *_ = admin.stage("A", "A", "B")
+    assert [event["key"] for event in admin("events", "list")] == ["A", "A", "B"]
+    assert admin("dead-letters", "add", str(first))
+    assert [letter["event_id"] for letter in admin("dead-letters", "list")] == [str(first)]
+    assert admin("relay", "--until-empty", code=1) == {"confirmed": 1, "dead_lettered": 0, "waiting": 1}
+    assert admin("explain", "A")["summary"] == "the key A is blocked"
+    assert admin("dead-letters", "replay", "--all", "--yes") == {"replayed": 1}
+    assert admin("relay", "--until-empty")["confirmed"] == 2
+    assert admin("events", "show", str(first))["state"] == "sent"
+    assert admin("explain", str(first))["helps"] == []
+    assert len(admin("events", "list", "--state", "sent")) == 3
 
-    found = {finding["check"]: finding["level"] for finding in desk("doctor")["findings"]}
+    found = {finding["check"]: finding["level"] for finding in admin("doctor")["results"]}
     assert (found["store-schema"], found["mongo-version"], found["mongo-replica-set"]) == ("ok", "ok", "warn")
 
-    told = desk("consume", f"{services.__name__}:billing", "--until-idle", "0.5")
+    told = admin("consume", f"{services.__name__}:billing", "--until-idle", "0.5")
     assert told["applied"] == 3
-    assert asyncio.run(_billed(desk.url)) == {"A": {"bill": [1, 2]}, "B": {"bill": [1]}}
-    assert desk("inbox", "dead") == desk("inbox", "streams") == []
-    assert desk("saga", "ls") == []
-    counts = desk("saga", "run", f"{services.__name__}:sagas", "--until-idle", "0.5")
+    assert asyncio.run(_billed(admin.url)) == {"A": {"bill": [1, 2]}, "B": {"bill": [1]}}
+    assert admin("inbox", "list") == admin("inbox", "streams") == []
+    assert admin("saga", "ls") == []
+    counts = admin("saga", "run", f"{services.__name__}:sagas", "--until-idle", "0.5")
     assert counts["completed"] == 0
 
 
@@ -92,7 +94,7 @@ async def _billed(url: str) -> dict[str, dict[str, list[int]]]:
 
 def test_a_password_is_shown_to_nobody() -> None:
     environ = {"OUTRIDER_STORE": "mongodb://shop:hunter2@127.0.0.1:9/?serverSelectionTimeoutMS=200"}
-    for command in (["events", "ls"], ["db", "status"], ["relay", "--broker", "null://"], ["doctor"]):
+    for command in (["events", "list"], ["db", "status"], ["relay", "--broker", "null://"], ["doctor"]):
         result = CliRunner().invoke(app, command, env=environ)
         assert result.exit_code == 3, (command, result.output, result.exception)
         assert "hunter2" not in result.output

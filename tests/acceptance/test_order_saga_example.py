@@ -18,7 +18,7 @@ from examples.order_saga import ledger, orders, places
 from examples.order_saga.ledger import Line, add_up
 from examples.order_saga.orders import END_AUDIT, MISFORTUNES
 from examples.order_saga.stock import FREE_AT_FIRST
-from outrider.saga_store import Status
+from outrider.saga.model import Status
 from tests.acceptance.test_demo import processes_of
 
 pytestmark = [pytest.mark.timeout(240)]
@@ -90,9 +90,9 @@ def check_advice(found: dict[str, Any]) -> None:
     assert set(said) == {met["shipping"]["order"], met["compensation"]["order"]}
     why = said[met["shipping"]["order"]]["why"]
     assert "step ship has failed" in why
-    assert "outrider saga resume" in why
+    assert "outrider saga mark-done" in why
     assert "outrider saga compensate" not in why
-    assert "the undoing of step create has failed after 3 attempts" in said[met["compensation"]["order"]]["why"]
+    assert "the compensation of step create has failed after 3 attempts" in said[met["compensation"]["order"]]["why"]
     assert END_AUDIT in said[met["compensation"]["order"]]["advice"]
     assert found["drawn"] == met["stock"]["order"]
     assert "answered by stock.refused" in found["mermaid"]
@@ -102,7 +102,7 @@ def test_without_servers_orders_complete_and_the_books_balance(tmp_path: Path) -
     check_all_well(run(tmp_path, "--orders", "20"), 20)
 
 
-def test_without_servers_what_is_refused_is_undone_and_what_cannot_be_needs_a_person(tmp_path: Path) -> None:
+def test_without_servers_what_is_refused_is_compensated_and_what_cannot_be_needs_a_person(tmp_path: Path) -> None:
     found = run(tmp_path, "--orders", "12", *FAILING)
     check_misfortunes(found)
     check_advice(found)
@@ -153,7 +153,7 @@ def test_for_people_it_tells_progress_sagas_books_and_a_picture(tmp_path: Path) 
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=200, check=True)
     for said in (
         *("3 orders are placed", "2 completed, 1 failed", "no carrier goes to Atlantis", "The books balance."),
-        *("$ outrider saga why", "$ outrider saga resume", "export OUTRIDER_STORE=sqlite:///", "flowchart TD"),
+        *("$ outrider saga why", "$ outrider saga mark-done", "export OUTRIDER_STORE=sqlite:///", "flowchart TD"),
     ):
         assert said in done.stdout
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outrider import app
-from outrider.observer import SagaStepFailed
-from outrider.saga_store import Phase, Progress, Status
+from outrider.saga.model import Phase, Status, StepStatus
+from outrider.telemetry.events import SagaStepFailed
 from tests.acceptance.saga_town import Town, stock_inbox, town
 from tests.unit.saga_shop import until
 
@@ -58,15 +58,15 @@ async def test_orders_complete_and_everything_happens_once(place: Town) -> None:
     assert (b"R-A-03" in state, b"paid 12" in state) == (True, True)
 
 
-async def test_what_the_stock_refuses_is_undone_and_what_the_bank_declines_is_put_back(place: Town) -> None:
+async def test_what_the_stock_refuses_is_compensated_and_what_the_bank_declines_is_put_back(place: Town) -> None:
     place.bank.declines = {"B-1", "B-2"}
     async with place.consuming(stock_inbox(sold_out={"A-1", "A-2"})), place.working():
         for name in ("A-1", "A-2", "B-1", "B-2", "C-1"):
             await place.start(name)
         assert await place.ended(5) == {"compensated": 4, "completed": 1}
     assert await place.rows(ORDERS) == [("C-1",)]
-    undone = [(name, what) for name in ("B-1", "B-2") for what in ("taken", "put back")]
-    assert await place.rows(MOVES) == [*undone, ("C-1", "taken")]
+    compensated = [(name, what) for name in ("B-1", "B-2") for what in ("taken", "put back")]
+    assert await place.rows(MOVES) == [*compensated, ("C-1", "taken")]
     assert len(place.bank.charges) == 1
 
 
@@ -79,7 +79,7 @@ async def test_a_request_without_an_answer_is_asked_again_and_has_one_effect(sto
                 assert await place.ended(1) == {"completed": 1}
         assert await place.rows(MOVES) == [("A-1", "taken")]
         [reserve] = [entry for entry in (await place.shown(saga_id)).journal if entry.step == "reserve"]
-        assert reserve.progress is Progress.DONE
+        assert reserve.status is StepStatus.DONE
         assert reserve.attempts > 1
 
 
@@ -95,7 +95,7 @@ async def test_another_worker_goes_on_where_one_was_lost(place: Town) -> None:
     assert place.bank.calls == {f"{saga_id}:charge": 2}
     assert await place.rows(MOVES) == [("A-1", "taken")]
     [charge] = [entry for entry in (await place.shown(saga_id)).journal if entry.step == "charge"]
-    assert (charge.phase, charge.progress, charge.attempts) == (Phase.ACTION, Progress.DONE, 2)
+    assert (charge.phase, charge.status, charge.attempts) == (Phase.ACTION, StepStatus.DONE, 2)
 
 
 async def test_a_worker_that_stops_gives_back_what_it_has(place: Town) -> None:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import outrider
 from outrider import Event, Relay
-from outrider.broker import Broker
+from outrider.brokers.base import Broker
 from outrider.outbox.settings import RelaySettings
 from outrider.stores.postgres import PostgresStore
 from tests.chaos.crashing_consumer import NEVER, TYPE
@@ -119,5 +119,5 @@ async def exactly_once_in_order(conn: Any, staged: list[UUID], per_key: dict[str
     assert len(effects) == len(set(effects))
     assert set(effects) == set(staged)
     assert dict(await conn.fetch(EFFECTS)) == {key: list(range(1, count + 1)) for key, count in per_key.items()}
-    troubles = "SELECT (SELECT count(*) FROM outrider.inbox_dead_letter), (SELECT count(*) FROM outrider.inbox_waiting)"
+    troubles = "SELECT (SELECT count(*) FROM outrider.inbox_dead_letter), (SELECT count(*) FROM outrider.inbox_held)"
     assert tuple(await conn.fetchrow(troubles)) == (0, 0)

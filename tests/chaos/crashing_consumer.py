@@ -20,13 +20,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from outrider import app
-from outrider.cli.process import die_with_parent
-from outrider.delivery import Arrival, Delivery
-from outrider.event import Event
+from outrider.brokers.base import Source
+from outrider.cli.processes import die_with_parent
+from outrider.event import Delivery, Event, ReceivedEvent
+from outrider.handler_transactions import HandlerTransaction, WrappedTransaction
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.inbox import Inbox
-from outrider.inbox_store import Admitted, InboxStore
-from outrider.source import Source
+from outrider.inbox.model import Receipts
+from outrider.inbox.store import InboxStore
 
 POINTS = ("received", "receipt_written", "in_handler", "handler_done", "commit_sent", "committed_not_acked")
 NEVER = "never"
@@ -65,7 +66,6 @@ class FusedStore:
 
     def __init__(self, store: InboxStore, fuse: Fuse) -> None:
         self._store, self._fuse = store, fuse
-        self._worked: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -73,32 +73,45 @@ class FusedStore:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
         context = self._store.transaction()
-        tx = await context.__aenter__()
+        tx = FusedTransaction(await context.__aenter__(), self, self._fuse)
         try:
             yield tx
         except BaseException:
-            self._worked.discard(id(tx))
             await context.__aexit__(*sys.exc_info())
             raise
-        worked = id(tx) in self._worked
-        self._worked.discard(id(tx))
         committing = asyncio.ensure_future(context.__aexit__(None, None, None))
-        if worked and self._fuse.due("commit_sent"):
+        if tx.worked and self._fuse.due("commit_sent"):
             # The first step of the commit writes it to the socket; the answer is never read.
             await asyncio.sleep(0)
             os.kill(os.getpid(), signal.SIGKILL)
         await committing
 
-    async def admit(self, tx: Any, consumer: str, arrivals: Sequence[Arrival], *, gated: bool) -> Admitted:
-        admitted = await self._store.admit(tx, consumer, arrivals, gated=gated)
+    async def record_receipts(
+        self, tx: Any, consumer: str, arrivals: Sequence[ReceivedEvent], *, ordered: bool
+    ) -> Receipts:
+        admitted = await self._store.record_receipts(tx, consumer, arrivals, ordered=ordered)
         if admitted.fresh:
             self._fuse.burn("receipt_written")
         return admitted
 
-    async def call(self, handler: Callable[..., Any], argument: Any, tx: Any) -> None:
-        self._worked.add(id(tx))
-        await self._store.call(handler, argument, tx)
+    def handling(self, argument: Any) -> None:
+        """Hear of an event that a handler is about to get."""
+
+
+class FusedTransaction(WrappedTransaction):
+    """A transaction with a fuse in it."""
+
+    def __init__(self, inner: HandlerTransaction, store: FusedStore, fuse: Fuse) -> None:
+        super().__init__(inner)
+        self._store, self._fuse = store, fuse
+        self.worked = False
+
+    async def call(self, function: Callable[..., Any], argument: Any) -> Any:
+        self._store.handling(argument)
+        self.worked = True
+        returned = await super().call(function, argument)
         self._fuse.burn("handler_done")
+        return returned
 
 
 class FusedSource:

@@ -25,28 +25,30 @@ import asyncpg
 
 import outrider
 from outrider import Event, app
-from outrider.cli.process import die_with_parent
+from outrider.cli.processes import die_with_parent
+from outrider.handler_transactions import TransactionSource
 from outrider.inbox.consumer import Consumer
-from outrider.saga import Sagas, SagaSettings, SagaWorker
-from outrider.saga_store import Claim, Record, SagaStore, Turn
+from outrider.saga import SagaRegistry, SagaSettings, SagaWorker
+from outrider.saga.model import Claim, SagaChange, SagaRecord
+from outrider.saga.store import SagaStore
 from tests.chaos.crashing_consumer import NEVER, Fuse, FusedSource, FusedStore
 from tests.chaos.saga_ledger import order_saga
 
-SETTINGS = SagaSettings(lease_seconds=0.6, poll_seconds_max=0.05, stop_seconds=5)
+SETTINGS = SagaSettings(lease_seconds=0.6, poll_seconds_max=0.05, shutdown_timeout_seconds=5)
 CALL_SECONDS, REPLY_SECONDS = 5.0, 2.0
 
 INTENTS = {
-    ("create", "action"): "create intended",
+    ("create", "action"): "create started",
     ("reserve", "action"): "reserve asked",
-    ("charge", "action"): "reservation taken in, charge intended",
+    ("charge", "action"): "reservation taken in, charge started",
     ("cool_down", "action"): "charge done, timer set",
-    ("ship", "action"): "timer passed, ship intended",
-    ("confirm", "action"): "ship done, confirm intended",
-    ("charge", "compensation"): "ship refused, refund intended",
+    ("ship", "action"): "timer passed, ship started",
+    ("confirm", "action"): "ship done, confirm started",
+    ("charge", "compensation"): "ship refused, refund started",
     ("reserve", "compensation"): "refund done, release asked",
-    ("create", "compensation"): "release taken in, cancel intended",
+    ("create", "compensation"): "release taken in, cancel started",
 }
-"""What a turn is called that intends a step: it records the step before in the same transaction."""
+"""What a turn is called that starts a step: it records the step before in the same transaction."""
 TURNS = (*INTENTS.values(), "completed", "compensated")
 UNSAVED, SAVED, COMMIT_SENT, COMMITTED = "not saved yet", "saved", "commit sent", "committed"
 MOMENTS = (UNSAVED, SAVED, COMMIT_SENT, COMMITTED)
@@ -95,11 +97,22 @@ class Saving:
     names: tuple[str, ...]
 
 
-def names_of(turn: Turn) -> tuple[str, ...]:
-    """Name a turn by what it intends, and by how the saga ended with it."""
-    intended = [(entry.step, entry.phase.value) for entry in turn.entries if entry.progress == "intended"]
-    names = [INTENTS[step] for step in intended if step in INTENTS]
+def names_of(turn: SagaChange) -> tuple[str, ...]:
+    """Name a turn by what it starts, and by how the saga ended with it."""
+    is_started = [(entry.step, entry.phase.value) for entry in turn.entries if entry.status == "started"]
+    names = [INTENTS[step] for step in is_started if step in INTENTS]
     return (*names, turn.instance.status) if turn.instance.status in TURNS else tuple(names)
+
+
+class WatchedSource:
+    """A source of transactions that are watched."""
+
+    def __init__(self, source: TransactionSource, watched: Callable[..., AbstractAsyncContextManager[Any]]) -> None:
+        self.vendor, self.check_handler, self.close = source.vendor, source.check_handler, source.close
+        self._source, self._watched = source, watched
+
+    def open(self) -> AbstractAsyncContextManager[Any]:
+        return self._watched(self._source.open())
 
 
 class FusedSagas:
@@ -112,14 +125,14 @@ class FusedSagas:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim(self, worker: str, definitions: Collection[tuple[str, int]], **limits: Any) -> list[Record]:
+    async def claim(self, worker: str, definitions: Collection[tuple[str, int]], **limits: Any) -> list[SagaRecord]:
         self._fuse.burn("claim asked")
         records = await self._store.claim(worker, definitions, **limits)
         if records:
             self._fuse.burn("claimed")
         return records
 
-    async def save(self, tx: Any, claim: Claim, turn: Turn, lease_seconds: float) -> datetime:
+    async def save(self, tx: Any, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
         saving = Saving(claim.saga_id, turn.instance.version, names_of(turn))
         self._burn(saving, UNSAVED)
         now = await self._store.save(tx, claim, turn, lease_seconds)
@@ -130,8 +143,9 @@ class FusedSagas:
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         return self._watched(self._store.transaction())
 
-    def lend(self) -> AbstractAsyncContextManager[Any]:
-        return self._watched(self._store.lend())
+    @property
+    def transactions(self) -> WatchedSource:
+        return WatchedSource(self._store.transactions, self._watched)
 
     @asynccontextmanager
     async def _watched(self, context: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
@@ -160,9 +174,8 @@ class FusedSagas:
 class FusedReplies(FusedStore):
     """An inbox that knows which replies were posted to a saga here."""
 
-    async def call(self, handler: Callable[..., Any], argument: Any, tx: Any) -> None:
+    def handling(self, argument: Any) -> None:
         self._fuse.handled.add(str(argument.event_id))
-        await super().call(handler, argument, tx)
 
 
 async def _stage(fuse: Fuse, tx: Any, *events: Event) -> list[UUID]:
@@ -184,7 +197,7 @@ async def main(store_url: str, broker_url: str, point: str, count: int, note: Pa
     async def passing(name: str, run: Any) -> None:
         fuse.burn(name)
 
-    sagas = Sagas(order_saga(connect, passing, call_seconds=CALL_SECONDS, reply_seconds=REPLY_SECONDS))
+    sagas = SagaRegistry(order_saga(connect, passing, call_seconds=CALL_SECONDS, reply_seconds=REPLY_SECONDS))
     store = FusedSagas(await app.open_sagas(store_url), fuse)
     worker = SagaWorker(store, sagas, partial(_stage, fuse), SETTINGS, app.log_observer())
     [routes] = app.saga_inbox(sagas).consumers.values()
@@ -200,7 +213,7 @@ async def main(store_url: str, broker_url: str, point: str, count: int, note: Pa
     await outside.close()
 
 
-def work(log: Path, *task: Any) -> None:
+def run_once(log: Path, *task: Any) -> None:
     """Be a process that works, and says what it does in a file."""
     with log.open("ab", buffering=0) as told:
         os.dup2(told.fileno(), 1)

@@ -13,10 +13,10 @@ from typing import Any
 from pymongo import AsyncMongoClient
 
 from outrider import Event, Inbox, RetryPolicy
-from outrider.saga import Barrier, Refusal, Refused, Run, Saga, Sagas
+from outrider.saga import Participant, Rejection, Saga, SagaRegistry, StepContext, StepRejected
 
 DATABASE = "test_services"
-TYPE, TOPIC = "order.placed", "orders"
+TYPE, TOPIC = "order.placed", "mongo-orders"
 FINE, SOLD_OUT, DECLINED = "fine", "sold-out", "declined"
 """An order's id begins with what becomes of it."""
 EXPECTED: dict[str, tuple[str, dict[str, list[int]]]] = {
@@ -64,12 +64,12 @@ order = Saga("order", Order)
 
 
 @order.local(retry=SOON)
-async def create(run: Run[Order], session: Any) -> None:
+async def create(run: StepContext[Order], session: Any) -> None:
     await write(session, run.state.order_id, "order", 1)
 
 
-@create.undo(retry=SOON)
-async def cancel(run: Run[Order], session: Any) -> None:
+@create.compensate(retry=SOON)
+async def cancel(run: StepContext[Order], session: Any) -> None:
     await write(session, run.state.order_id, "order", -1)
 
 
@@ -77,16 +77,16 @@ reserve = order.request(
     "stock.reserve",
     topic="stock",
     reply="stock.reserved",
-    refusal="stock.refused",
-    undo="stock.release",
-    undone="stock.released",
+    rejection="stock.refused",
+    compensate="stock.release",
+    compensated="stock.released",
     timeout_seconds=20,
     retry=SOON,
-    undo_retry=SOON,
+    compensation_retry=SOON,
     name="reserve",
 )
 reserve.payload(lambda state: {"order": state.order_id})
-reserve.undo_payload(lambda state: {"order": state.order_id})
+reserve.compensation_payload(lambda state: {"order": state.order_id})
 
 
 @reserve.on("stock.reserved")
@@ -99,23 +99,23 @@ async def ask(run: Any) -> None:
     """Ask the bank, which has other things to do meanwhile."""
     await asyncio.sleep(0.01)
     if run.state.order_id.startswith(DECLINED):
-        raise Refused("the card was declined")
+        raise StepRejected("the card was declined")
 
 
 @order.local(pivot=True, retry=SOON)
-async def confirm(run: Run[Order], session: Any) -> None:
+async def confirm(run: StepContext[Order], session: Any) -> None:
     assert run.state.reserved
     await write(session, run.state.order_id, "bill", 1)
 
 
-sagas = Sagas(order)
-stock, barrier = Inbox(), Barrier("stock")
+sagas = SagaRegistry(order)
+stock, barrier = Inbox(), Participant("stock")
 stock.consumer("stock", concurrency=4, retry=SOON)
 
 
-async def _take(command: Event, session: Any) -> Event | Refusal:
+async def _take(command: Event, session: Any) -> Event | Rejection:
     if command.payload["order"].startswith(SOLD_OUT):
-        return Refusal(Event("stock.refused", {}))
+        return Rejection(Event("stock.refused", {}))
     await write(session, command.payload["order"], "stock", 1)
     return Event("stock.reserved", {})
 
@@ -132,4 +132,4 @@ async def take(command: Event, session: Any) -> None:
 
 @stock.handler("stock.release", consumer="stock", topic="stock")
 async def put_back(command: Event, session: Any) -> None:
-    await barrier.undo(session, command, _put_back, nothing=Event("stock.released", {}))
+    await barrier.compensate(session, command, _put_back, nothing=Event("stock.released", {}))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider import Event, Inbox, RetryPolicy
-from outrider.saga import Barrier, Refusal, Refused, Saga
+from outrider.saga import Participant, Rejection, Saga, StepRejected
 
 TABLES = """
 CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY, order_id text, account text, amount integer);
@@ -33,10 +33,10 @@ OFTEN = RetryPolicy(base_seconds=0.02, cap_seconds=0.2, max_attempts=200)
 COOL_SECONDS = 0.02
 
 DONE: Mapping[str, list[int]] = {"order": [1], "stock": [1], "charge": [1], "parcel": [1], "letter": [1]}
-UNDONE: Mapping[str, list[int]] = {"order": [1, -1], "stock": [1, -1], "charge": [1, -1]}
+COMPENSATED: Mapping[str, list[int]] = {"order": [1, -1], "stock": [1, -1], "charge": [1, -1]}
 EXPECTED: Mapping[str, tuple[str, Mapping[str, list[int]]]] = {
     FINE: ("completed", DONE),
-    UNDELIVERABLE: ("compensated", UNDONE),
+    UNDELIVERABLE: ("compensated", COMPENSATED),
     SOLD_OUT: ("compensated", {"order": [1, -1]}),
 }
 """How an order must end, and what its ledger must then say: each effect once, or each with its opposite."""
@@ -58,7 +58,7 @@ Connect = Callable[[], Awaitable[Any]]
 
 
 def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply_seconds: float) -> Saga[Order]:
-    """Define the saga: every kind of step, and an undo of every kind."""
+    """Define the saga: every kind of step, and a compensation of every kind."""
     order = Saga("order", Order)
 
     async def outside(run: Any, what: str, account: str, amount: int) -> None:
@@ -74,7 +74,7 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
         await tx.execute(WRITE, run.state.order_id, "order", 1)
         await passing("create effected", run)
 
-    @create.undo(retry=OFTEN)
+    @create.compensate(retry=OFTEN)
     async def cancel(run: Any, tx: Any) -> None:
         await tx.execute(WRITE, run.state.order_id, "order", -1)
         await passing("cancel effected", run)
@@ -83,16 +83,16 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
         "stock.reserve",
         topic="stock",
         reply="stock.reserved",
-        refusal="stock.refused",
-        undo="stock.release",
-        undone="stock.released",
+        rejection="stock.refused",
+        compensate="stock.release",
+        compensated="stock.released",
         timeout_seconds=reply_seconds,
         retry=OFTEN,
-        undo_retry=OFTEN,
+        compensation_retry=OFTEN,
         name="reserve",
     )
     reserve.payload(lambda state: {"order": state.order_id})
-    reserve.undo_payload(lambda state: {"order": state.order_id})
+    reserve.compensation_payload(lambda state: {"order": state.order_id})
 
     @reserve.on("stock.reserved")
     def reserved(run: Any, reply: Any) -> None:
@@ -103,7 +103,7 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
         await outside(run, "charge", "charge", 1)
         run.state.charged = True
 
-    @charge.undo(retry=OFTEN, timeout_seconds=call_seconds)
+    @charge.compensate(retry=OFTEN, timeout_seconds=call_seconds)
     async def refund(run: Any) -> None:
         await outside(run, "refund", "charge", -1)
 
@@ -112,7 +112,7 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
     @order.call(pivot=True, retry=OFTEN, timeout_seconds=call_seconds)
     async def ship(run: Any) -> None:
         if run.state.order_id.startswith(UNDELIVERABLE):
-            raise Refused("nobody delivers there")
+            raise StepRejected("nobody delivers there")
         await outside(run, "ship", "parcel", 1)
 
     @order.local(retry=OFTEN)
@@ -127,13 +127,13 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
 
 def stock_inbox() -> Inbox:
     """Make the service that keeps the goods."""
-    inbox, barrier = Inbox(), Barrier("stock")
+    inbox, barrier = Inbox(), Participant("stock")
     inbox.consumer("stock", concurrency=4)
 
-    async def take(command: Event, tx: Any) -> Event | Refusal:
+    async def take(command: Event, tx: Any) -> Event | Rejection:
         order_id = command.payload["order"]
         if order_id.startswith(SOLD_OUT):
-            return Refusal(Event("stock.refused", {}))
+            return Rejection(Event("stock.refused", {}))
         await tx.execute(WRITE, order_id, "stock", 1)
         return Event("stock.reserved", {"reservation": f"R-{order_id}"})
 
@@ -147,7 +147,7 @@ def stock_inbox() -> Inbox:
 
     @inbox.handler("stock.release", consumer="stock", topic="stock")
     async def release(command: Event, tx: Any) -> None:
-        await barrier.undo(tx, command, put_back, nothing=Event("stock.released", {}))
+        await barrier.compensate(tx, command, put_back, nothing=Event("stock.released", {}))
 
     return inbox
 

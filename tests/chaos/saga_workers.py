@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider import app
-from outrider.broker import Broker
+from outrider.brokers.base import CONFIRMED, Broker, PublishResult
 from outrider.event import Message
 from outrider.inbox.consumer import Consumer
-from outrider.outcome import CONFIRMED, Verdict
 from tests.chaos import crashing_saga_worker
 from tests.chaos.consumers import relaying
 from tests.chaos.crashing_consumer import NEVER
-from tests.chaos.crashing_saga_worker import COMMIT_SENT, COMMITTED, work
+from tests.chaos.crashing_saga_worker import COMMIT_SENT, COMMITTED, run_once
 from tests.chaos.relays import PATIENCE_SECONDS, until
 from tests.chaos.saga_ledger import ENDED, Order, order_saga, stock_inbox
 
@@ -52,7 +51,7 @@ class Shop:
         FORKING.set_forkserver_preload([crashing_saga_worker.__name__])
         log = self.folder / "workers.log"
         task = (log, self.store, self.broker, point, count, self.note)
-        worker = FORKING.Process(target=work, args=task, daemon=True)
+        worker = FORKING.Process(target=run_once, args=task, daemon=True)
         worker.start()
         try:
             yield worker
@@ -103,12 +102,12 @@ class LosingBroker:
 
     def __init__(self, broker: Broker, lost: Lost) -> None:
         self._broker, self._lost = broker, lost
-        self.traits = broker.traits
+        self.capabilities = broker.capabilities
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Publish what is not lost, and confirm all the same."""
         kept = [message for message in messages if not self._lost(message)]
         verdicts = iter(await self._broker.publish(kept) if kept else ())
@@ -132,13 +131,13 @@ async def end(worker: BaseProcess) -> int | None:
 class Orders:
     """Places orders, and knows which."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, rng: random.Random) -> None:
+        self._chance = rng
         self._saga = order_saga(_nobody, _nothing, call_seconds=1, reply_seconds=1)
         self.ids: set[str] = set()
 
     async def place(self, conn: Any, kinds: Iterable[str]) -> None:
-        """Place one order of each kind given, in any order."""
+        """StepKey one order of each kind given, in any order."""
         chosen = list(kinds)
         self._chance.shuffle(chosen)
         async with conn.transaction():

@@ -15,13 +15,14 @@ from outrider.testing.servers.kafka import create_topic, delete_topics
 from tests.chaos.consumers import EMPTY, Work, exactly_once_in_order, relaying, stage
 from tests.chaos.crashing_consumer import NEVER, POINTS, TABLE, Fuse, build, consumer_of
 from tests.chaos.relays import until
+from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos, pytest.mark.timeout(300)]
 
 KEYS = [f"k{number:02}" for number in range(40)]
 PARTITIONS = 4
 ONE_BY_ONE = {"concurrency": 4}
-IN_BATCHES = {"concurrency": 2, "gate": "strict", "start": "one", "batch_max": 20}
+IN_BATCHES = {"concurrency": 2, "ordering": "strict", "first_sequence": "one", "batch_max": 20}
 
 
 async def _crash_everywhere(conn: Any, work: Work, *, rounds: int, per_key: int) -> None:
@@ -78,7 +79,7 @@ async def rabbit_work(rabbitmq_url: str, postgres_url: str, topic: str, tmp_path
         await channel.exchange_delete(topic)
 
 
-async def _nobody(shards: frozenset[str]) -> None:
+async def _nobody(partitions: frozenset[str]) -> None:
     """Nothing is under way."""
 
 
@@ -88,21 +89,21 @@ def _in_batches(work: Work) -> Work:
 
 @pytest.mark.kafka
 async def test_consumers_killed_at_every_point_repeat_no_effect_from_kafka(conn: Any, kafka_work: Work) -> None:
-    await _crash_everywhere(conn, kafka_work, rounds=5, per_key=25)
+    await _crash_everywhere(conn, kafka_work, rounds=sized(5, 1), per_key=sized(25, 5))
 
 
 @pytest.mark.rabbitmq
 async def test_consumers_killed_at_every_point_repeat_no_effect_from_rabbitmq(conn: Any, rabbit_work: Work) -> None:
-    await _crash_everywhere(conn, rabbit_work, rounds=5, per_key=25)
+    await _crash_everywhere(conn, rabbit_work, rounds=sized(5, 1), per_key=sized(25, 5))
 
 
 @pytest.mark.kafka
 async def test_consumers_in_batches_with_a_strict_gate_repeat_no_effect_from_kafka(conn: Any, kafka_work: Work) -> None:
-    await _crash_everywhere(conn, _in_batches(kafka_work), rounds=2, per_key=50)
+    await _crash_everywhere(conn, _in_batches(kafka_work), rounds=sized(2, 1), per_key=sized(50, 25))
 
 
 @pytest.mark.rabbitmq
 async def test_consumers_in_batches_with_a_strict_gate_repeat_no_effect_from_rabbitmq(
     conn: Any, rabbit_work: Work
 ) -> None:
-    await _crash_everywhere(conn, _in_batches(rabbit_work), rounds=2, per_key=50)
+    await _crash_everywhere(conn, _in_batches(rabbit_work), rounds=sized(2, 1), per_key=sized(50, 25))

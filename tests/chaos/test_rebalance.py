@@ -15,13 +15,14 @@ from outrider.testing.servers.kafka import create_topic, delete_topics
 from tests.chaos.consumers import ConsumerProcess, Work, exactly_once_in_order, relaying, stage
 from tests.chaos.crashing_consumer import TABLE
 from tests.chaos.relays import PATIENCE_SECONDS
+from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.chaos, pytest.mark.timeout(300)]
 
-EVENTS, PARTITIONS, CONSUMERS = 20_000, 6, 3
-KEYS = [f"k{number:03}" for number in range(500)]
+EVENTS, PARTITIONS, CONSUMERS = sized(20_000, 4_000), 6, 3
+KEYS = [f"k{number:03}" for number in range(sized(500, 100))]
 TURN_SECONDS = 3.0
-TURNS = 8
+TURNS = sized(8, 4)
 """The load comes in as many parts, so that there is something to do whenever partitions move."""
 TURNS_MAX = 40
 SETTINGS = {"batch_max": 20, "concurrency": 4}

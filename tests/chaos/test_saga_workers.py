@@ -1,4 +1,4 @@
-"""Workers are lost at any moment, and a bank is moody: in the end every order is whole, or undone."""
+"""Workers are lost at any moment, and a bank is moody: in the end every order is whole, or compensated."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from outrider import app
-from outrider.observer import SagaMoved
-from outrider.saga_store import SagaCriteria
+from outrider.saga.model import SagaCriteria
+from outrider.telemetry.events import SagaAdvanced
 from tests.acceptance.saga_town import Bank, Town, stock_inbox, town
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
@@ -32,13 +32,13 @@ POLL_SECONDS = 0.05
 class MoodyBank(Bank):
     """A bank that breaks before or after it has charged, or says nothing at all."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         super().__init__()
-        self.chance, self.declines = chance, DECLINED
+        self.rng, self.declines = rng, DECLINED
 
     async def charge(self, order_id: str, amount: int, key: str) -> str:
         """Charge once for a key, and let the caller know of it more or less often."""
-        mood = self.chance.random()
+        mood = self.rng.random()
         await asyncio.sleep(mood / 50)
         if mood < 0.1:
             raise ConnectionError("closed")
@@ -64,26 +64,26 @@ async def _migrate(url: str) -> None:
     await app.open_schema(url).migrate()
 
 
-async def test_workers_that_are_lost_leave_every_order_whole_or_undone(store_url: str, tmp_path: Path) -> None:
-    chance = random.Random(7)
-    bank = MoodyBank(chance)
+async def test_workers_that_are_lost_leave_every_order_whole_or_compensated(store_url: str, tmp_path: Path) -> None:
+    rng = random.Random(7)
+    bank = MoodyBank(rng)
     async with town(store_url, f"embedded:///{tmp_path}/log.db", bank, charge_seconds=0.3) as place:
         async with place.consuming(stock_inbox(sold_out=SOLD_OUT)):
             ids = [await place.start(f"A-{number:02}") for number in range(ORDERS)]
             for _ in range(LOSSES):
                 async with place.working(), place.working(lost=True):
-                    await _some_moves(place, chance)
+                    await _some_moves(place, rng)
             async with place.working(), place.working():
                 await _all_ended(place)
-        await _whole_or_undone(place, [str(saga_id) for saga_id in ids])
+        await _whole_or_compensated(place, [str(saga_id) for saga_id in ids])
 
 
-async def _some_moves(place: Town, chance: random.Random) -> None:
+async def _some_moves(place: Town, rng: random.Random) -> None:
     """Let workers do something; less, when there is not so much left to do."""
-    moves = len(place.bell.of(SagaMoved)) + chance.randrange(1, MOVES_MAX)
+    moves = len(place.bell.of(SagaAdvanced)) + rng.randrange(1, MOVES_MAX)
     with suppress(TimeoutError):
         async with asyncio.timeout(LOSS_SECONDS_MAX):
-            await place.bell.heard(SagaMoved, moves)
+            await place.bell.heard(SagaAdvanced, moves)
 
 
 async def _all_ended(place: Town) -> None:
@@ -94,14 +94,14 @@ async def _all_ended(place: Town) -> None:
 
 
 async def _found(place: Town, status: str) -> list[Any]:
-    return await place.sagas_store.desk.find(SagaCriteria(status=status, limit=ORDERS))
+    return await place.sagas_store.admin.find(SagaCriteria(status=status, limit=ORDERS))
 
 
-async def _whole_or_undone(place: Town, ids: list[str]) -> None:
-    undone = DECLINED | SOLD_OUT
+async def _whole_or_compensated(place: Town, ids: list[str]) -> None:
+    compensated = DECLINED | SOLD_OUT
     completed = {instance.correlation_id for instance in await _found(place, "completed")}
-    assert {instance.correlation_id for instance in await _found(place, "compensated")} == undone
-    assert len(completed) == ORDERS - len(undone)
+    assert {instance.correlation_id for instance in await _found(place, "compensated")} == compensated
+    assert len(completed) == ORDERS - len(compensated)
     assert {name for (name,) in await place.rows("SELECT id FROM orders")} == completed
     moves = sorted(await place.rows("SELECT id, what FROM moves"))
     back = [(name, what) for name in DECLINED for what in ("put back", "taken")]

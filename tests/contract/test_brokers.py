@@ -10,7 +10,7 @@ import pytest
 from outrider.brokers.embedded import EmbeddedBroker
 from outrider.event import Message
 from outrider.testing import MemoryBroker
-from outrider.testing.broker_contract import BrokerBench, BrokerContract, OrderedBrokerContract
+from outrider.testing.contracts.broker import BrokerBench, BrokerContract, OrderedBrokerContract
 
 
 class TestEmbeddedBroker(OrderedBrokerContract):

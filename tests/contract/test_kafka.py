@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
@@ -12,14 +13,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from outrider.app import open_broker
+from outrider.brokers.base import CONFIRMED, Confirmed, Nacked, PublishResult, Rejected, Unknown
 from outrider.brokers.kafka import KafkaBroker
-from outrider.brokers.kafka.session import FEW
-from outrider.brokers.kafka.verdicts import Failure, in_order, judge
-from outrider.errors import BadSetting, Misuse, Transient, Unreachable
+from outrider.brokers.kafka.errors import Failure, in_order, judge
+from outrider.brokers.kafka.producer import FEW, POLL_SECONDS, Producer
+from outrider.checks import CheckResult
+from outrider.errors import InvalidSetting, Transient, Unreachable, UsageError
 from outrider.event import Message
-from outrider.finding import Finding
-from outrider.outcome import CONFIRMED, Confirmed, Refused, Rejected, Unresolved, Verdict
-from outrider.testing.broker_contract import BrokerBench, OrderedBrokerContract, message
+from outrider.testing.contracts.broker import BrokerBench, OrderedBrokerContract, message
 from outrider.testing.servers.kafka import create_topic, delete_topics
 
 pytestmark = pytest.mark.kafka
@@ -83,15 +84,15 @@ class Renamed:
 
     def __init__(self, broker: KafkaBroker, names: dict[str, str]) -> None:
         self._broker, self._names = broker, names
-        self.traits = broker.traits
+        self.capabilities = broker.capabilities
         self.start, self.close, self.probe = broker.start, broker.close, broker.probe
 
-    async def publish(self, messages: list[Message]) -> list[Verdict]:
+    async def publish(self, messages: list[Message]) -> list[PublishResult]:
         renamed = [message._replace(topic=self._names[message.topic]) for message in messages]
         return list(await self._broker.publish(renamed))
 
-    async def examine(self, topics: list[str]) -> list[Finding]:
-        return await self._broker.examine([self._names[topic] for topic in topics])
+    async def check(self, topics: list[str]) -> list[CheckResult]:
+        return await self._broker.check([self._names[topic] for topic in topics])
 
     def destination(self, message: Message) -> str:
         return self._broker.destination(message._replace(topic=self._names[message.topic]))
@@ -111,7 +112,7 @@ class TestKafkaBroker(OrderedBrokerContract):
 async def test_a_url_opens_it_with_settings(bootstrap: str, topic: str) -> None:
     broker = await open_broker(f"kafka://{bootstrap}?compression.type=zstd&message.max.bytes=2000")
     await broker.start()
-    assert broker.traits.message_bytes_max == 2000
+    assert broker.capabilities.message_bytes_max == 2000
     assert await broker.publish([message(1, topic=topic)]) == [CONFIRMED]
     await broker.close()
     assert len(read(bootstrap, topic)) == 1
@@ -122,19 +123,19 @@ async def test_a_url_opens_it_with_settings(bootstrap: str, topic: str) -> None:
     ["acks=1", "request.required.acks=0", "enable.idempotence=false", "message.timeout.ms=1000", "transactional.id=a"],
 )
 async def test_settings_that_the_promise_rests_on_are_refused(query: str) -> None:
-    with pytest.raises(BadSetting, match=r"cannot (work|be set)"):
+    with pytest.raises(InvalidSetting, match=r"cannot (work|be set)"):
         await open_broker(f"kafka://localhost:9092?{query}")
 
 
 @pytest.mark.parametrize("url", ["kafka://", "kafka:///orders", "kafka://me:secret@localhost:9092"])
 async def test_a_url_that_names_no_server_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(Misuse, match="kafka://host:port") as refused:
+    with pytest.raises(UsageError, match="kafka://host:port") as refused:
         await open_broker(url)
     assert "secret" not in str(refused.value)
 
 
 async def test_a_setting_that_the_driver_does_not_know_is_named() -> None:
-    with pytest.raises(BadSetting, match=r"no\.such\.thing"):
+    with pytest.raises(InvalidSetting, match=r"no\.such\.thing"):
         await KafkaBroker("localhost:9092", {"no.such.thing": "1"}).start()
 
 
@@ -144,7 +145,7 @@ async def test_a_server_that_does_not_answer_is_named_at_the_start(monkeypatch: 
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9 does not answer .*refused"):
         await broker.start()
     [verdict] = await broker.publish([message(1)])
-    assert isinstance(verdict, Unresolved)
+    assert isinstance(verdict, Unknown)
     assert verdict.destination == ""
     with pytest.raises(Transient):
         await broker.probe("")
@@ -153,7 +154,7 @@ async def test_a_server_that_does_not_answer_is_named_at_the_start(monkeypatch: 
 
 async def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(Misuse, match=r"pip install 'outrider\[kafka\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'outrider\[kafka\]'"):
         await KafkaBroker("localhost:9092").start()
 
 
@@ -163,7 +164,7 @@ async def test_a_missing_topic_is_rejected_until_it_is_made(bootstrap: str, brok
     first, good, second = await broker.publish(sent)
     assert isinstance(first, Rejected)
     assert f"make the topic (outrider doctor --topic {missing} tells how)" in first.error
-    assert first.error.endswith(f"then: outrider dead replay --topic {missing}")
+    assert first.error.endswith(f"then: outrider dead-letters replay --topic {missing}")
     assert good == CONFIRMED
     assert not isinstance(second, Confirmed)
     with pytest.raises(Transient, match=missing):
@@ -185,7 +186,7 @@ async def test_what_kafka_finds_too_large_is_rejected_only_when_it_went_alone(
     noise = os.urandom(8000)
     large = message(2, topic=small, body=noise)
     together = await broker.publish([message(1, topic=small), large, message(3, topic=small)])
-    assert {type(verdict) for verdict in together} <= {Confirmed, Unresolved}
+    assert {type(verdict) for verdict in together} <= {Confirmed, Unknown}
     [verdict] = await broker.publish([large])
     assert isinstance(verdict, Rejected)
     assert await broker.publish([message(4, topic=small)]) == [CONFIRMED]
@@ -207,6 +208,39 @@ async def test_nothing_goes_out_behind_a_message_that_kafka_rejects(bootstrap: s
     assert [m.headers["n"] for m in read(bootstrap, small)] == ["1", "99"]
 
 
+class HaltingProducer:
+    """A producer that is given messages so slowly that its session ends in the middle of a call."""
+
+    def __init__(self, session: Producer, after: int) -> None:
+        self._session, self._producer, self._left = session, session._producer, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def produce(self, *args: Any, **options: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._session._unattended.set()
+            while self._session._producer is not None:
+                time.sleep(POLL_SECONDS)
+        self._producer.produce(*args, **options)
+
+
+async def test_a_confirmed_message_stays_so_when_the_session_ends_before_all_are_handed_over(bootstrap: str) -> None:
+    small = make_topic(bootstrap, partitions=1, max_message_bytes="5000")
+    broker = KafkaBroker(bootstrap, {"batch.num.messages": "1", "compression.type": "none"})
+    await broker.start()
+    session = broker._current()
+    session._producer = HaltingProducer(session, FEW * 2)
+    sent = [message(n, topic=small, body=b"x" * (9000 if n == 2 else 10)) for n in range(1, FEW * 4)]
+    results = await broker.publish(sent)
+    assert results[0] == CONFIRMED
+    assert {result.destination for result in results[1:] if isinstance(result, Unknown)} == {small}
+    assert not any(isinstance(result, Confirmed) for result in results[1:])
+    await broker.close()
+    assert [m.headers["n"] for m in read(bootstrap, small)] == ["1"]
+
+
 async def test_more_than_the_memory_holds_goes_out_bit_by_bit(bootstrap: str, topic: str) -> None:
     broker = KafkaBroker(bootstrap, {"queue.buffering.max.messages": "50"})
     await broker.start()
@@ -222,21 +256,21 @@ async def test_a_header_that_cannot_be_encoded_is_rejected(broker: KafkaBroker, 
     odd = message(1, topic=topic)._replace(headers={"odd": "\ud800"})
     first, second, other = await broker.publish([odd, message(2, topic=topic), message(3, topic=topic, key="B")])
     assert isinstance(first, Rejected)
-    assert isinstance(second, Refused)
+    assert isinstance(second, Nacked)
     assert other == CONFIRMED
 
 
 def test_a_topic_that_worked_before_is_down_rather_than_wrong() -> None:
     gone = Failure("UNKNOWN_TOPIC_OR_PART", "unknown")
-    assert judge(gone, "orders", alone=True, proven=True) == Unresolved("unknown (UNKNOWN_TOPIC_OR_PART)", "orders")
+    assert judge(gone, "orders", alone=True, proven=True) == Unknown("unknown (UNKNOWN_TOPIC_OR_PART)", "orders")
     assert isinstance(judge(gone, "orders", alone=True, proven=False), Rejected)
 
 
 def test_an_error_of_the_connection_names_no_topic() -> None:
     lost = Failure("_TRANSPORT", "lost")
-    assert judge(lost, "orders", alone=True, proven=True) == Unresolved("lost (_TRANSPORT)", "")
+    assert judge(lost, "orders", alone=True, proven=True) == Unknown("lost (_TRANSPORT)", "")
 
 
 def test_what_follows_a_rejected_message_is_refused() -> None:
     verdicts = in_order([message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED])
-    assert verdicts == [Rejected("no"), Refused("an earlier message of its stream failed"), CONFIRMED]
+    assert verdicts == [Rejected("no"), Nacked("an earlier message of its stream failed"), CONFIRMED]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractAsyncContextManager
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from outrider.event import Event
 from outrider.stores.memory import MemoryStore, MemoryTransaction
 from outrider.testing import ManualClock
-from outrider.testing.contract import StoreContract
+from outrider.testing.contracts import StoreContract
 from outrider.testing.harness import Harness
 
 
@@ -23,6 +26,12 @@ class MemoryHarness(Harness):
 
     def savepoint(self, conn: MemoryTransaction) -> AbstractAsyncContextManager[Any]:
         return conn.savepoint()
+
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
+        await self.stage(Event(event_type, json.loads(payload), aggregate_id=key, event_id=event_id))
+        row = self.store.tables.rows[self.store.tables.ids[event_id]]
+        row.event = row.event._replace(topic="")
+        row.stream = row.event.stream
 
 
 class TestMemoryStore(StoreContract):

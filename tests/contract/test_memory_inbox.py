@@ -6,7 +6,7 @@ import pytest
 
 from outrider.stores.memory import MemoryInbox, MemoryStore, MemoryTransaction
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import InboxBench, InboxContract
+from outrider.testing.contracts import InboxBench, InboxContract
 
 
 class MemoryBench(InboxBench):

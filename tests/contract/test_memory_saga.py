@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from outrider.drivers import memory
-from outrider.saga_store import SagaStore
+from outrider.saga.store import SagaStore
 from outrider.stores.memory import MemorySagas, MemoryStore, MemoryTransaction
 from outrider.testing import ManualClock
-from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
-from outrider.testing.saga_contract.bench import new_saga
+from outrider.testing.contracts import ConcurrentSagaContract, SagaBench
+from outrider.testing.saga_harness import new_saga
 
 
 class MemoryBench(SagaBench):
@@ -50,7 +50,7 @@ class TestMemorySagas(ConcurrentSagaContract):
 
 async def test_a_commit_wakes_workers(bench: SagaBench) -> None:
     woken = []
-    async with bench.store.wakeups(lambda: woken.append(True)):
+    async with bench.store.listen(lambda: woken.append(True)):
         await bench.start(new_saga())
     assert woken
 

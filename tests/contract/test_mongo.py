@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
+from uuid import UUID
 
 import pytest
 from pymongo import AsyncMongoClient
 
+from outrider.drivers.pymongo import SCRIPTS
 from outrider.stores.mongo import MongoStore, staging
-from outrider.stores.mongo.scripts import SCRIPTS
 from outrider.testing import ManualClock
-from outrider.testing.contract import StoreContract
+from outrider.testing.contracts import StoreContract
 from outrider.testing.harness import Harness
 
 T = TypeVar("T")
@@ -39,6 +40,11 @@ class MongoHarness(Harness):
 
     def savepoint(self, conn: Any) -> AbstractAsyncContextManager[Any]:
         raise NotImplementedError("MongoDB has no savepoints")
+
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
+        assert isinstance(self.store, MongoStore)
+        document = {"_id": event_id, "event_type": event_type, "payload": payload, "aggregate_id": key}
+        await self.store.database["outbox"].insert_one(document)
 
 
 @pytest.mark.mongo

@@ -13,7 +13,8 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 
 from outrider.stores.mongo import MongoInbox
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import InboxBench, InboxContract
+from outrider.testing.contracts import InboxBench, InboxContract
+from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules
 
 SHOP = "test_shop"
 
@@ -60,7 +61,9 @@ class TestMongoInbox(InboxContract):
 
 
 @pytest.mark.mongo
-class TestMongoInboxOverAClient(InboxContract):
+class TestMongoInboxOverAClient(ReceiptRules, HandlerRules):
+    """The rules about transactions: the client is the application's, and all else is the same code."""
+
     @pytest.fixture
     async def bench(self, shop: AsyncMongoClient[dict[str, Any]]) -> InboxBench:
         clock = ManualClock(start=datetime.now(UTC))

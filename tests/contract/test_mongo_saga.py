@@ -12,14 +12,16 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from outrider.drivers import pymongo as driver
-from outrider.saga_store import SagaStore
-from outrider.stores.mongo.database import Patience
+from outrider.drivers.pymongo import SCRIPTS
+from outrider.saga.store import SagaStore
+from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction
+from outrider.stores.mongo.outbox import MongoStore
 from outrider.stores.mongo.saga import MongoSagas
-from outrider.stores.mongo.scripts import SCRIPTS
-from outrider.stores.mongo.store import MongoStore
-from outrider.stores.mongo.transaction import in_turn
 from outrider.testing import ManualClock
-from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
+from outrider.testing.contracts import ConcurrentSagaContract, SagaBench
+from outrider.testing.contracts.saga_claims import ConcurrencyRules
+from outrider.testing.contracts.saga_turns import HandlerTransactionRules
+from outrider.testing.saga_harness import connection_of
 
 pytestmark = pytest.mark.mongo
 
@@ -52,14 +54,15 @@ class MongoBench(SagaBench):
 
     async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
         """Call a function of the driver. MongoDB lets nobody wait, so an application begins its transaction anew."""
-        return await in_turn(tx, partial(super().drive, verb, tx, *args), Patience())
+        driving = partial(super().drive, verb, connection_of(tx), *args)
+        return await (tx.run(lambda _: driving()) if isinstance(tx, MongoHandlerTransaction) else driving())
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """A clock that the driver goes by as well."""
     clock = ManualClock(start=datetime.now(UTC))
-    for verb in ("start_saga", "post_mail", "barrier_enter"):
+    for verb in ("start_saga", "deliver_messages", "participant_enter"):
         monkeypatch.setitem(SCRIPTS, verb, partial(SCRIPTS[verb], clock=clock))
     return clock
 
@@ -82,7 +85,9 @@ class TestMongoSagas(ConcurrentSagaContract):
         await other.close()
 
 
-class TestMongoSagasOverAClient(ConcurrentSagaContract):
+class TestMongoSagasOverAClient(HandlerTransactionRules, ConcurrencyRules):
+    """The rules about transactions: the client is the application's, and all else is the same code."""
+
     @pytest.fixture
     async def bench(self, mongo_default: str, clock: ManualClock, client: AsyncMongoClient[Any]) -> SagaBench:
         store, other = [MongoSagas.over(client, clock=clock) for _ in range(2)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
 
 from outrider.stores.postgres import PostgresStore
 from outrider.testing import ManualClock
-from outrider.testing.contract import StoreContract
+from outrider.testing.contracts import StoreContract
 from outrider.testing.harness import Harness
 
 OWN_THE_CLOCK = """
@@ -41,6 +42,11 @@ class PostgresHarness(Harness):
     async def advance(self, *, seconds: float) -> None:
         await super().advance(seconds=seconds)
         await self._pool.execute("UPDATE outrider.test_clock SET elapsed = $1", self.clock.boot_seconds())
+
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
+        columns = "event_id, event_type, payload, aggregate_id"
+        values = event_id, event_type, payload, key
+        await self._pool.execute(f"INSERT INTO outrider.outbox ({columns}) VALUES ($1, $2, $3, $4)", *values)
 
 
 @pytest.mark.postgres

@@ -10,7 +10,8 @@ import pytest
 
 from outrider.stores.postgres import PostgresInbox
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import InboxBench, InboxContract
+from outrider.testing.contracts import InboxBench, InboxContract
+from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules
 from tests.contract.test_postgres import OWN_THE_CLOCK
 
 EFFECTS = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, what text NOT NULL)"
@@ -53,7 +54,9 @@ class TestPostgresInbox(InboxContract):
 
 
 @pytest.mark.postgres
-class TestPostgresInboxOverAPool(InboxContract):
+class TestPostgresInboxOverAPool(ReceiptRules, HandlerRules):
+    """The rules about transactions: the pool is the application's, and all else is the same code."""
+
     @pytest.fixture
     async def bench(self, postgres_url: str) -> AsyncIterator[InboxBench]:
         async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:

@@ -14,10 +14,8 @@ import pytest
 
 from outrider.stores.postgres import PostgresInbox, PostgresSagas, PostgresStore
 from outrider.testing import ManualClock
-from outrider.testing.contract import StoreContract
+from outrider.testing.contracts import ConcurrentSagaContract, InboxBench, InboxContract, SagaBench, StoreContract
 from outrider.testing.harness import Harness
-from outrider.testing.inbox_contract import InboxBench, InboxContract
-from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
 from tests.contract import test_postgres_inbox, test_postgres_saga
 from tests.contract.test_postgres import OWN_THE_CLOCK, PostgresHarness
 

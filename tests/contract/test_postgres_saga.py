@@ -10,10 +10,12 @@ import asyncpg
 import pytest
 
 from outrider.drivers import asyncpg as driver
-from outrider.saga_store import SagaStore
+from outrider.saga.store import SagaStore
 from outrider.stores.postgres import PostgresSagas, PostgresStore
 from outrider.testing import ManualClock
-from outrider.testing.saga_contract import ConcurrentSagaContract, SagaBench
+from outrider.testing.contracts import ConcurrentSagaContract, SagaBench
+from outrider.testing.contracts.saga_claims import ConcurrencyRules
+from outrider.testing.contracts.saga_turns import HandlerTransactionRules
 from tests.contract.test_postgres import OWN_THE_CLOCK
 
 pytestmark = pytest.mark.postgres
@@ -57,7 +59,9 @@ class TestPostgresSagas(ConcurrentSagaContract):
             await other.close()
 
 
-class TestPostgresSagasOverAPool(ConcurrentSagaContract):
+class TestPostgresSagasOverAPool(HandlerTransactionRules, ConcurrencyRules):
+    """The rules about transactions: the pool is the application's, and all else is the same code."""
+
     @pytest.fixture
     async def bench(self, postgres_url: str) -> AsyncIterator[SagaBench]:
         async with asyncpg.create_pool(postgres_url, min_size=1, max_size=8) as pool:

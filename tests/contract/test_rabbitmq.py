@@ -13,7 +13,7 @@ from pamqp import commands, frame, header
 from outrider.brokers.rabbitmq import RabbitBroker
 from outrider.brokers.rabbitmq.frames import Unsendable, encode
 from outrider.event import Message
-from outrider.testing.broker_contract import BrokerBench, BrokerContract, message
+from outrider.testing.contracts.broker import BrokerBench, BrokerContract, message
 
 TOPICS = ("orders", "parcels")
 

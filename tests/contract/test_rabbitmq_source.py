@@ -8,11 +8,11 @@ from uuid import uuid4
 import aio_pika
 import pytest
 
+from outrider.brokers.base import CONFIRMED
 from outrider.brokers.rabbitmq import RabbitBroker, RabbitSource
 from outrider.event import Message
-from outrider.outcome import CONFIRMED
+from outrider.testing.contracts import SourceBench, SourceContract
 from outrider.testing.servers.rabbitmq import rabbitmq_url
-from outrider.testing.source_contract import SourceBench, SourceContract
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,7 @@ class RabbitBench(SourceBench):
             await channel.exchange_delete(self.name)
 
 
-async def nobody(shards: frozenset[str]) -> None:
+async def nobody(partitions: frozenset[str]) -> None:
     """Nothing is under way."""
 
 

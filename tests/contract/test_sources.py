@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from outrider.brokers.base import CONFIRMED
 from outrider.brokers.embedded import EmbeddedBroker, EmbeddedSource
 from outrider.brokers.kafka import KafkaBroker, KafkaSource
 from outrider.event import Message
-from outrider.outcome import CONFIRMED
+from outrider.testing.contracts import MovingShardsContract, SourceBench, SourceContract, reading
+from outrider.testing.contracts.source import numbers
 from outrider.testing.servers.kafka import kafka_bootstrap
-from outrider.testing.source_contract import MovingShardsContract, SourceBench, SourceContract, reading
-from outrider.testing.source_contract.bench import numbers
 from tests.contract.test_kafka import make_topic
 
 
@@ -40,7 +40,7 @@ class BoundedContract:
         self, bench: SourceBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One key that fails for long must not make everything behind it come again, nor fill the memory."""
-        for module in ("embedded.source", "kafka.member"):
+        for module in ("embedded.consumer", "kafka.group_member"):
             monkeypatch.setattr(f"outrider.brokers.{module}.AHEAD_MAX", 10)
         await bench.publish(bench.messages(40, keys=1))
         async with reading(bench) as reader:

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from outrider.stores.sqlite import SqliteSchema, SqliteStore
 from outrider.testing import ManualClock
-from outrider.testing.contract import StoreContract
+from outrider.testing.contracts import StoreContract
 from outrider.testing.harness import Harness
 
 
@@ -49,6 +50,12 @@ class SqliteHarness(Harness):
             raise
         finally:
             conn.execute("RELEASE inner_block")
+
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
+        async with self.transaction() as conn:
+            columns = "event_id, event_type, payload, aggregate_id"
+            values = (str(event_id), event_type, payload, key)
+            conn.execute(f"INSERT INTO outbox ({columns}) VALUES (?, ?, ?, ?)", values)
 
 
 class TestSqliteStore(StoreContract):

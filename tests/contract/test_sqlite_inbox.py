@@ -12,7 +12,7 @@ import pytest
 
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import InboxBench, InboxContract
+from outrider.testing.contracts import InboxBench, InboxContract
 
 
 class SqliteBench(InboxBench):

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from outrider import app
-from outrider.drivers import sqlite3 as driver
-from outrider.errors import Misuse, UnfitHandler
-from outrider.saga_store import Phase, SagaStore
+from outrider.drivers import sqlite as driver
+from outrider.errors import InvalidHandler, UsageError
+from outrider.saga.model import Phase
+from outrider.saga.store import SagaStore
 from outrider.stores import migrations
 from outrider.stores.sqlite import SqliteSagas, SqliteSchema, SqliteStore
 from outrider.testing import ManualClock
-from outrider.testing.saga_contract import SagaBench, SagaContract
-from outrider.testing.saga_contract.bench import new_saga
+from outrider.testing.contracts import SagaBench, SagaContract
+from outrider.testing.saga_harness import connection_of, new_saga
 
 
 class SqliteBench(SagaBench):
@@ -48,8 +49,8 @@ class SqliteBench(SagaBench):
         await store.close()
 
     async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
-        timed = {} if verb == "barrier_keep" else {"clock": self.clock}
-        return getattr(driver, verb)(tx, *args, "", **timed)
+        timed = {} if verb == "participant_keep" else {"clock": self.clock}
+        return driver.OPERATIONS[verb](connection_of(tx), *args, **timed)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ class TestSqliteSagas(SagaContract):
 
 async def test_a_commit_of_anybody_wakes_workers(bench: SagaBench, path: Path) -> None:
     woken = asyncio.Event()
-    async with bench.store.wakeups(woken.set), asyncio.timeout(10):
+    async with bench.store.listen(woken.set), asyncio.timeout(10):
         with closing(sqlite3.connect(path, isolation_level=None)) as conn:
             conn.execute("BEGIN IMMEDIATE")
             assert driver.start_saga(conn, new_saga())
@@ -94,10 +95,10 @@ async def test_a_commit_of_anybody_wakes_workers(bench: SagaBench, path: Path) -
 async def test_the_audit_trail_is_append_only(bench: SagaBench, path: Path, change: str) -> None:
     [saga_id] = await bench.start(new_saga())
     # Pruning may delete, and leaves nothing behind that would let others.
-    await bench.store.prune(saga_days=1, audit_days=1, barrier_days=1)
+    await bench.store.prune(saga_days=1, audit_days=1, participant_memory_days=1)
     with closing(sqlite3.connect(path)) as conn, pytest.raises(sqlite3.IntegrityError, match="append only"):
         conn.execute(change)
-    assert [line["actor"] for line in await bench.store.desk.audit(saga_id)] == ["application"]
+    assert [line["actor"] for line in await bench.store.admin.audit(saga_id)] == ["application"]
 
 
 def test_a_callers_factories_are_neither_relied_on_nor_changed(path: Path) -> None:
@@ -105,22 +106,22 @@ def test_a_callers_factories_are_neither_relied_on_nor_changed(path: Path) -> No
         conn.row_factory, conn.text_factory = sqlite3.Row, bytes
         conn.execute("BEGIN IMMEDIATE")
         assert driver.start_saga(conn, new_saga())
-        assert driver.barrier_enter(conn, "stock", "k", Phase.ACTION).fresh
-        driver.barrier_keep(conn, "stock", "k", Phase.ACTION, b'"yes"')
-        assert driver.barrier_enter(conn, "stock", "k", Phase.ACTION).reply == b'"yes"'
+        assert driver.participant_enter(conn, "stock", "k", Phase.ACTION).fresh
+        driver.participant_keep(conn, "stock", "k", Phase.ACTION, b'"yes"')
+        assert driver.participant_enter(conn, "stock", "k", Phase.ACTION).reply == b'"yes"'
         assert (conn.row_factory, conn.text_factory) == (sqlite3.Row, bytes)
 
 
 async def test_a_step_that_is_a_plain_function_runs_beside_the_event_loop(bench: SagaBench) -> None:
     async with bench.store.transaction() as tx:
-        thread = await bench.store.call(lambda argument, conn: threading.current_thread(), None, tx)
+        thread = await tx.call(lambda argument, conn: threading.current_thread(), None)
         assert thread.name.startswith("outrider-saga-store")
-        with pytest.raises(Misuse, match="cannot open another transaction"):
+        with pytest.raises(UsageError, match="cannot open another transaction"):
             async with bench.store.transaction():
                 pass
-    with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
+    with pytest.raises(UsageError, match="leave commit and rollback to outrider"):
         async with bench.store.transaction() as tx:
-            await bench.store.call(lambda argument, conn: conn.commit(), None, tx)
+            await tx.call(lambda argument, conn: conn.commit(), None)
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
@@ -131,19 +132,19 @@ async def test_a_step_that_begins_another_transaction_is_unfit(bench: SagaBench,
         conn.execute("BEGIN")
         assert not fails
 
-    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
-        async with bench.store.lend() as tx:
-            await bench.store.call(another, None, tx)
+    with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
+        async with bench.store.transactions.open() as tx:
+            await tx.call(another, None)
 
 
 async def test_a_statement_of_a_plain_function_ends_when_it_is_cut_off(bench: SagaBench) -> None:
     endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 
     with pytest.raises(TimeoutError):
-        async with bench.store.lend() as tx, asyncio.timeout(0.05):
-            await bench.store.call(lambda _, conn: conn.execute(endless).fetchone(), None, tx)
+        async with bench.store.transactions.open() as tx, asyncio.timeout(0.05):
+            await tx.call(lambda _, conn: conn.execute(endless).fetchone(), None)
     async with asyncio.timeout(10):
-        assert (await bench.store.desk.counts())["started"] == 0
+        assert (await bench.store.admin.counts())["started"] == 0
 
 
 async def test_an_installation_without_sagas_is_told_what_to_run_and_upgrades(
@@ -154,9 +155,9 @@ async def test_an_installation_without_sagas_is_told_what_to_run_and_upgrades(
         every = migrations.steps
         patch.setattr(migrations, "steps", lambda *args: [step for step in every(*args) if step.version < 3])
         await SqliteSchema(path).migrate()
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         await app.open_sagas(f"sqlite:///{path}")
     assert {step.version for step in await SqliteSchema(path).migrate()} == {3}
     sagas = await app.open_sagas(f"sqlite:///{path}")
-    assert (await sagas.desk.counts())["started"] == 0
+    assert (await sagas.admin.counts())["started"] == 0
     await sagas.close()

@@ -6,13 +6,12 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 from uuid import uuid4
 
-import asyncpg
 import pytest
 
 from tests.django_project.project import Project
+from tests.support.postgres_databases import create_database, drop_database, name_of
 
 ENGINES = [pytest.param("sqlite", id="sqlite"), pytest.param("postgres", id="postgres", marks=pytest.mark.postgres)]
 
@@ -28,10 +27,10 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def migrated_postgres(admin_url: str) -> Iterator[str]:
     """A database that `manage.py migrate` has run on, to be copied."""
-    url = asyncio.run(_create(admin_url))
+    url = asyncio.run(create_database(admin_url, _name()))
     Project(url).manage("migrate")
     yield url
-    asyncio.run(_drop(admin_url, url))
+    asyncio.run(drop_database(admin_url, name_of(url)))
 
 
 @pytest.fixture(params=ENGINES)
@@ -44,9 +43,9 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]
         yield Project(f"sqlite:///{path}")
         return
     admin = request.getfixturevalue("admin_url")
-    url = asyncio.run(_create(admin, f"TEMPLATE {urlsplit(template).path[1:]}"))
+    url = asyncio.run(create_database(admin, _name(), name_of(template)))
     yield Project(url)
-    asyncio.run(_drop(admin, url))
+    asyncio.run(drop_database(admin, name_of(url)))
 
 
 @pytest.fixture(params=ENGINES)
@@ -56,20 +55,10 @@ def bare_project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pro
         yield Project(f"sqlite:///{tmp_path / 'shop.db'}")
         return
     admin = request.getfixturevalue("admin_url")
-    url = asyncio.run(_create(admin))
+    url = asyncio.run(create_database(admin, _name()))
     yield Project(url)
-    asyncio.run(_drop(admin, url))
+    asyncio.run(drop_database(admin, name_of(url)))
 
 
-async def _create(admin_url: str, options: str = "") -> str:
-    name = f"django_{uuid4().hex[:12]}"
-    admin = await asyncpg.connect(admin_url)
-    await admin.execute(f"CREATE DATABASE {name} {options}")
-    await admin.close()
-    return urlsplit(admin_url)._replace(path=f"/{name}").geturl()
-
-
-async def _drop(admin_url: str, url: str) -> None:
-    admin = await asyncpg.connect(admin_url)
-    await admin.execute(f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
-    await admin.close()
+def _name() -> str:
+    return f"django_{uuid4().hex[:12]}"

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 from pymongo import AsyncMongoClient
 
 from outrider import Outbox
-from outrider.event import Event, default_topic
-from outrider.outbox.streams import stream_of
-from outrider.outcome import CONFIRMED, Outcome
-from outrider.store import Lease, Settlement
+from outrider.brokers.base import CONFIRMED
+from outrider.event import Event
+from outrider.outbox.model import Lease, Outcome, Settlement
 from outrider.stores.mongo import MongoStore
 
 T = TypeVar("T")
@@ -26,10 +25,10 @@ async def staged(store: MongoStore, *events: Event) -> list[Any]:
 
 async def fetched(store: MongoStore, owner: str, outcome: Outcome = CONFIRMED) -> tuple[Lease, list[Settlement]]:
     """Claim every lane, fetch, and say what is to become of the events."""
-    await store.beat(owner, 60, joining=True)
+    await store.heartbeat(owner, 60, joining=True)
     lease = await store.claim(owner, range(store.lanes * 3))
     found = await store.fetch(lease, dict.fromkeys(lease.epochs, 10))
-    return lease, [Settlement(event, stream_of(event, default_topic), outcome) for event in found.events]
+    return lease, [Settlement(event, event.stream, outcome) for event in found.events]
 
 
 async def explained(client: AsyncMongoClient[Any], schema: str, name: str, pipeline: list[Any]) -> dict[str, Any]:

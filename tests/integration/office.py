@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import outrider
-from outrider.broker import Broker
+from outrider.brokers.base import Broker
 from outrider.event import Event
-from outrider.observer import BreakerOpened, Buried, Fact, Passed, Retried
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
-from outrider.outbox.stage import StagingRules
+from outrider.outbox.validation import StagingRules
 from outrider.stores.memory import MemoryStore
-from outrider.testing import Notebook
+from outrider.telemetry.events import BreakerOpened, EventDeadLettered, PassCompleted, Retried, TelemetryEvent
+from outrider.testing import RecordingObserver
 
 PATIENCE_SECONDS = 60.0
 PAYLOAD_BYTES_MAX = 4_000_000
@@ -23,16 +23,16 @@ OUTBOX = outrider.Outbox(rules=StagingRules(payload_bytes_max=PAYLOAD_BYTES_MAX)
 SETTINGS = RelaySettings(breaker_seconds_base=0.1, breaker_seconds_max=0.5, poll_seconds_max=0.2, workers=2)
 
 
-class Watch(Notebook):
+class Watch(RecordingObserver):
     """A notebook that can be waited for."""
 
     def __init__(self) -> None:
         super().__init__()
         self._news = asyncio.Event()
 
-    def notice(self, fact: Fact) -> None:
+    def emit(self, fact: TelemetryEvent) -> None:
         """Write the fact down, and wake who waits."""
-        super().notice(fact)
+        super().emit(fact)
         self._news.set()
         self._news = asyncio.Event()
 
@@ -73,18 +73,18 @@ class Office:
 
     async def sent(self) -> int:
         """Count what has been delivered."""
-        return (await self.store.desk.counts()).get("sent", 0)
+        return (await self.store.admin.counts()).get("sent", 0)
 
     async def until_sent(self, count: int, **others: int) -> None:
         """Wait until so many have been delivered, and so many are in the other states named."""
 
         async def settled() -> bool:
-            counts = await self.store.desk.counts()
+            counts = await self.store.admin.counts()
             return all(counts.get(state, 0) == wanted for state, wanted in {"sent": count, **others}.items())
 
         await self.watch.until(settled)
 
-    async def until_noticed(self, kind: type[Fact], count: int = 1) -> None:
+    async def until_noticed(self, kind: type[TelemetryEvent], count: int = 1) -> None:
         """Wait until so many facts of a kind were noticed."""
 
         async def noticed() -> bool:
@@ -96,14 +96,14 @@ class Office:
         """Wait until at least so many were confirmed."""
 
         async def confirmed() -> bool:
-            return sum(fact.confirmed for fact in self.watch.of(Passed)) >= count
+            return sum(fact.confirmed for fact in self.watch.of(PassCompleted)) >= count
 
         await self.watch.until(confirmed)
 
     @property
-    def charged(self) -> list[Fact]:
+    def charged(self) -> list[TelemetryEvent]:
         """What an event was blamed for."""
-        return [*self.watch.of(Retried), *self.watch.of(Buried)]
+        return [*self.watch.of(Retried), *self.watch.of(EventDeadLettered)]
 
     @property
     def down(self) -> set[str]:

@@ -11,13 +11,13 @@ from typing import Any
 import aio_pika
 from pamqp import commands
 
+from outrider.brokers.base import CONFIRMED
 from outrider.brokers.rabbitmq import RabbitBroker, RabbitSettings, RabbitSource
-from outrider.brokers.rabbitmq.protocol import connect
+from outrider.brokers.rabbitmq.connection import connect
 from outrider.errors import Transient
 from outrider.event import Message
-from outrider.outcome import CONFIRMED
+from outrider.testing.contracts import Reader, message
 from outrider.testing.servers.rabbitmq import RabbitServer
-from outrider.testing.source_contract import Reader, message
 
 PATIENCE_SECONDS = 40.0
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
@@ -82,7 +82,7 @@ async def channel_to(url: str) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
         yield channel
 
 
-async def nobody(shards: frozenset[str]) -> None:
+async def nobody(partitions: frozenset[str]) -> None:
     """Nothing is under way."""
 
 

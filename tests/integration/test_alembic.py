@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from outrider.app import open_schema, stage_sync
 from outrider.cli import app
-from outrider.errors import Misuse
+from outrider.errors import UsageError
 from outrider.event import Event
-from outrider.stores.recipe import Recipe
+from outrider.stores.migrations import Installer
 from outrider.testing.servers.postgres import find_programs
 
 ENV = """
@@ -161,7 +161,7 @@ def test_a_downgrade_takes_our_tables_away_unless_something_would_be_lost(enviro
     command.upgrade(environment.config, "head")
     with environment.engine.begin() as conn:
         stage_sync(conn, Event("order.placed", {"id": 7}))
-    with pytest.raises(Misuse, match="1 events are not delivered"):
+    with pytest.raises(UsageError, match="1 events are not delivered"):
         command.downgrade(environment.config, "orders")
     assert status(environment.url) == ["applied"] * 3
     outbox = "outbox" if environment.url.startswith("sqlite") else "outrider.outbox"
@@ -195,7 +195,7 @@ def test_an_interrupted_upgrade_leaves_no_step_without_its_record(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Recipe, "record", lambda self, step: "this is no statement")
+        patch.setattr(Installer, "record", lambda self, step: "this is no statement")
         with pytest.raises(sa.exc.DatabaseError):
             command.upgrade(environment.config, "head")
     command.upgrade(environment.config, "head")

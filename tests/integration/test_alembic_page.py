@@ -14,7 +14,7 @@ from outrider.alembic import revision
 from outrider.app import open_schema
 from tests.unit.snippets import ROOT, snippets
 
-REVISION, ENV = (snippet.code for snippet in snippets("python", pages=[ROOT / "docs" / "alembic.md"]))
+REVISION, ENV = (snippet.code for snippet in snippets("python", pages=[ROOT / "docs" / "how-to" / "alembic.md"]))
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -19,12 +19,12 @@ from cloudevents.core.v1.event import CloudEvent
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from outrider.app import open_broker
+from outrider.brokers.base import CONFIRMED, Confirmed, PublishResult, Rejected
 from outrider.brokers.kafka import KafkaBroker
 from outrider.brokers.rabbitmq import RabbitBroker
-from outrider.event import SKIPPED_TYPE, Event, Message
-from outrider.finding import Finding
-from outrider.outcome import CONFIRMED, Confirmed, Policy, Rejected, Verdict
-from outrider.testing.broker_contract import BrokerBench, BrokerContract, OrderedBrokerContract, message
+from outrider.checks import CheckResult
+from outrider.event import SKIPPED_TYPE, Event, Message, OnDeadLetter
+from outrider.testing.contracts.broker import BrokerBench, BrokerContract, OrderedBrokerContract, message
 from outrider.testing.servers.kafka import create_topic, delete_topics
 from tests.integration.office import SETTINGS, Office
 
@@ -38,7 +38,7 @@ Read = Callable[[Any], CloudEvent]
 
 def documented(name: str) -> Read:
     """Return a function of the documentation."""
-    page = (Path(__file__).parent.parent.parent / "docs" / "cloudevents.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "reference" / "cloudevents.md").read_text()
     [code] = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
@@ -130,7 +130,7 @@ class TestKafka:
         topic = make_topic(bootstrap)
         broker = KafkaBroker(bootstrap, {"message.max.bytes": "5000"}, cloudevents=SOURCE)
         huge = replace(PLACED, topic=topic, payload="x" * 6000)
-        async with Office(broker, replace(SETTINGS, dead_letter_policy=Policy.SKIP)).open() as office:
+        async with Office(broker, replace(SETTINGS, on_dead_letter=OnDeadLetter.SKIP)).open() as office:
             ids = await office.stage(huge, replace(PLACED, topic=topic))
             await office.until_sent(2, dead_letter=1)
         await broker.close()
@@ -158,13 +158,18 @@ class Renamed:
 
     def __init__(self, broker: KafkaBroker, names: dict[str, str]) -> None:
         self._broker, self._names = broker, names
-        self.traits, self.start, self.close, self.probe = broker.traits, broker.start, broker.close, broker.probe
+        self.capabilities, self.start, self.close, self.probe = (
+            broker.capabilities,
+            broker.start,
+            broker.close,
+            broker.probe,
+        )
 
-    async def publish(self, messages: list[Message]) -> list[Verdict]:
+    async def publish(self, messages: list[Message]) -> list[PublishResult]:
         return list(await self._broker.publish([self._renamed(message) for message in messages]))
 
-    async def examine(self, topics: list[str]) -> list[Finding]:
-        return await self._broker.examine([self._names[topic] for topic in topics])
+    async def check(self, topics: list[str]) -> list[CheckResult]:
+        return await self._broker.check([self._names[topic] for topic in topics])
 
     def destination(self, message: Message) -> str:
         return self._broker.destination(self._renamed(message))

@@ -99,11 +99,11 @@ class Service:
     def findings(self, *args: str, code: int = 0) -> list[dict[str, str]]:
         """Return what the doctor says of receipts, in the order of consumers."""
         told = json.loads(self.run("doctor", "--consume", "handlers:inbox", *args, "--json", code=code)[0])
-        found = [found for found in told["findings"] if found["check"] == "receipts-shorter-than-retention"]
+        found = [found for found in told["results"] if found["check"] == "receipts-shorter-than-retention"]
         return sorted(found, key=lambda each: each["text"])
 
 
-NOTHING = dict.fromkeys(("applied", "duplicates", "dropped", "no_handler", "waiting", "buried", "unhandled"), 0)
+NOTHING = dict.fromkeys(("applied", "duplicates", "dropped", "no_handler", "waiting", "dead_lettered", "unhandled"), 0)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_what_is_no_inbox_is_refused_with_the_fix(tmp_path: Path, target: str, w
         ("x = 1\n\ny = x / 0\n", "ZeroDivisionError: division by zero (broken.py, line 3)", True),
         ("def f(:\n", "SyntaxError: invalid syntax (broken.py, line 1)", True),
         ("from outrider import Inbox\nInbox().handler()\n", "the type of its events", False),
-        ("from outrider import Inbox\nInbox().consumer('b', gat=1)\n", "did you mean gate? (broken.py, line 2)", False),
+        ("from outrider import Inbox\nInbox().consumer('b', orderin=1)\n", "did you mean ordering? (broken.py", False),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_told_with_its_own_traceback(
@@ -190,7 +190,7 @@ def test_what_is_tried_again_keeps_a_consumer_from_being_idle(service: Service) 
     module.write_text(module.read_text().replace("base_seconds=0.01", "base_seconds=2, jitter=0"))
     service.deliver("a", broken=True)
     counts = until_idle(service, "--consumer", "billing")
-    assert counts == {**NOTHING, "buried": 1}
+    assert counts == {**NOTHING, "dead_lettered": 1}
 
 
 def test_a_handler_that_ends_its_transaction_stops_the_consumer_as_wrong_usage(service: Service) -> None:
@@ -213,7 +213,7 @@ def test_what_a_handler_failed_with_and_where_is_shown(service: Service) -> None
     service.deliver("a", broken=True)
     _, log = service.run("consume", "handlers:inbox", "--consumer", "billing", "--until-idle", "0.5")
     where = "handlers.py:13 in bill"
-    [buried] = [line for line in log.splitlines() if "consumer buried" in line]
+    [buried] = [line for line in log.splitlines() if "consumer dead lettered" in line]
     for words in ('error="ValueError: no such price"', "kind=ValueError", f'where="{where}"', "dead_letter=1"):
         assert words in buried
     assert json.loads(service.run("inbox", "show", "1", "--json")[0])["failure"] == {
@@ -243,9 +243,9 @@ def test_what_a_handler_refuses_is_buried_and_holds_its_key_only(service: Servic
     service.deliver("a", broken=True)
     service.deliver("a", "b")
     counts = until_idle(service, "--consumer", "billing")
-    assert (counts["applied"], counts["waiting"], counts["buried"]) == (1, 1, 1)
+    assert (counts["applied"], counts["waiting"], counts["dead_lettered"]) == (1, 1, 1)
     assert service.effects("billing") == ["b"]
-    [dead] = json.loads(service.run("inbox", "dead", "--json")[0])
+    [dead] = json.loads(service.run("inbox", "list", "--json")[0])
     assert (dead["key"], dead["attempts"], "no such price" in dead["failure"]["error"]) == ("a", 2, True)
     service.run("inbox", "discard", str(dead["id"]), "--yes")
     assert until_idle(service, "--consumer", "billing")["applied"] == 1
@@ -279,7 +279,7 @@ def test_the_doctor_warns_of_receipts_that_go_before_the_log_does(service: Servi
 
 def test_the_doctor_says_nothing_of_consumers_it_was_not_told_about(service: Service) -> None:
     told = json.loads(service.run("doctor", "--json")[0])
-    assert "receipts-shorter-than-retention" not in {found["check"] for found in told["findings"]}
+    assert "receipts-shorter-than-retention" not in {found["check"] for found in told["results"]}
 
 
 def test_the_doctor_refuses_what_is_no_inbox(service: Service) -> None:

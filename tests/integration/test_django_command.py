@@ -22,7 +22,7 @@ def test_a_relay_publishes_to_the_broker_of_the_settings(project: Project, tmp_p
     assert "1 event confirmed" in shop.manage("outrider", "relay", "--until-empty").stdout
     with closing(sqlite3.connect(log)) as conn:
         assert conn.execute("SELECT count(*) FROM log").fetchone() == (1,)
-    sent = json.loads(shop.manage("outrider", "events", "ls", "--state", "sent", "--json").stdout)
+    sent = json.loads(shop.manage("outrider", "events", "list", "--state", "sent", "--json").stdout)
     assert [event["key"] for event in sent] == ["A-1"]
 
 
@@ -52,7 +52,7 @@ def test_options_win_over_variables_and_those_over_the_settings(project: Project
 
 @pytest.mark.parametrize("project", ["sqlite"], indirect=True)
 def test_help_and_exit_codes_are_those_of_the_command_line(project: Project) -> None:
-    for words in ((), ("relay",), ("db",), ("db", "status"), ("dead", "replay")):
+    for words in ((), ("relay",), ("db",), ("db", "status"), ("dead-letters", "replay")):
         assert " ".join(("manage.py outrider", *words)) in project.manage("outrider", *words, "--help").stdout
     assert "manage.py outrider" in project.manage("help", "outrider").stdout
     nobody = "0190b3a6-7c1e-7b32-9d7e-2f1a5c3b4d5e"
@@ -107,7 +107,7 @@ def test_a_setting_that_nobody_reads_is_named_with_the_nearest(project: Project)
     told = project.outrider(DATABSE="default").manage("check", code=1).stderr
     assert "(outrider.E001) OUTRIDER has no key 'DATABSE'." in told
     assert "Did you mean DATABASE?" in told
-    assert "DATABASE?" in project.outrider(DATABSE="default").manage("outrider", "events", "ls", code=2).stderr
+    assert "DATABASE?" in project.outrider(DATABSE="default").manage("outrider", "events", "list", code=2).stderr
     wrong = {"DATABASE": "nowhere", "SCHEMA": "a-b", "LANES": 5000, "WAKE": "yes", "BROKER": 7}
     told = project.outrider(**wrong).manage("check", code=1).stderr
     for key in wrong:

@@ -10,7 +10,7 @@ import pytest
 from tests.django_project.project import Project
 from tests.unit.snippets import ROOT, Snippet, compare, sides, snippets
 
-PAGE = ROOT / "docs" / "drivers" / "django.md"
+PAGE = ROOT / "docs" / "how-to" / "drivers" / "django.md"
 BEFORE = """
 import sys
 from tests.django_project import shop
@@ -26,7 +26,7 @@ if view := globals().get("place_order"):
     assert view(RequestFactory().post("/", {"number": "A-7"})).content == b"A-7"
 if inbox := globals().get("inbox"):
     from tests.unit.snippets import deliver
-    from outrider.django.place import store_url
+    from outrider.django.conf import store_url
     async_to_sync(deliver)(inbox, store_url("default"))
 """
 

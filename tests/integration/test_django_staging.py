@@ -64,6 +64,6 @@ def test_events_go_to_the_database_that_the_settings_name(bare_project: Project,
     assert "0001_outbox" in split.manage("check", "--database", "second").stderr
     split.manage("migrate", "--database", "second")
     split.scenario("staging.second")
-    assert json.loads(split.manage("outrider", "events", "ls", "--json").stdout)[1]["key"] == "A-2"
+    assert json.loads(split.manage("outrider", "events", "list", "--json").stdout)[1]["key"] == "A-2"
     with closing(sqlite3.connect(second.removeprefix("sqlite:///"))) as conn:
         assert conn.execute("SELECT count(*) FROM sqlite_schema WHERE name LIKE 'outbox%'").fetchone() == (0,)

@@ -11,14 +11,14 @@ import pytest
 from confluent_kafka import admin
 
 from outrider.brokers.kafka import KafkaBroker
-from outrider.brokers.kafka.examine import CHECKS
+from outrider.brokers.kafka.checks import CHECKS
+from outrider.checks import CheckResult, Level
 from outrider.errors import Unreachable
-from outrider.finding import Finding, Level
 from outrider.testing.servers import KafkaCluster, KafkaServer
 from outrider.testing.servers.kafka import create_topic
 
 pytestmark = pytest.mark.kafka
-OK, WARN, REFUSE = Level.OK, Level.WARN, Level.REFUSE
+OK, WARN, ERROR = Level.OK, Level.WARN, Level.ERROR
 SECONDS = 20
 
 
@@ -44,11 +44,11 @@ def lenient() -> Iterator[str]:
         yield running.bootstrap
 
 
-async def found_on(bootstrap: str, *topics: str, **settings: str) -> dict[str, Finding]:
+async def found_on(bootstrap: str, *topics: str, **settings: str) -> dict[str, CheckResult]:
     """Return what a broker says, by the name of the check."""
     broker = KafkaBroker(bootstrap, {name.replace("_", "."): value for name, value in settings.items()})
     try:
-        found = await broker.examine(topics)
+        found = await broker.check(topics)
     finally:
         await broker.close()
     assert {finding.check for finding in found} <= CHECKS.keys()
@@ -79,12 +79,12 @@ async def test_a_cluster_as_it_should_be_gets_no_complaint(cluster: str) -> None
 @pytest.mark.parametrize(
     ("copies", "config", "check", "expected"),
     [
-        (3, {"min_insync_replicas": "1"}, "kafka-in-sync", (REFUSE, "confirmed with one copy")),
+        (3, {"min_insync_replicas": "1"}, "kafka-in-sync", (ERROR, "confirmed with one copy")),
         (2, {"min_insync_replicas": "1"}, "kafka-in-sync", (WARN, "confirmed with one copy")),
         (3, {"min_insync_replicas": "3"}, "kafka-in-sync", (WARN, "one broker down stops every publish")),
         (1, {"min_insync_replicas": "1"}, "kafka-replication", (WARN, "one copy only")),
         (1, {"min_insync_replicas": "2"}, "kafka-in-sync", (WARN, "more than there are copies")),
-        (3, {"unclean_leader_election_enable": "true"}, "kafka-elections", (REFUSE, "lags behind")),
+        (3, {"unclean_leader_election_enable": "true"}, "kafka-elections", (ERROR, "lags behind")),
         (3, {"max_message_bytes": "5000"}, "kafka-message-size", (WARN, "max.message.bytes is 5000")),
     ],
 )
@@ -129,7 +129,7 @@ async def test_a_limit_of_ours_that_fits_the_topic_is_fine(cluster: str) -> None
 async def test_missing_topics_are_refused_together_with_the_command_that_makes_them(cluster: str) -> None:
     there = await made(cluster)
     found = (await found_on(cluster, "missing-a", there, "missing-b"))["kafka-topics"]
-    assert found.level is REFUSE
+    assert found.level is ERROR
     assert found.text.startswith("missing-a, missing-b: not there")
     assert "--create --topic TOPIC" in found.remedy
     assert "--replication-factor 3 --config min.insync.replicas=2" in found.remedy
@@ -138,7 +138,7 @@ async def test_missing_topics_are_refused_together_with_the_command_that_makes_t
 
 async def test_an_examination_makes_no_topic_even_where_they_are_made_by_themselves(lenient: str) -> None:
     first, second = [await found_on(lenient, "never-made") for _ in range(2)]
-    assert first["kafka-topics"].level is second["kafka-topics"].level is REFUSE
+    assert first["kafka-topics"].level is second["kafka-topics"].level is ERROR
     assert first["kafka-auto-create"].level is WARN
 
 

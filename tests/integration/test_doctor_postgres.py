@@ -14,15 +14,14 @@ import pytest
 
 import outrider
 from outrider import Event, config
-from outrider.cli.doctor import exit_code
-from outrider.cli.examination import examine
-from outrider.finding import Finding, Level
+from outrider.checks import CheckResult, Level
+from outrider.cli.doctor import check, exit_code
 from outrider.stores.postgres import PostgresSchema, PostgresStore
-from outrider.stores.postgres import examine as looking
+from outrider.stores.postgres import checks as looking
 from outrider.testing.servers import PgBouncer, PostgresServer
 
 pytestmark = pytest.mark.postgres
-OK, WARN, REFUSE = Level.OK, Level.WARN, Level.REFUSE
+OK, WARN, ERROR = Level.OK, Level.WARN, Level.ERROR
 
 
 class Replica(PostgresServer):
@@ -54,15 +53,15 @@ async def place(server: PostgresServer) -> str:
     return url
 
 
-async def diagnosed(**options: Any) -> list[Finding]:
-    return await examine(config.load({"broker": "null://", **options}, {}))
+async def diagnosed(**options: Any) -> list[CheckResult]:
+    return await check(config.load({"broker": "null://", **options}, {}))
 
 
-async def of_store(url: str, **options: Any) -> dict[str, Finding]:
+async def of_store(url: str, **options: Any) -> dict[str, CheckResult]:
     """Return what a store says of itself, by the name of the check."""
     store = await PostgresStore.open(url, **options)
     try:
-        found = await store.examine()
+        found = await store.check()
     finally:
         await store.close()
     assert {finding.check for finding in found} == looking.CHECKS.keys()
@@ -86,7 +85,7 @@ async def test_a_server_that_does_not_wait_for_its_disk_is_refused() -> None:
         url = reckless.database("shop")
         await PostgresSchema(url).migrate()
         found = await of_store(url)
-    assert found["postgres-fsync"].level is REFUSE
+    assert found["postgres-fsync"].level is ERROR
     assert found["postgres-full-page-writes"].level is WARN
     assert "for the server" in found["postgres-autovacuum"].text
 
@@ -104,7 +103,7 @@ async def test_writers_that_do_not_wait_for_their_commit_are_named(place: str, s
 
 async def test_a_database_that_may_not_be_written_is_refused(place: str) -> None:
     await run(place, f"ALTER DATABASE {urlsplit(place).path[1:]} SET default_transaction_read_only = on")
-    assert (await of_store(place))["postgres-writable"].level is REFUSE
+    assert (await of_store(place))["postgres-writable"].level is ERROR
 
 
 async def test_an_outbox_that_is_not_vacuumed_is_noticed(place: str) -> None:
@@ -122,7 +121,7 @@ async def test_missing_rights_are_named_one_by_one(place: str) -> None:
     await run(place, f"GRANT USAGE ON SCHEMA outrider TO {role}", f"{grants} {role}")
     await run(place, f"REVOKE DELETE, UPDATE ON outrider.outbox FROM {role}")
     found = await of_store(place.replace("postgres@", f"{role}@"))
-    assert found["postgres-rights"].level is REFUSE
+    assert found["postgres-rights"].level is ERROR
     assert found["postgres-rights"].text == "the role may not: DELETE on outbox, UPDATE on outbox"
     assert (found["postgres-partitions"].level, "does not own" in found["postgres-partitions"].text) == (WARN, True)
     await run(place, f"{grants} {role}")
@@ -177,7 +176,7 @@ class TestPooler:
 
     async def test_a_store_that_was_not_told_is_refused(self, place: str, pooler: PgBouncer) -> None:
         found = {finding.check: finding for finding in await diagnosed(store=_through(pooler, place))}
-        assert found["postgres-pooler"].level is REFUSE
+        assert found["postgres-pooler"].level is ERROR
         assert "pooled=true" in found["postgres-pooler"].remedy
 
     async def test_a_pooler_with_a_single_session_is_found_too(self, place: str, server: PostgresServer) -> None:
@@ -201,7 +200,7 @@ class TestPooler:
     ) -> None:
         with PgBouncer(server) as strict:
             [found, *_] = await diagnosed(store=_through(strict, place))
-            assert (found.level, found.check) == (REFUSE, "store-usable")
+            assert (found.level, found.check) == (ERROR, "store-usable")
             assert "pooled=true" in found.remedy
             told = await diagnosed(store=f"{_through(strict, place)}?pooled=true")
         assert "store-usable" not in {finding.check for finding in told if finding.level is not OK}
@@ -215,7 +214,7 @@ async def test_a_replica_is_refused(place: str, server: PostgresServer) -> None:
     with Replica(server) as replica:
         found = await diagnosed(store=urlsplit(replica.url)._replace(path=urlsplit(place).path).geturl())
     [refused] = [finding for finding in found if finding.check == "store-usable"]
-    assert (refused.level, refused.remedy) == (REFUSE, "point the store at the primary")
+    assert (refused.level, refused.remedy) == (ERROR, "point the store at the primary")
     assert "read replica" in refused.text
 
 
@@ -223,9 +222,9 @@ async def test_a_store_that_is_not_installed_is_refused_and_the_broker_examined_
     server: PostgresServer,
 ) -> None:
     found = {finding.check: finding for finding in await diagnosed(store=server.database("empty"))}
-    assert found["store-schema"].level is REFUSE
+    assert found["store-schema"].level is ERROR
     assert found["store-schema"].remedy == "run: outrider db migrate"
-    assert found["null-broker"].level is REFUSE
+    assert found["null-broker"].level is ERROR
     assert exit_code(list(found.values()), strict=False) == 1
 
 
@@ -255,5 +254,5 @@ async def test_what_is_staged_decides_which_topics_are_examined(place: str, kafk
         await conn.execute("INSERT INTO outrider.outbox (event_type, payload) VALUES ('user.left', '{}')")
     await conn.close()
     chosen = config.load({"store": place, "broker": f"kafka://{kafka}", "topics": ["named"]}, {})
-    found = {finding.check: finding for finding in await examine(chosen, ["given"])}
+    found = {finding.check: finding for finding in await check(chosen, ["given"])}
     assert found["kafka-topics"].text.startswith("named, given, events.user.left, not-there: not there")

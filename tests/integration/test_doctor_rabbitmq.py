@@ -13,13 +13,13 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from outrider.brokers.rabbitmq import RabbitBroker, RabbitSource
-from outrider.brokers.rabbitmq.judging import CHECKS
-from outrider.finding import Finding, Level
+from outrider.brokers.rabbitmq.checks import CHECKS
+from outrider.checks import CheckResult, Level
 from outrider.testing.servers import RabbitServer
 from outrider.testing.servers.server import free_port, listening
 
 pytestmark = pytest.mark.rabbitmq
-OK, WARN, REFUSE = Level.OK, Level.WARN, Level.REFUSE
+OK, WARN, ERROR = Level.OK, Level.WARN, Level.ERROR
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 PATIENCE_SECONDS = 60.0
 
@@ -76,11 +76,11 @@ async def bound(channel: AbstractChannel, exchange: str, key: str = "orders", **
     return queue.name
 
 
-async def found_on(url: str, *topics: str, **options: Any) -> dict[str, Finding]:
+async def found_on(url: str, *topics: str, **options: Any) -> dict[str, CheckResult]:
     """Return what a broker says, by the name of the check."""
     broker = RabbitBroker(url, **options)
     try:
-        found = await broker.examine(topics)
+        found = await broker.check(topics)
     finally:
         await broker.close()
     assert {finding.check for finding in found} <= CHECKS.keys()
@@ -88,14 +88,14 @@ async def found_on(url: str, *topics: str, **options: Any) -> dict[str, Finding]
     return {finding.check: finding for finding in found}
 
 
-def complaints(found: dict[str, Finding]) -> dict[str, Level]:
+def complaints(found: dict[str, CheckResult]) -> dict[str, Level]:
     return {check: finding.level for check, finding in found.items() if finding.level is not OK}
 
 
 class TestWithTheManagementApi:
     @pytest.fixture
     def look(self, server: Managed, exchange: str) -> Any:
-        async def looked(*topics: str, **options: Any) -> dict[str, Finding]:
+        async def looked(*topics: str, **options: Any) -> dict[str, CheckResult]:
             options = {"exchange": exchange, "management": server.management, **options}
             return await found_on(server.url, *(topics or ("orders",)), **options)
 
@@ -114,7 +114,7 @@ class TestWithTheManagementApi:
     ) -> None:
         await bound(channel, exchange, "order.*")
         found = await look("order.placed", "order.placed.eu", "parcel")
-        assert complaints(found) == {"rabbitmq-routes": REFUSE}
+        assert complaints(found) == {"rabbitmq-routes": ERROR}
         assert found["rabbitmq-routes"].text.startswith("order.placed.eu, parcel: no queue is bound")
 
     async def test_a_queue_behind_another_exchange_counts(
@@ -131,7 +131,7 @@ class TestWithTheManagementApi:
         await bound(channel, exchange, durable=False, arguments={})
         await bound(channel, exchange, auto_delete=True, arguments={})
         found = await look()
-        assert complaints(found) == {"rabbitmq-routes": REFUSE, "rabbitmq-queues": WARN}
+        assert complaints(found) == {"rabbitmq-routes": ERROR, "rabbitmq-queues": WARN}
         await bound(channel, exchange)
         assert complaints(await look()) == {"rabbitmq-queues": WARN}
 
@@ -153,14 +153,14 @@ class TestWithTheManagementApi:
         self, look: Any, channel: AbstractChannel, exchange: str, arguments: dict[str, Any], refused: bool
     ) -> None:
         await bound(channel, exchange, arguments={**QUORUM, **arguments})
-        assert complaints(await look()) == ({"rabbitmq-overflow": REFUSE} if refused else {})
+        assert complaints(await look()) == ({"rabbitmq-overflow": ERROR} if refused else {})
 
     async def test_a_limit_that_a_policy_sets_counts(
         self, look: Any, server: Managed, channel: AbstractChannel, exchange: str
     ) -> None:
         name = await bound(channel, exchange, arguments={})
         server.ctl("set_policy", name, f"^{name}$", '{"max-length": 5, "message-ttl": 60000}', "--apply-to", "queues")
-        await _until(look, {"rabbitmq-overflow": REFUSE, "rabbitmq-expiry": WARN})
+        await _until(look, {"rabbitmq-overflow": ERROR, "rabbitmq-expiry": WARN})
         server.ctl("clear_policy", name)
         await _until(look, {})
 
@@ -194,13 +194,13 @@ class TestWithTheManagementApi:
         await bound(channel, there, "any")
         assert complaints(await look(there, exchange="topic")) == {}
         found = await look(there, missing, exchange="topic")
-        assert complaints(found) == {"rabbitmq-exchange": REFUSE, "rabbitmq-routes": REFUSE}
+        assert complaints(found) == {"rabbitmq-exchange": ERROR, "rabbitmq-routes": ERROR}
         assert missing in found["rabbitmq-exchange"].text
 
     async def test_without_an_exchange_the_topic_is_a_queue(self, look: Any, channel: AbstractChannel) -> None:
         queue = await channel.declare_queue(f"queue-{uuid4().hex[:12]}", durable=True, arguments=QUORUM)
         assert complaints(await look(queue.name, exchange="")) == {}
-        assert complaints(await look("nobody", exchange="")) == {"rabbitmq-routes": REFUSE}
+        assert complaints(await look("nobody", exchange="")) == {"rabbitmq-routes": ERROR}
 
     async def test_without_a_topic_that_is_said(self, server: Managed, exchange: str) -> None:
         found = await found_on(server.url, exchange=exchange, management=server.management)
@@ -228,7 +228,7 @@ class TestWithTheManagementApi:
         assert "hunter2" not in str(found)
 
 
-async def _until(look: Any, expected: dict[str, Level]) -> dict[str, Finding]:
+async def _until(look: Any, expected: dict[str, Level]) -> dict[str, CheckResult]:
     """Look until a change has got around: the API shows nodes and policies as they were a few seconds ago."""
     begun = time.monotonic()
     while complaints(found := await look()) != expected:
@@ -247,7 +247,7 @@ class TestByAmqpAlone:
     async def test_a_missing_exchange_is_refused_and_not_made(self, server: Managed) -> None:
         first = await found_on(server.url, exchange="missing")
         second = await found_on(server.url, exchange="missing")
-        assert first["rabbitmq-exchange"].level is second["rabbitmq-exchange"].level is REFUSE
+        assert first["rabbitmq-exchange"].level is second["rabbitmq-exchange"].level is ERROR
         declared = await found_on(server.url, exchange="missing", declare=True, queues=(("unmade", "#"),))
         assert declared["rabbitmq-exchange"].level is declared["rabbitmq-declare"].level is OK
         assert (
@@ -280,15 +280,15 @@ class TestByAmqpAlone:
     ) -> None:
         name = await bound(channel, exchange, arguments={})
         found = (await found_on(server.url, exchange=exchange, declare=True, queues=((name, "#"),)))["rabbitmq-declare"]
-        assert (found.level, "PRECONDITION_FAILED" in found.text) == (REFUSE, True)
+        assert (found.level, "PRECONDITION_FAILED" in found.text) == (ERROR, True)
 
 
 class TestAConsumersQueue:
     @pytest.fixture
     def look(self, server: Managed, exchange: str) -> Any:
-        async def looked(queue: str, *, gated: bool = False, **options: Any) -> Finding:
+        async def looked(queue: str, *, ordered: bool = False, **options: Any) -> CheckResult:
             options = {"exchange": exchange, "management": server.management, **options}
-            [found] = await RabbitSource(server.url, queue, ["orders"], exclusive=gated, **options).examine()
+            [found] = await RabbitSource(server.url, queue, ["orders"], exclusive=ordered, **options).check()
             assert found.check == "rabbitmq-consumer"
             return found
 
@@ -303,16 +303,16 @@ class TestAConsumersQueue:
 
     async def test_a_queue_that_is_missing_is_refused_unless_it_is_made_at_the_start(self, look: Any) -> None:
         found = await look("nowhere")
-        assert (found.level, "no such queue" in found.text, "declare=" in found.remedy) == (REFUSE, True, True)
+        assert (found.level, "no such queue" in found.text, "declare=" in found.remedy) == (ERROR, True, True)
         assert (await look("nowhere", declare=True)).level is OK
-        assert (await look("nowhere")).level is REFUSE
+        assert (await look("nowhere")).level is ERROR
 
     async def test_a_queue_that_nothing_reaches_is_refused(
         self, look: Any, channel: AbstractChannel, exchange: str
     ) -> None:
         queue = await bound(channel, exchange, "parcels")
         found = await look(queue)
-        assert found.level is REFUSE
+        assert found.level is ERROR
         assert "nothing that is published to orders reaches it" in found.text
         assert exchange in found.remedy
 
@@ -320,8 +320,8 @@ class TestAConsumersQueue:
         self, look: Any, channel: AbstractChannel, exchange: str
     ) -> None:
         queue = await bound(channel, exchange)
-        found = await look(queue, gated=True)
-        assert (found.level, "single active consumer" in found.text) == (REFUSE, True)
+        found = await look(queue, ordered=True)
+        assert (found.level, "single active consumer" in found.text) == (ERROR, True)
         assert "empty it first" in found.remedy
         single = await bound(channel, exchange, arguments={**QUORUM, "x-single-active-consumer": True})
-        assert (await look(single, gated=True)).level is OK
+        assert (await look(single, ordered=True)).level is OK

@@ -11,13 +11,13 @@ from uuid import uuid4
 
 import pytest
 
+from outrider.brokers.base import CONFIRMED, Confirmed, Unknown
 from outrider.brokers.kafka import KafkaBroker
-from outrider.brokers.kafka.session import FEW
+from outrider.brokers.kafka.producer import FEW
 from outrider.errors import Transient
 from outrider.event import Event, Message
-from outrider.observer import BreakerOpened, Buried, Retried
-from outrider.outcome import CONFIRMED, Confirmed, Unresolved
-from outrider.testing.broker_contract import message
+from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Retried
+from outrider.testing.contracts.broker import message
 from outrider.testing.harness import numbers, order, orders
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
 from tests.contract.test_kafka import make_topic, read
@@ -85,8 +85,8 @@ async def test_a_missing_topic_makes_only_its_own_key_wait(server: KafkaServer, 
     async with Office(broker).open() as office:
         await office.stage(*orders(3, "lost", topic=missing), *orders(50, "A", topic=topic))
         await office.until_sent(50, dead_letter=1)
-    assert [fact.reason for fact in office.watch.of(Buried)] == ["permanent_failure"]
-    assert [held.stream.key for held in await office.store.desk.blocked_streams(10)] == ["lost"]
+    assert [fact.reason for fact in office.watch.of(EventDeadLettered)] == ["permanent_failure"]
+    assert [held.stream.key for held in await office.store.admin.blocked_streams(10)] == ["lost"]
     assert numbers(read(server.bootstrap, topic)) == list(range(1, 51))
     assert office.watch.of(Retried) == []
 
@@ -99,7 +99,7 @@ async def test_one_event_that_kafka_rejects_among_good_ones_is_found_and_buried(
         await office.stage(*orders(20, "A", topic=topic), large, *orders(20, "B", topic=topic))
         await office.until_sent(40, dead_letter=1)
     await broker.close()
-    assert [fact.reason for fact in office.watch.of(Buried)] == ["permanent_failure"]
+    assert [fact.reason for fact in office.watch.of(EventDeadLettered)] == ["permanent_failure"]
     found = read(server.bootstrap, topic)
     assert numbers(found, "A") == numbers(found, "B") == list(range(1, 21))
     assert office.watch.of(Retried) == []
@@ -107,7 +107,7 @@ async def test_one_event_that_kafka_rejects_among_good_ones_is_found_and_buried(
 
 async def test_an_oversize_message_is_not_sent_and_the_others_are(server: KafkaServer, broker: KafkaBroker) -> None:
     topic = make_topic(server.bootstrap)
-    huge = message(0, topic=topic, key="huge", body=b"x" * (broker.traits.message_bytes_max + 1))
+    huge = message(0, topic=topic, key="huge", body=b"x" * (broker.capabilities.message_bytes_max + 1))
     sent = [message(n, topic=topic, key=f"k{n}") for n in range(100)]
     verdicts = await broker.publish([*sent[:50], huge, *sent[50:]])
     assert [type(verdict).__name__ for verdict in (verdicts[50],)] == ["Rejected"]
@@ -127,7 +127,7 @@ async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(se
                 await broker.publish([message(n, topic=topic) for n in range(1, count + 1)])
         # The neighbour's messages were purged as well, and it hears of it without waiting for its own time.
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert {type(verdict) for verdict in await neighbour} == {Unresolved}
+            assert {type(verdict) for verdict in await neighbour} == {Unknown}
     again = [message(n, topic=topic) for n in range(1, count + 1)]
     assert await broker.publish(again) == [CONFIRMED] * count
     await broker.close()
@@ -135,15 +135,15 @@ async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(se
 
 
 async def test_callers_that_give_up_at_random_never_reorder_a_stream(server: KafkaServer, broker: KafkaBroker) -> None:
-    topic, chance = make_topic(server.bootstrap), random.Random(7)
+    topic, rng = make_topic(server.bootstrap), random.Random(7)
 
     async def worker(name: str) -> int:
         """Publish runs of one stream; what is not confirmed is the start of the next run."""
         after, cut_short = 0, 0
         while after < 1000 or cut_short < 10:
-            run = [message(n, topic=topic, key=name) for n in range(after + 1, after + chance.randint(2, 200))]
+            run = [message(n, topic=topic, key=name) for n in range(after + 1, after + rng.randint(2, 200))]
             try:
-                async with asyncio.timeout(chance.choice([0.002, 0.005, 0.01, 5])):
+                async with asyncio.timeout(rng.choice([0.002, 0.005, 0.01, 5])):
                     verdicts = await broker.publish(run)
             except TimeoutError:
                 cut_short += 1
@@ -168,7 +168,7 @@ async def test_a_publish_without_an_answer_ends_by_itself(server: KafkaServer) -
     await broker.start()
     with paused(server):
         verdicts = await broker.publish([message(1, topic=topic), message(2, topic=topic)])
-    assert [(type(v), v.destination) for v in verdicts if isinstance(v, Unresolved)] == [(Unresolved, "")] * 2
+    assert [(type(v), v.destination) for v in verdicts if isinstance(v, Unknown)] == [(Unknown, "")] * 2
     await broker.probe(topic)
     assert isinstance((await broker.publish([message(3, topic=topic)]))[0], Confirmed)
     await broker.close()
@@ -215,7 +215,7 @@ async def _too_few_replicas_are_an_outage_of_their_topic(bootstrap: str) -> None
     await broker.start()
     good, bad = await broker.publish([message(1, topic="orders"), message(2, topic="strict")])
     assert good == CONFIRMED
-    assert bad == Unresolved("no report from Kafka within 1.5 s", "strict")
+    assert bad == Unknown("no report from Kafka within 1.5 s", "strict")
     await broker.probe("orders")
     with pytest.raises(Transient, match="has 2 replicas in sync and needs 3"):
         await broker.probe("strict")

@@ -17,19 +17,18 @@ import pytest
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer as RawProducer
 
+from outrider.brokers.base import CONFIRMED
 from outrider.brokers.kafka import KafkaBroker, KafkaSource
-from outrider.delivery import Delivery
-from outrider.errors import Misuse, Transient, Unreachable
-from outrider.event import Event
+from outrider.errors import Transient, Unreachable, UsageError
+from outrider.event import Delivery, Event
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
-from outrider.observer import ShardsRevoked
-from outrider.outcome import CONFIRMED
 from outrider.stores.memory import MemoryInbox, MemoryStore
-from outrider.testing import Notebook
+from outrider.telemetry.events import PartitionsRevoked
+from outrider.testing import RecordingObserver
+from outrider.testing.contracts.source import Reader, by_key, eventually, message, numbers, pumping
 from outrider.testing.servers.kafka import KafkaServer, create_topic
-from outrider.testing.source_contract.bench import Reader, by_key, eventually, message, numbers, pumping
 from tests.contract.test_kafka import make_topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
@@ -80,7 +79,7 @@ class Worker:
     """An engine with receipts of its own, so that whatever two of them handle shows."""
 
     def __init__(self, server: KafkaServer, topic: str, handled: Handled, **settings: Any) -> None:
-        self.notebook, self.handled = Notebook(), handled
+        self.notebook, self.handled = RecordingObserver(), handled
         said = {**QUICK, **settings.pop("kafka", {})}
         routes = Routes("billing", ConsumerSettings(**settings), {(topic, "order.changed"): Route(self.handle)})
         source = KafkaSource(server.bootstrap, f"of-{topic}", [topic], said)
@@ -97,15 +96,15 @@ class Handled:
         self.numbers: list[int] = []
         self.under_way: Counter[int] = Counter()
         self.overlaps = 0
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.ordering = asyncio.Event()
+        self.ordering.set()
         self._seconds, self._chance = seconds, random.Random(1)
 
     async def handle(self, event: Event) -> None:
         number = event.payload["n"]
         self.under_way[number] += 1
         self.overlaps += self.under_way[number] > 1
-        await self.gate.wait()
+        await self.ordering.wait()
         await asyncio.sleep(self._chance.uniform(0, self._seconds))
         self.under_way[number] -= 1
         self.numbers.append(number)
@@ -124,7 +123,7 @@ async def running(worker: Worker) -> AsyncIterator[Worker]:
     try:
         yield worker
     finally:
-        worker.handled.gate.set()
+        worker.handled.ordering.set()
         worker.consumer.stop()
         await task
 
@@ -137,25 +136,25 @@ async def test_shards_that_move_are_handled_by_one_engine_at_a_time(
     async with running(Worker(server, topic, handled, in_flight_max=50)) as first:
         await eventually(lambda: len(handled.numbers) > 100)
         async with running(Worker(server, topic, handled, in_flight_max=50)) as second:
-            await eventually(lambda: first.notebook.of(ShardsRevoked))
+            await eventually(lambda: first.notebook.of(PartitionsRevoked))
             await publish(broker, topic, 1000, start=1000)
             async with running(Worker(server, topic, handled, in_flight_max=50)) as third:
-                await eventually(lambda: second.notebook.of(ShardsRevoked) or len(handled.numbers) >= 1900)
+                await eventually(lambda: second.notebook.of(PartitionsRevoked) or len(handled.numbers) >= 1900)
             await publish(broker, topic, 200, start=2000)
             await eventually(lambda: len(set(handled.numbers)) == 2200)
     assert handled.overlaps == 0
     assert handled.in_order()
     # What one handled ahead of something that it had not begun comes again; no more than it may have in flight.
-    moves = sum(len(worker.notebook.of(ShardsRevoked)) for worker in (first, second, third)) + 3
+    moves = sum(len(worker.notebook.of(PartitionsRevoked)) for worker in (first, second, third)) + 3
     assert len(handled.numbers) - 2200 <= moves * 50
 
 
 async def test_moving_pausing_and_small_bites_neither_lose_nor_repeat_nor_reorder(
     server: KafkaServer, broker: KafkaBroker, topic: str
 ) -> None:
-    chance, log = random.Random(7), list[Delivery]()
+    rng, log = random.Random(7), list[Delivery]()
     writer = asyncio.create_task(_publish_slowly(broker, topic, 6000))
-    workers = [asyncio.create_task(_work_at_random(server, topic, chance, log, rounds)) for rounds in (40, 80, 10**6)]
+    workers = [asyncio.create_task(_work_at_random(server, topic, rng, log, rounds)) for rounds in (40, 80, 10**6)]
     await writer
     await eventually(lambda: len(set(numbers(log))) == 6000)
     workers[-1].cancel()
@@ -171,7 +170,7 @@ async def _publish_slowly(broker: KafkaBroker, topic: str, count: int) -> None:
 
 
 async def _work_at_random(
-    server: KafkaServer, topic: str, chance: random.Random, log: list[Delivery], rounds: int
+    server: KafkaServer, topic: str, rng: random.Random, log: list[Delivery], rounds: int
 ) -> None:
     """Receive with odd limits and pauses; be done with some keys now and then, and with all of a shard that goes."""
     held: list[Delivery] = []
@@ -182,19 +181,19 @@ async def _work_at_random(
             log.append(delivery)
             source.ack(delivery)
 
-    async def revoked(shards: frozenset[str]) -> None:
-        be_done([delivery for delivery in held if delivery.shard in shards])
+    async def revoked(partitions: frozenset[str]) -> None:
+        be_done([delivery for delivery in held if delivery.partition in partitions])
 
     source = KafkaSource(server.bootstrap, f"of-{topic}", [topic], QUICK)
     await source.start(revoked)
     for _ in range(rounds):
-        paused = frozenset(delivery.shard for delivery in held if chance.random() < 0.1)
-        limit = chance.choice([0, 0, 1, 3, 50, 300])
+        paused = frozenset(delivery.partition for delivery in held if rng.random() < 0.1)
+        limit = rng.choice([0, 0, 1, 3, 50, 300])
         found = await source.receive(limit, paused)
         assert len(found) <= limit
-        assert paused.isdisjoint(delivery.shard for delivery in found)
+        assert paused.isdisjoint(delivery.partition for delivery in found)
         held += found
-        keys = {delivery.key for delivery in held if chance.random() < 0.2}
+        keys = {delivery.key for delivery in held if rng.random() < 0.2}
         be_done([delivery for delivery in held if delivery.key in keys])
     be_done(list(held))
     await source.close()
@@ -204,16 +203,16 @@ async def test_an_engine_that_is_full_for_long_keeps_its_shards(
     server: KafkaServer, broker: KafkaBroker, topic: str
 ) -> None:
     handled = Handled()
-    handled.gate.clear()
+    handled.ordering.clear()
     limits = {"kafka": {"max.poll.interval.ms": "2000"}, "in_flight_max": 4}
     async with running(Worker(server, topic, handled, **limits)) as worker:
         await publish(broker, topic, 100)
         await eventually(lambda: len(handled.under_way) == 4)
         full_until = time.monotonic() + 5
         await eventually(lambda: time.monotonic() > full_until)
-        handled.gate.set()
+        handled.ordering.set()
         await eventually(lambda: len(handled.numbers) == 100)
-    assert worker.notebook.of(ShardsRevoked) == []
+    assert worker.notebook.of(PartitionsRevoked) == []
     assert sorted(handled.numbers) == list(range(100))
 
 
@@ -226,7 +225,7 @@ async def test_who_does_not_look_for_too_long_loses_its_shards_and_is_told(
         idle_until = time.monotonic() + 4
         await eventually(lambda: time.monotonic() > idle_until)
         await reader.until(120)
-        assert reader.revoked >= {delivery.shard for delivery in old}
+        assert reader.revoked >= {delivery.partition for delivery in old}
         assert sorted(numbers(reader.held)) == list(range(60))
         reader.ack(old)
     async with reading(server, topic) as reader:
@@ -264,7 +263,7 @@ async def test_what_goes_wrong_while_nobody_waits_is_told_by_the_next_look(
 ) -> None:
     await publish(broker, topic, 20)
 
-    async def refuse(shards: frozenset[str]) -> None:
+    async def refuse(partitions: frozenset[str]) -> None:
         raise RuntimeError("the engine is broken")
 
     reader = Reader(KafkaSource(server.bootstrap, f"of-{topic}", [topic], QUICK))
@@ -391,7 +390,7 @@ async def test_a_group_that_another_program_uses_in_another_way_is_refused(serve
     other.subscribe([topic])
     await eventually(lambda: other.poll(0.05) or other.assignment())
     async with reading(server, topic) as reader:
-        with pytest.raises(Misuse, match="give the consumer a name of its own"):
+        with pytest.raises(UsageError, match="give the consumer a name of its own"):
             await reader.until(1)
     other.close()
 
@@ -407,11 +406,11 @@ async def test_what_kafka_does_not_allow_is_misuse() -> None:
         _deny(guarded, admin.ResourceType.TOPIC, "secret", admin.AclOperation.DESCRIBE)
         _deny(guarded, admin.ResourceType.GROUP, "stranger", admin.AclOperation.READ)
         reader = Reader(KafkaSource(guarded.bootstrap, "billing", ["secret"]))
-        with pytest.raises(Misuse, match="allow this user to read and describe the topic"):
+        with pytest.raises(UsageError, match="allow this user to read and describe the topic"):
             await reader.source.start(reader.on_revoked)
         reader = Reader(KafkaSource(guarded.bootstrap, "stranger", ["orders"]))
         await reader.source.start(reader.on_revoked)
-        with pytest.raises(Misuse, match="allow this user to read the group"):
+        with pytest.raises(UsageError, match="allow this user to read the group"):
             await reader.until(1)
         await reader.source.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.testing.servers.pgbouncer import find_program as find_pgbouncer
+from outrider.testing.servers.postgres import find_program as find_pgbouncer
 from outrider.testing.servers.postgres import find_programs as find_postgres
 
 ROOT = Path(__file__).parent.parent.parent

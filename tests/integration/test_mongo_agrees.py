@@ -14,13 +14,22 @@ import pytest
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from outrider.event import Readiness, StagedEvent, Stream
-from outrider.outcome import CONFIRMED, PARK, Bury, Outcome, Policy
-from outrider.store import Drafts, Hold, Placed, Settlement
+from outrider.brokers.base import CONFIRMED
+from outrider.event import OnDeadLetter, OutboxRow, Readiness, Stream
+from outrider.outbox.model import (
+    PARK,
+    DeadLettered,
+    OptimisticClaim,
+    Outcome,
+    Settlement,
+    Settlements,
+    StagedRow,
+    StageRequest,
+)
 from outrider.stores.mongo import MongoSchema, MongoStore
+from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.staging import stage
-from outrider.stores.mongo.steps import arun
-from tests.unit.test_stores_agree import HOLD, LANES, Pair, TestClock, named, stream_of
+from tests.unit.test_stores_agree import BLOCK, LANES, Pair, TestClock, named, stream_of
 
 pytestmark = pytest.mark.mongo
 
@@ -36,8 +45,8 @@ class MongoPair(Pair):
 
     async def stage(self) -> None:
         made = [self._draft()._replace(sequence=None) for _ in range(self.dice.randrange(1, 6))]
-        drafts = Drafts(made[::2], made[1::2], True)
-        hold = self.dice.choice([None, HOLD])
+        drafts = StageRequest(made[::2], made[1::2], True)
+        hold = self.dice.choice([None, BLOCK])
         async with self.memory.transaction() as tx:
             expected = await tx.stage(drafts, hold)
         found = await self._placed(drafts, hold)
@@ -45,16 +54,16 @@ class MongoPair(Pair):
         held = [place.event_id for place in found if place.optimistic]
         # An event that is alone in its stream is held here even if its lane is not empty; the relay may have it then.
         more = set(held) - {place.event_id for place in expected if place.optimistic}
-        await self.mongo.settle_hold(HOLD, [], list(more))
+        await self.mongo.settle_claim(BLOCK, [], list(more))
         if hold and self.dice.random() < 0.7:
             await self._settle_hold([event_id for event_id in held if event_id not in more])
 
-    async def _placed(self, drafts: Drafts, hold: Hold | None) -> list[Placed]:
-        async def work(session: AsyncClientSession) -> list[Placed]:
-            return await arun(stage(drafts, hold, self.clock), session, self.mongo.database.schema)
+    async def _placed(self, drafts: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
+        async def run_once(session: AsyncClientSession) -> list[StagedRow]:
+            return await run_operations_async(stage(drafts, hold, self.clock), session, self.mongo.database.schema)
 
         async with self.client.start_session() as session:
-            return await session.with_transaction(work)
+            return await session.with_transaction(run_once)
 
     async def fetch_and_settle(self) -> None:
         expected, found = [by_stream(await self._all(store)) for store in self.stores]
@@ -68,24 +77,27 @@ class MongoPair(Pair):
             outcomes = self._course(expected[stream], waits=stream in blocked)
             for side, events in enumerate((expected[stream], found[stream])):
                 chosen[side] += [Settlement(e, stream, o) for e, o in zip(events, outcomes, strict=False)]
-        applied = [await store.settle(self.lease, settled) for store, settled in zip(self.stores, chosen, strict=True)]
+        applied = [
+            await store.settle(self.lease, Settlements.of(settled))
+            for store, settled in zip(self.stores, chosen, strict=True)
+        ]
         assert applied[0] == applied[1]
 
-    def _course(self, events: list[StagedEvent], *, waits: bool) -> list[Outcome]:
+    def _course(self, events: list[OutboxRow], *, waits: bool) -> list[Outcome]:
         """Decide about the first events of a stream, as a relay would: what comes behind a failure is parked."""
         outcomes: list[Outcome] = []
         for event in events[: self.dice.randrange(1, 8)]:
-            if event.readiness == Readiness.HELD:
+            if event.readiness == Readiness.OPTIMISTIC:
                 break
             outcomes.append(PARK if waits else self._outcome(event))
             waits = waits or outcomes[-1] != CONFIRMED
-            if isinstance(outcomes[-1], Bury) and outcomes[-1].policy is Policy.SKIP:
+            if isinstance(outcomes[-1], DeadLettered) and outcomes[-1].policy is OnDeadLetter.SKIP:
                 break
         return outcomes
 
 
-def by_stream(events: list[StagedEvent]) -> dict[Stream, list[StagedEvent]]:
-    found: dict[Stream, list[StagedEvent]] = {}
+def by_stream(events: list[OutboxRow]) -> dict[Stream, list[OutboxRow]]:
+    found: dict[Stream, list[OutboxRow]] = {}
     for event in events:
         found.setdefault(stream_of(event), []).append(event)
     return found

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient
 
-from outrider.backoff import RetryPolicy
-from outrider.delivery import Delivery
-from outrider.inbox_store import InboxCriteria
-from outrider.observer import ConsumerTroubled
-from outrider.stores.mongo import MongoInbox, transaction
-from outrider.stores.mongo.database import Patience
+from outrider.event import Delivery
+from outrider.inbox.model import InboxCriteria
+from outrider.retry import RetryPolicy
+from outrider.stores.mongo import MongoInbox, handler_transactions
+from outrider.stores.mongo.database import RetryBudget
+from outrider.telemetry.events import ConsumerUnavailable
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import delivery
-from outrider.testing.inbox_contract.bench import Hand
+from outrider.testing.contracts import delivery
+from outrider.testing.harness import Hand
 from tests.contract.test_mongo_inbox import SHOP, MongoBench
 
 pytestmark = pytest.mark.mongo
@@ -86,8 +86,8 @@ async def faults(admin: AsyncMongoClient[dict[str, Any]]) -> AsyncIterator[Fault
 
 
 async def _nothing_was_charged(bench: MongoBench) -> None:
-    assert await bench.store.desk.dead_letters(InboxCriteria()) == []
-    counts = await bench.store.desk.counts("billing")
+    assert await bench.store.admin.dead_letters(InboxCriteria()) == []
+    counts = await bench.store.admin.counts("billing")
     assert counts == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
 
 
@@ -97,7 +97,7 @@ async def _nothing_was_charged(bench: MongoBench) -> None:
 async def test_a_fault_in_any_command_charges_nothing_and_the_effect_is_there_once(
     bench: MongoBench, faults: Faults, command: str, fault: Fault, times: int
 ) -> None:
-    billing = bench.consumer(retry=STRICT, gate="monotonic")
+    billing = bench.consumer(retry=STRICT, ordering="monotonic")
     await faults.begin(command, fault, {"times": times})
     await billing.deliver_all([delivery(1), delivery(2)])
     assert await faults.end() == times
@@ -126,11 +126,11 @@ async def test_a_commit_that_stays_unknown_leaves_the_event_with_the_broker_and_
     fault: Fault,
     effects: list[str],
 ) -> None:
-    monkeypatch.setattr(transaction, "Patience", partial(Patience, 0.2))
+    monkeypatch.setattr(handler_transactions, "RetryBudget", partial(RetryBudget, 0.2))
     billing, once = bench.consumer(retry=STRICT), delivery(1)
     await faults.begin("commitTransaction", fault, "alwaysOn")
     assert await billing.deliver(once) == 0
-    assert bench.notebook.of(ConsumerTroubled)
+    assert bench.notebook.of(ConsumerUnavailable)
     await faults.end()
     assert await bench.effects() == effects
     assert await billing.deliver(once) == 1
@@ -146,9 +146,9 @@ async def test_a_person_notices_no_fault_that_passes(
     billing = bench.consumer(retry=STRICT)
     bench.fail("A-1:1", RuntimeError("broken"))
     await billing.deliver_all([delivery(1), delivery(2)])
-    [letter] = await bench.store.desk.dead_letters(InboxCriteria())
+    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
     await faults.begin(command, fault, {"times": 1})
-    assert await bench.store.desk.replay([letter["id"]], "ann") == 1
+    assert await bench.store.admin.replay([letter["id"]], "ann") == 1
     assert await faults.end() == 1
     await billing.drain()
     assert await bench.effects() == ["A-1:1", "A-1:2"]
@@ -156,7 +156,7 @@ async def test_a_person_notices_no_fault_that_passes(
 
 @pytest.mark.parametrize("fault", [CONFLICT, CUT_OFF], ids=["conflict", "cut"])
 async def test_what_drains_survives_faults_and_keeps_its_order(bench: MongoBench, faults: Faults, fault: Fault) -> None:
-    billing = bench.consumer(gate="strict", start="one", retry=STRICT)
+    billing = bench.consumer(ordering="strict", first_sequence="one", retry=STRICT)
     await billing.deliver_all([delivery(n) for n in (2, 3, 4, 5)])
     await faults.begin("update", fault, {"times": 3})
     await billing.deliver_all([delivery(1)])
@@ -176,7 +176,7 @@ async def test_in_a_storm_of_faults_every_event_is_applied_once_and_in_order(
     bench: MongoBench, faults: Faults, fault: Fault
 ) -> None:
     """Two consumers get every delivery at the same time, and one command in ten fails."""
-    crew = [bench.consumer(retry=STRICT, gate="monotonic") for _ in range(2)]
+    crew = [bench.consumer(retry=STRICT, ordering="monotonic") for _ in range(2)]
     # A conflict that a commit runs into ends the transaction; one that is only pretended would leave it open.
     commands = ["update", "findAndModify", "insert", *(["commitTransaction"] if fault is not CONFLICT else [])]
     await faults.begin(commands, fault, {"activationProbability": 0.1})

@@ -15,16 +15,16 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import BulkWriteError, OperationFailure
 
 import outrider
-from outrider.backoff import RetryPolicy
-from outrider.errors import Misuse, Permanent, TransactionLost, UnfitHandler
+from outrider.errors import InvalidHandler, Permanent, TransactionLost, UsageError
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.inbox import Inbox, Result
+from outrider.inbox.model import InboxCriteria
 from outrider.inbox.router import Route
-from outrider.inbox_store import InboxCriteria
-from outrider.observer import ConsumerTroubled, HandlerRetried
+from outrider.retry import RetryPolicy
 from outrider.stores.mongo import MongoInbox
+from outrider.telemetry.events import ConsumerUnavailable, HandlerRetried
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import delivery
+from outrider.testing.contracts import delivery
 from tests.contract.test_mongo_inbox import SHOP, MongoBench, shop
 from tests.unit.scripted import ScriptedSource, Signal
 
@@ -92,7 +92,7 @@ async def test_handlers_that_write_one_document_are_no_trouble_to_each_other(ben
     arrivals = [delivery(1, key=f"A-{number}") for number in range(16)]
     assert await asyncio.gather(*map(billing.deliver, arrivals)) == [1] * 16
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 16
-    assert bench.notebook.of(ConsumerTroubled) == []
+    assert bench.notebook.of(ConsumerUnavailable) == []
     assert bench.notebook.of(HandlerRetried) == []
 
 
@@ -133,7 +133,7 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
 
     billing = bench.consumer(batch_max=size)
     billing.routes.handlers[ORDER] = Route(again)
-    with pytest.raises(UnfitHandler, match=r"again ended the transaction.*leave commit and rollback"):
+    with pytest.raises(InvalidHandler, match=r"again ended the transaction.*leave commit and rollback"):
         await billing.deliver(*[delivery(1, key=f"k{number}") for number in range(size)])
     assert await bench.effects() == []
 
@@ -142,7 +142,7 @@ async def test_a_handler_that_ends_the_session_is_told(bench: MongoBench) -> Non
     async def leave(event: outrider.Event, tx: AsyncClientSession) -> None:
         await tx.end_session()
 
-    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+    with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
         await Inbox(bench.store).process(delivery(1), leave, consumer="billing")
 
 
@@ -150,10 +150,10 @@ async def test_a_handler_that_ends_the_session_is_told(bench: MongoBench) -> Non
 async def test_a_block_that_ends_the_transaction_by_itself_is_told(bench: MongoBench, commit: bool) -> None:
     async def block() -> None:
         async with bench.store.transaction() as tx:
-            await bench.effect(tx, "alone")
-            await bench.end(tx, commit=commit)
+            await bench.effect(tx.session, "alone")
+            await bench.end(tx.session, commit=commit)
 
-    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+    with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
         await block()
 
 
@@ -198,11 +198,11 @@ async def test_whatever_returns_something_to_wait_for_is_a_handler(bench: MongoB
 
 async def test_a_plain_function_is_refused_before_anything_is_received(bench: MongoBench, shop: Client) -> None:
     remedy = r"_plain is a plain function.*nobody would wait.*write it as `async def`"
-    with pytest.raises(Misuse, match=remedy):
+    with pytest.raises(UsageError, match=remedy):
         await Inbox(bench.store).process(delivery(1), _plain, consumer="billing")
     billing = bench.routes()
     billing.handlers[ORDER] = Route(_plain)
-    with pytest.raises(Misuse, match=remedy):
+    with pytest.raises(UsageError, match=remedy):
         Consumer(ScriptedSource(Signal()), bench.store, billing)
     assert await shop["outrider"]["consumer_inbox"].count_documents({}) == 0
 
@@ -210,7 +210,7 @@ async def test_a_plain_function_is_refused_before_anything_is_received(bench: Mo
 @pytest.mark.parametrize("handler", [_lying, lambda event, tx: None])
 async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(bench: MongoBench, handler: Any) -> None:
     once = delivery(1)
-    with pytest.raises(UnfitHandler, match=r"(_lying|<lambda>) is a plain function"):
+    with pytest.raises(InvalidHandler, match=r"(_lying|<lambda>) is a plain function"):
         await Inbox(bench.store).process(once, handler, consumer="billing")
     assert await Inbox(bench.store).process(once, bench.handler, consumer="billing") is Result.APPLIED
 
@@ -240,7 +240,7 @@ async def _buried(bench: MongoBench, handler: Any) -> dict[str, Any]:
     billing = bench.consumer()
     billing.routes.handlers[ORDER] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)
-    assert bench.notebook.of(ConsumerTroubled) == []
-    [letter] = await bench.store.desk.dead_letters(InboxCriteria())
+    assert bench.notebook.of(ConsumerUnavailable) == []
+    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert letter["attempts"] == 3
     return letter

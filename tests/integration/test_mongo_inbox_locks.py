@@ -11,11 +11,11 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
-from outrider.errors import Misuse, NotInTransaction, Transient
-from outrider.inbox_store import Admitted
+from outrider.errors import NotInTransaction, Transient, UsageError
+from outrider.inbox.model import Receipts
 from outrider.stores.mongo import MongoInbox
-from outrider.stores.mongo.transaction import WRITE_CONFLICT
-from tests.integration.inbox_locks import InboxLocks, Meets, arrival, bury, letters, row
+from outrider.stores.mongo.handler_transactions import WRITE_CONFLICT, GuestTransaction
+from tests.integration.inbox_locks import InboxLocks, Meets, arrival, dead_letter, letters, row
 
 pytestmark = pytest.mark.mongo
 
@@ -73,21 +73,21 @@ async def test_of_two_holds_of_a_stream_written_at_once_one_leaves_no_trace_and_
 ) -> None:
     """Without a gate a stream has no document to lock, so both make its first one."""
     async with inbox.transaction() as tx:
-        await bury(inbox, tx, arrival(1), arrival(2), arrival(3))
+        await dead_letter(inbox, tx, arrival(1), arrival(2), arrival(3))
         with pytest.raises(Transient, match="WriteConflict"):
             async with inbox.transaction() as other:
-                await bury(inbox, other, arrival(4), arrival(5))
-    assert await row(inbox) == (None, "held", 2)
-    assert await inbox.desk.replay(await letters(inbox), "ann") == 1
+                await dead_letter(inbox, other, arrival(4), arrival(5))
+    assert await row(inbox) == (None, "dead_letter", 2)
+    assert await inbox.admin.replay(await letters(inbox), "ann") == 1
     assert await row(inbox) == (None, "draining", 3)
 
 
 async def test_people_who_replay_and_discard_one_held_stream_at_once_let_it_go(inbox: MongoInbox) -> None:
     for number in range(6):
         async with inbox.transaction() as tx:
-            await bury(inbox, tx, arrival(number))
-    desk, ids = inbox.desk, await letters(inbox)
-    people = [*(desk.replay([id_], "ann") for id_ in ids[:4]), *(desk.discard([id_], "bob") for id_ in ids[4:])]
+            await dead_letter(inbox, tx, arrival(number))
+    admin, ids = inbox.admin, await letters(inbox)
+    people = [*(admin.replay([id_], "ann") for id_ in ids[:4]), *(admin.discard([id_], "bob") for id_ in ids[4:])]
     assert await asyncio.gather(*people) == [1] * 6
     assert await row(inbox) == (None, "draining", 4)
 
@@ -97,13 +97,13 @@ async def test_in_a_transaction_of_the_applications_own_the_servers_wish_to_repe
 ) -> None:
     once = arrival(1)
 
-    async def admit(session: AsyncClientSession) -> Admitted:
-        return await inbox.admit(session, "billing", [once], gated=False)
+    async def record_receipts(session: AsyncClientSession) -> Receipts:
+        return await inbox.record_receipts(GuestTransaction(session, inbox._database), "billing", [once], ordered=False)
 
     async with client.start_session() as mine:
         async with inbox.transaction() as tx:
-            await inbox.admit(tx, "billing", [once], gated=False)
-            work = asyncio.create_task(mine.with_transaction(admit))
+            await inbox.record_receipts(tx, "billing", [once], ordered=False)
+            work = asyncio.create_task(mine.with_transaction(record_receipts))
             await referee.refuses()
             assert not work.done()
         assert (await work).fresh == frozenset()
@@ -114,8 +114,8 @@ async def test_a_transaction_of_the_applications_own_client_holds_whatever_becom
 ) -> None:
     head, follower = arrival(1), arrival(2)
     async with client.start_session() as mine, await mine.start_transaction():
-        await bury(inbox, mine, head, follower)
-    assert await inbox.desk.counts("billing") == {"waiting": 1, "blocked_streams": 1, "dead_letters": 1}
+        await dead_letter(inbox, GuestTransaction(mine, inbox._database), head, follower)
+    assert await inbox.admin.counts("billing") == {"waiting": 1, "blocked_streams": 1, "dead_letters": 1}
 
 
 async def test_a_session_without_a_transaction_is_refused_with_the_remedy(
@@ -123,11 +123,10 @@ async def test_a_session_without_a_transaction_is_refused_with_the_remedy(
 ) -> None:
     async with client.start_session() as session:
         with pytest.raises(NotInTransaction, match=r"await session.start_transaction\(\)"):
-            await inbox.admit(session, "billing", [arrival(1)], gated=False)
+            GuestTransaction(session, inbox._database)
 
 
 async def test_a_synchronous_session_is_refused_with_the_remedy(inbox: MongoInbox, mongo_url: str) -> None:
-    with MongoClient[dict[str, Any]](mongo_url) as client, client.start_session() as session:
-        refused = inbox.admit(session, "billing", [arrival(1)], gated=False)  # type: ignore[arg-type]
-        with pytest.raises(Misuse, match="no session of an AsyncMongoClient"):
-            await refused
+    refused = pytest.raises(UsageError, match="no session of an AsyncMongoClient")
+    with MongoClient[dict[str, Any]](mongo_url) as client, client.start_session() as session, refused:
+        GuestTransaction(session, inbox._database)  # type: ignore[arg-type]

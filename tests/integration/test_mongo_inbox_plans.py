@@ -13,13 +13,20 @@ from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
 from pymongo import AsyncMongoClient, WriteConcern
 
-from outrider.codec.open import open_delivery
-from outrider.delivery import Arrival, InboxStream
-from outrider.inbox_store import Applied, Buried, Cause, Entry, InboxCriteria, Standing, Waits
-from outrider.outcome import Policy, Reason
+from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter, ReceivedEvent
+from outrider.inbox.model import (
+    Applied,
+    EventOutcome,
+    Held,
+    InboxBlockReason,
+    InboxCriteria,
+    InboxDeadLettered,
+    StreamState,
+)
 from outrider.stores.mongo import MongoInbox, MongoSchema
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import delivery
+from outrider.testing.contracts import delivery
+from outrider.wire import decode
 
 pytestmark = pytest.mark.mongo
 
@@ -29,7 +36,7 @@ MANY = 40_000
 RECEIPTS = 5_000
 STREAMS = 2_000
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
-BURIED = Buried(Reason.PERMANENT_FAILURE, {"error": "no"}, Policy.HOLD, 1)
+BURIED = InboxDeadLettered(DeadLetterReason.PERMANENT_FAILURE, {"error": "no"}, OnDeadLetter.BLOCK, 1)
 
 
 def _ago(seconds: int) -> datetime:
@@ -41,21 +48,34 @@ def _stream(key: str) -> dict[str, Any]:
 
 
 def _event(number: int, key: str) -> dict[str, Any]:
-    plain = {"event_type": "order.placed", "raw_key": None, "body": b"x", "headers": "{}", "shard": "", "place": ""}
+    plain = {
+        "event_type": "order.placed",
+        "raw_key": None,
+        "body": b"x",
+        "headers": "{}",
+        "partition": "",
+        "position": "",
+    }
     identity = {"consumer": "billing", "event_id": uuid4()}
     facts = {"id": number, "stream": _stream(key), "sequence": number, "replayed": False, "received_at": NOW}
     return {"_id": identity, **facts, **plain}
 
 
 def _standing(number: int) -> dict[str, Any]:
-    cause = {0: "draining", 1: "early", 2: "held"}.get(number % 100)
+    cause = {0: "draining", 1: "early", 2: "dead_letter"}.get(number % 100)
     waits = {"cause": cause, "waiting": 1} if cause else {"waiting": 0}
     return {"_id": _stream(f"k{number}"), "seen": number, "since": _ago(number), **waits}
 
 
 def _letter(number: int) -> dict[str, Any]:
-    policy = "hold" if number % 2 == 0 else "skip"
-    burial = {"reason": "poison_message", "failure": "{}", "policy": policy, "attempts": 1, "buried_at": _ago(number)}
+    policy = "block" if number % 2 == 0 else "skip"
+    burial = {
+        "reason": "poison_message",
+        "failure": "{}",
+        "policy": policy,
+        "attempts": 1,
+        "dead_lettered_at": _ago(number),
+    }
     return {**_event(MANY + number, f"k{number}"), **burial}
 
 
@@ -72,7 +92,7 @@ def _documents() -> dict[str, list[dict[str, Any]]]:
     return {
         "consumer_inbox": receipts,
         "inbox_stream": [full, *map(_standing, range(STREAMS))],
-        "inbox_waiting": waiting,
+        "inbox_held": waiting,
         "inbox_dead_letter": [_letter(n) for n in range(STREAMS)],
     }
 
@@ -125,22 +145,24 @@ PLACE = "IXSCAN { stream: 1, id: 1 }"
 SEQUENCE = "IXSCAN { stream: 1, sequence: 1, id: 1 }"
 
 
-def _arrivals(count: int, key: str = "full") -> list[Arrival]:
-    return [open_delivery(delivery(n, key=key)) for n in range(MANY, MANY + count)]
+def _arrivals(count: int, key: str = "full") -> list[ReceivedEvent]:
+    return [decode(delivery(n, key=key)) for n in range(MANY, MANY + count)]
 
 
-async def _handle(inbox: MongoInbox, arrivals: list[Arrival], conclusion: Any, at: Standing) -> None:
+async def _handle(inbox: MongoInbox, arrivals: list[ReceivedEvent], conclusion: Any, at: StreamState) -> None:
     async with inbox.transaction() as tx:
-        await inbox.admit(tx, "billing", arrivals, gated=True)
+        await inbox.record_receipts(tx, "billing", arrivals, ordered=True)
         standings = {arrivals[0].stream: at}
-        await inbox.conclude(tx, "billing", [Entry(arrival, conclusion) for arrival in arrivals], standings)
+        await inbox.record_outcomes(
+            tx, "billing", [EventOutcome(arrival, conclusion) for arrival in arrivals], standings
+        )
 
 
 async def test_what_comes_is_handled_without_looking_at_what_waits(watched: Watched) -> None:
     waiting = MANY
-    for count, conclusion in product((1, 50), (Applied(0.1), Waits(), BURIED)):
+    for count, conclusion in product((1, 50), (Applied(0.1), Held(), BURIED)):
         waiting += count
-        at = Standing(None, Cause.DRAINING, waiting)
+        at = StreamState(None, InboxBlockReason.DRAINING, waiting)
         _, plans, looked_at = await watched.during(_handle(watched.inbox, _arrivals(count), conclusion, at))
         assert plans
         assert plans <= {"IDHACK", ID}
@@ -149,13 +171,13 @@ async def test_what_comes_is_handled_without_looking_at_what_waits(watched: Watc
 
 async def _resume(inbox: MongoInbox, stream: InboxStream, by_sequence: bool) -> int:
     async with inbox.transaction() as tx:
-        resumed = await inbox.resume(tx, "billing", stream, by_sequence=by_sequence, limit=10, early=True)
+        resumed = await inbox.claim_held(tx, "billing", stream, by_sequence=by_sequence, limit=10, early=True)
         assert resumed is not None
-        back = [
-            open_delivery(w.delivery)._replace(waiting_id=w.waiting_id, event_id=w.event_id) for w in resumed.waiting
-        ]
-        entries = [Entry(arrival, Applied()) for arrival in back]
-        await inbox.conclude(tx, "billing", entries, {stream: Standing(None, Cause.DRAINING, MANY - len(back))})
+        back = [decode(w.delivery)._replace(waiting_id=w.waiting_id, event_id=w.event_id) for w in resumed.waiting]
+        entries = [EventOutcome(arrival, Applied()) for arrival in back]
+        await inbox.record_outcomes(
+            tx, "billing", entries, {stream: StreamState(None, InboxBlockReason.DRAINING, MANY - len(back))}
+        )
         return len(back)
 
 
@@ -171,32 +193,32 @@ async def test_streams_are_found_by_why_they_wait(watched: Watched) -> None:
     inbox = watched.inbox
     for work, count in [
         (inbox.draining("billing", 10), 10),
-        (inbox.draining("billing", 10, cause=Cause.HELD), 10),
+        (inbox.draining("billing", 10, cause=InboxBlockReason.DEAD_LETTER), 10),
         (inbox.overdue("billing", 60, 10), 10),
         (inbox.overdue("billing", 10 * MANY, 10), 0),
     ]:
         found, plans, looked_at = await watched.during(work)
         assert (len(found), plans) == (count, {CAUSE})
         assert looked_at <= 20
-    listed, plans, looked_at = await watched.during(inbox.desk.streams("billing", 100))
-    assert {row["cause"] for row in listed[:20]} == {"held"}
+    listed, plans, looked_at = await watched.during(inbox.admin.streams("billing", 100))
+    assert {row["cause"] for row in listed[:20]} == {"dead_letter"}
     assert plans == {CAUSE}
     assert looked_at <= 2 * (3 * STREAMS // 100 + 1)
-    assert (await inbox.desk.counts("billing"))["waiting"] == MANY + 3 * STREAMS // 100
+    assert (await inbox.admin.counts("billing"))["waiting"] == MANY + 3 * STREAMS // 100
 
 
 async def test_a_person_finds_and_moves_dead_letters_by_their_ids(watched: Watched) -> None:
-    desk = watched.inbox.desk
+    admin = watched.inbox.admin
     id_ = "IXSCAN { id: 1 }"
-    found, plans, looked_at = await watched.during(desk.dead_letters(InboxCriteria(ids=(MANY + 2, MANY + 3))))
+    found, plans, looked_at = await watched.during(admin.dead_letters(InboxCriteria(ids=(MANY + 2, MANY + 3))))
     assert (len(found), plans) == (2, {id_})
     assert looked_at <= 6
-    for work in (desk.replay([MANY + 2], "ann"), desk.discard([MANY + 4], "ann")):
+    for work in (admin.replay([MANY + 2], "ann"), admin.discard([MANY + 4], "ann")):
         count, plans, looked_at = await watched.during(work)
         assert count == 1
         assert plans <= {"IDHACK", ID, id_, "IXSCAN { stream: 1 }", "EOF"}
         assert looked_at <= 24
-    released, plans, looked_at = await watched.during(desk.release("billing", EARLY, "ann"))
+    released, plans, looked_at = await watched.during(admin.skip_gap("billing", EARLY, "ann"))
     assert plans <= {"IDHACK", ID, SEQUENCE}
     assert (released, looked_at <= 10) == (False, True)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from outrider.event import Event
-from outrider.outcome import CONFIRMED, PARK, Bury, Reason
-from outrider.store import Criteria, Lease, Retention
+from outrider.brokers.base import CONFIRMED
+from outrider.event import DeadLetterReason, Event
+from outrider.outbox.model import PARK, Criteria, DeadLettered, Lease, Retention, Settlements
 from outrider.stores.mongo import MongoStore
-from outrider.stores.mongo.mending import held_for_nothing, orphans
+from outrider.stores.mongo.outbox_admin import held_for_nothing, orphans
 from outrider.testing.harness import order, orders
 from tests.integration.mongo import each, explained, fetched, staged
 
@@ -36,14 +36,18 @@ async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on(store: Mongo
     guilty = {ids[0], ids[2]}
     await store.settle(
         lease,
-        [
-            settlement._replace(outcome=Bury(Reason.BY_HAND, {})) if settlement.event.event_id in guilty else settlement
-            for settlement in settlements
-        ],
+        Settlements.of(
+            [
+                settlement._replace(outcome=DeadLettered(DeadLetterReason.BY_HAND, {}))
+                if settlement.event.event_id in guilty
+                else settlement
+                for settlement in settlements
+            ]
+        ),
     )
     assert await _due(store, lease) == []
     await store.database["outbox_dead_letter"].delete_one({"_id": ids[0]})
-    await store.upkeep.prune(Retention())
+    await store.maintenance.prune(Retention())
     # The other one is still held for a reason.
     assert await _due(store, lease) == [ids[1]]
 
@@ -51,14 +55,14 @@ async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on(store: Mongo
 async def test_waiting_events_whose_stream_is_not_blocked_are_found_again(store: MongoStore) -> None:
     ids = await staged(store, *orders(2))
     lease, settlements = await fetched(store, "relay", PARK)
-    await store.settle(lease, settlements)
+    await store.settle(lease, Settlements.of(settlements))
     await store.database["outbox_blocked"].delete_many({})
     assert await _due(store, lease) == []
-    await store.upkeep.prune(Retention())
+    await store.maintenance.prune(Retention())
     assert await _due(store, lease) == ids
     found = (await store.due(lease, 10)).streams
     rest = [settlement._replace(outcome=CONFIRMED) for settlement in settlements]
-    assert await store.settle(lease, rest, [stream.stream for stream in found]) == 2
+    assert await store.settle(lease, Settlements.of(rest, [stream.stream for stream in found])) == 2
     assert await store.database["outbox_blocked"].count_documents({}) == 0
 
 
@@ -66,7 +70,7 @@ async def test_what_is_mended_is_found_by_indexes(store: MongoStore) -> None:
     client, schema = store.database.client, store.database.schema
     await staged(store, *orders(2))
     lease, settlements = await fetched(store, "relay", PARK)
-    await store.settle(lease, settlements)
+    await store.settle(lease, Settlements.of(settlements))
     plan = await explained(client, schema, "outbox", orphans())
     assert "outbox_waiting" in each(plan, lambda part: part.get("indexName"))
     assert "FETCH" not in each(plan, lambda part: part.get("stage"))
@@ -79,10 +83,10 @@ async def test_the_archive_keeps_the_key_and_the_priority_that_were_given(store:
         store, Event("a", 1, aggregate_id="A", key="K", priority=9), order(1, "B", priority=4)
     )
     lease, settlements = await fetched(store, "relay")
-    assert await store.confirm(lease, [settlement.event for settlement in settlements]) == 2
+    assert await store.settle(lease, Settlements([settlement.event for settlement in settlements])) == 2
     rows = {row["_id"]: row async for row in store.database["outbox_archive"].find()}
     assert (rows[first]["key"], rows[first]["stream_key"], rows[first]["priority"]) == ("K", "K", 9)
     assert ("key" in rows[second], rows[second]["stream_key"], rows[second]["priority"]) == (False, "B", 4)
     assert {"state", "fetchable"}.isdisjoint(rows[first])
-    facts = {row["event_id"]: row["priority"] for row in await store.desk.events(Criteria(state="sent"))}
+    facts = {row["event_id"]: row["priority"] for row in await store.admin.events(Criteria(state="sent"))}
     assert facts == {first: 9, second: 4}

@@ -12,10 +12,10 @@ import pytest
 from pymongo import MongoClient
 
 from outrider.event import Stream, lane_of
-from outrider.stores.mongo import MongoSchema, MongoStore, fetching, streams
-from outrider.stores.mongo.desk import blocked_pipeline
+from outrider.stores.mongo import MongoSchema, MongoStore, outbox_fetch, outbox_settle
 from outrider.stores.mongo.documents import UNMET, placed, stream_id
-from outrider.stores.mongo.fetching import leap
+from outrider.stores.mongo.outbox_admin import blocked_pipeline
+from outrider.stores.mongo.staging import leap
 from tests.integration.mongo import each, explained
 
 pytestmark = pytest.mark.mongo
@@ -105,7 +105,7 @@ async def test_documents_that_no_relay_has_met_are_told_by_one_key(store: MongoS
 
 async def test_a_fetch_reads_the_start_of_each_lane_and_nothing_that_waits(store: MongoStore) -> None:
     lanes = range(32, 64)
-    plan = await _plan(store, "outbox", fetching.events_pipeline(lanes, dict.fromkeys(lanes, 5)))
+    plan = await _plan(store, "outbox", outbox_fetch.events_pipeline(lanes, dict.fromkeys(lanes, 5)))
     assert not _scanned(plan)
     assert _indexes(plan) == {"outbox_fetchable"}
     assert "SORT" not in each(plan, lambda part: part.get("stage"))
@@ -113,7 +113,7 @@ async def test_a_fetch_reads_the_start_of_each_lane_and_nothing_that_waits(store
 
 
 async def test_due_streams_are_read_by_their_time(store: MongoStore) -> None:
-    plan = await _plan(store, "outbox_blocked", fetching.due_pipeline(range(96), 100))
+    plan = await _plan(store, "outbox_blocked", outbox_fetch.due_pipeline(range(96), 100))
     assert _indexes(plan) == {"outbox_blocked_due"}
     assert _keys(plan) <= 102
     assert "SORT" not in each(plan, lambda part: part.get("stage"))
@@ -121,7 +121,7 @@ async def test_due_streams_are_read_by_their_time(store: MongoStore) -> None:
 
 @pytest.mark.parametrize("limit", [1, 50])
 async def test_the_first_of_40_000_waiting_events_are_found_at_once(store: MongoStore, limit: int) -> None:
-    pipeline = fetching.waiting_pipeline([stream_id(BUSY)], limit)
+    pipeline = outbox_fetch.waiting_pipeline([stream_id(BUSY)], limit)
     assert list(pipeline[2]) == ["$unwind"]
     # The server counts nothing for a lookup that it unwinds at once.
     plan = await _plan(store, "outbox_blocked", pipeline[:2])
@@ -131,7 +131,7 @@ async def test_the_first_of_40_000_waiting_events_are_found_at_once(store: Mongo
 
 
 async def test_whether_anything_of_a_stream_waits_is_told_by_one_key(store: MongoStore) -> None:
-    plan = await _plan(store, "outbox_blocked", streams.loose_pipeline([stream_id(BUSY)]))
+    plan = await _plan(store, "outbox_blocked", outbox_settle.loose_pipeline([stream_id(BUSY)]))
     assert not _scanned(plan)
     assert _indexes(plan) == {"_id_", "outbox_waiting"}
     assert _keys(plan) <= 2
@@ -160,7 +160,7 @@ async def test_lists_for_people_go_by_an_index(store: MongoStore, name: str, ord
     ("name", "age", "only", "index"),
     [
         ("outbox_archive", "sent_at", {}, "outbox_archive_sent"),
-        ("outbox_dead_letter", "buried_at", {"policy": "skip"}, "outbox_dead_letter_buried"),
+        ("outbox_dead_letter", "dead_lettered_at", {"policy": "skip"}, "outbox_dead_letter_buried"),
         ("outbox_operation", "at", {}, "outbox_operation_at"),
         ("outbox_counter", "used", {}, "outbox_counter_used"),
     ],

@@ -16,11 +16,11 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from outrider import app
 from outrider.drivers import pymongo as driver
-from outrider.errors import ConcurrencyError, Misuse, NotInTransaction, Permanent, Transient
-from outrider.saga_store import NewMail, Phase, Turn
+from outrider.errors import ConcurrencyError, NotInTransaction, Permanent, Transient, UsageError
+from outrider.saga.model import NewSagaMessage, Phase, SagaChange
 from outrider.stores.mongo import MongoSchema
 from outrider.stores.mongo.saga import MongoSagas
-from outrider.testing.saga_contract.bench import claim_of, new_saga, reply
+from outrider.testing.saga_harness import claim_of, new_saga, reply
 
 pytestmark = pytest.mark.mongo
 
@@ -50,7 +50,7 @@ async def _start(sagas: MongoSagas, count: int) -> list[UUID]:
     return [saga.saga_id for saga in made]
 
 
-async def _post(sagas: MongoSagas, *mail: NewMail) -> int:
+async def _post(sagas: MongoSagas, *mail: NewSagaMessage) -> int:
     async with sagas.transaction() as tx:
         return await sagas.post(tx, mail)
 
@@ -63,7 +63,7 @@ async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(
         loaded = await sagas.load(tx, record.instance.saga_id, for_update=True)
         assert loaded is not None
         assert await _post(sagas, reply(record.instance.saga_id)) == 1
-        await sagas.save(tx, claim_of(record), Turn(loaded.instance, release=True), 60)
+        await sagas.save(tx, claim_of(record), SagaChange(loaded.instance, release=True), 60)
     assert loaded.mail == ()
     [again] = await sagas.claim("bob", ORDER, limit=1, lease_seconds=60)
     assert len(again.mail) == 1
@@ -84,9 +84,9 @@ async def test_no_mail_is_lost_between_posters_and_a_worker_that_saves_all_the_t
         while not posted.is_set() or len(read) < 60:
             for record in await sagas.claim("ann", ORDER, limit=1, lease_seconds=60):
                 read.extend(piece.event_id for piece in record.mail)
-                taken = [piece.mail_id for piece in record.mail]
+                taken = [piece.message_id for piece in record.mail]
                 async with sagas.transaction() as tx:
-                    await sagas.save(tx, claim_of(record), Turn(record.instance, taken=taken, release=True), 60)
+                    await sagas.save(tx, claim_of(record), SagaChange(record.instance, taken=taken, release=True), 60)
 
     async with asyncio.timeout(60):
         await asyncio.gather(post_all(), read_all())
@@ -102,17 +102,17 @@ async def test_a_save_whose_transaction_began_before_another_claim_writes_nothin
 
     async def save_late() -> None:
         async with sagas.transaction() as tx:
-            await tx.client[mongo_schema]["business"].find_one({}, session=tx)
+            await tx.session.client[mongo_schema]["business"].find_one({}, session=tx.session)
             assert len(await sagas.claim("bob", ORDER, limit=1, lease_seconds=60)) == 1
-            await sagas.save(tx, claim_of(late), Turn(late.instance), 60)
+            await sagas.save(tx, claim_of(late), SagaChange(late.instance), 60)
 
     with pytest.raises(Transient) as lost:
         await save_late()
     assert not isinstance(lost.value, ConcurrencyError)
     with pytest.raises(ConcurrencyError):
         async with sagas.transaction() as tx:
-            await sagas.save(tx, claim_of(late), Turn(late.instance), 60)
-    shown = await sagas.desk.show(late.instance.saga_id)
+            await sagas.save(tx, claim_of(late), SagaChange(late.instance), 60)
+    shown = await sagas.admin.show(late.instance.saga_id)
     assert shown is not None
     assert (shown.instance.owner, shown.instance.version) == ("bob", 0)
 
@@ -124,7 +124,7 @@ async def test_a_renewal_beside_an_open_turn_does_not_keep_it_from_saving(sagas:
         loaded = await sagas.load(tx, record.instance.saga_id)
         assert loaded is not None
         assert await sagas.renew([claim_of(record)], 600) == {record.instance.saga_id}
-        await sagas.save(tx, claim_of(record), Turn(loaded.instance), 60)
+        await sagas.save(tx, claim_of(record), SagaChange(loaded.instance), 60)
 
 
 async def test_a_locked_saga_costs_the_others_nothing(sagas: MongoSagas) -> None:
@@ -142,21 +142,21 @@ async def test_an_application_works_through_a_session_of_either_kind(
     mongo_url: str, sagas: MongoSagas, client: AsyncMongoClient[Any], mongo_schema: str
 ) -> None:
     def write(session: Any) -> None:
-        assert driver.start_saga(session, new_saga("sync"), mongo_schema) is True
-        assert driver.post_mail(session, [reply(new_saga("sync").saga_id)], mongo_schema) == 1
-        assert driver.barrier_enter(session, "stock", "k", Phase.ACTION, mongo_schema).fresh
-        driver.barrier_keep(session, "stock", "k", Phase.ACTION, b'"yes"', mongo_schema)
+        assert driver.run(session, "start_saga", (new_saga("sync"),), mongo_schema) is True
+        assert driver.run(session, "deliver_messages", ([reply(new_saga("sync").saga_id)],), mongo_schema) == 1
+        assert driver.run(session, "participant_enter", ("stock", "k", Phase.ACTION), mongo_schema).fresh
+        driver.run(session, "participant_keep", ("stock", "k", Phase.ACTION, b'"yes"'), mongo_schema)
 
     def write_in_a_thread() -> None:
         with pymongo.MongoClient[Any](mongo_url) as plain, plain.start_session() as session:
             with pytest.raises(NotInTransaction, match="with_transaction"):
-                driver.barrier_enter(session, "stock", "k", Phase.ACTION, mongo_schema)
+                driver.run(session, "participant_enter", ("stock", "k", Phase.ACTION), mongo_schema)
             session.with_transaction(write)
 
     await asyncio.to_thread(write_in_a_thread)
     async with client.start_session() as session, await session.start_transaction():
-        assert await driver.start_saga(session, new_saga("sync"), mongo_schema) is False
-        entered = await driver.barrier_enter(session, "stock", "k", Phase.ACTION, mongo_schema)
+        assert await driver.run(session, "start_saga", (new_saga("sync"),), mongo_schema) is False
+        entered = await driver.run(session, "participant_enter", ("stock", "k", Phase.ACTION), mongo_schema)
     assert (entered.fresh, entered.reply) == (False, b'"yes"')
     [record] = await sagas.claim("ann", ORDER, limit=9, lease_seconds=60)
     assert (record.instance.correlation_id, len(record.mail)) == ("sync", 1)
@@ -168,15 +168,15 @@ async def test_a_conflict_passes_to_the_application_with_its_label(
     async with client.start_session() as first, client.start_session() as second:
         await first.start_transaction()
         await second.start_transaction()
-        assert await driver.start_saga(first, new_saga(), mongo_schema)
+        assert await driver.run(first, "start_saga", (new_saga(),), mongo_schema)
         with pytest.raises(OperationFailure) as refused:
-            await driver.start_saga(second, new_saga()._replace(saga_id=UUID(int=1)), mongo_schema)
+            await driver.run(second, "start_saga", (new_saga()._replace(saga_id=UUID(int=1)),), mongo_schema)
         await first.commit_transaction()
     assert refused.value.code == WRITE_CONFLICT
     assert refused.value.has_error_label("TransientTransactionError")
     # Which is what makes the driver's own helper run the whole transaction again.
     async with client.start_session() as session:
-        again = await session.with_transaction(lambda s: driver.start_saga(s, new_saga(), mongo_schema))
+        again = await session.with_transaction(lambda s: driver.run(s, "start_saga", (new_saga(),), mongo_schema))
     assert again is False
 
 
@@ -196,12 +196,12 @@ async def test_a_step_that_swallows_an_error_of_the_server_is_told_so(
         async with sagas.transaction() as tx:
             loaded = await sagas.load(tx, record.instance.saga_id, for_update=True)
             assert loaded is not None
-            await sagas.call(careless, None, tx)
-            await sagas.save(tx, claim_of(record), Turn(loaded.instance), 60)
+            await tx.call(careless, None)
+            await sagas.save(tx, claim_of(record), SagaChange(loaded.instance), 60)
 
     with pytest.raises(Permanent, match="look before you write"):
         await take_a_turn()
-    shown = await sagas.desk.show(record.instance.saga_id)
+    shown = await sagas.admin.show(record.instance.saga_id)
     assert shown is not None
     assert shown.instance.version == 0
 
@@ -211,8 +211,8 @@ async def test_text_that_looks_like_an_expression_is_kept_as_it_is(sagas: MongoS
     [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=60)
     odd = replace(record.instance, last_error="$owner", current_step="$$NOW", state=b'"$state"')
     async with sagas.transaction() as tx:
-        await sagas.save(tx, claim_of(record), Turn(odd), 60)
-    shown = await sagas.desk.show(record.instance.saga_id)
+        await sagas.save(tx, claim_of(record), SagaChange(odd), 60)
+    shown = await sagas.admin.show(record.instance.saga_id)
     assert shown is not None
     kept = shown.instance
     assert (kept.last_error, kept.current_step, kept.state) == ("$owner", "$$NOW", b'"$state"')
@@ -224,28 +224,28 @@ async def test_a_commit_of_anybody_wakes_workers(
 ) -> None:
     await _start(sagas, 1)
     woken: asyncio.Queue[None] = asyncio.Queue()
-    async with sagas.wakeups(lambda: woken.put_nowait(None)), asyncio.timeout(30):
+    async with sagas.listen(lambda: woken.put_nowait(None)), asyncio.timeout(30):
         # One for each collection that is watched: the streams are open.
         await woken.get()
         await woken.get()
         async with client.start_session() as session, await session.start_transaction():
             if what == "mail":
-                await driver.post_mail(session, [reply(new_saga("A-0").saga_id)], mongo_schema)
+                await driver.run(session, "deliver_messages", ([reply(new_saga("A-0").saga_id)],), mongo_schema)
             else:
-                await driver.start_saga(session, new_saga("new"), mongo_schema)
+                await driver.run(session, "start_saga", (new_saga("new"),), mongo_schema)
             assert woken.empty()
         await woken.get()
 
 
 async def test_a_database_without_sagas_is_told_what_to_run(mongo_url: str) -> None:
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         await app.open_sagas(mongo_url, schema="test_nothing_here")
 
 
 async def test_a_saga_cannot_be_started_where_nothing_is_installed(client: AsyncMongoClient[Any]) -> None:
     async with client.start_session() as session, await session.start_transaction():
-        with pytest.raises(Misuse, match="outrider db migrate"):
-            await driver.start_saga(session, new_saga(), "test_nothing_here")
+        with pytest.raises(UsageError, match="outrider db migrate"):
+            await driver.run(session, "start_saga", (new_saga(),), "test_nothing_here")
     assert "test_nothing_here" not in await client.list_database_names()
 
 

@@ -12,11 +12,11 @@ from bson.int64 import Int64
 from pymongo import AsyncMongoClient
 
 from outrider.drivers import pymongo as driver
-from outrider.saga_store import Entry, Note, Phase, Progress, SagaCriteria, Status, Turn
+from outrider.saga.model import AuditEntry, JournalEntry, Phase, SagaChange, SagaCriteria, Status, StepStatus
 from outrider.stores.mongo.database import CODEC
 from outrider.stores.mongo.saga import MongoSagas
-from outrider.stores.saga_rows import AUDIT_FACTS
-from outrider.testing.saga_contract.bench import claim_of, new_saga, reply
+from outrider.stores.rows import AUDIT_FACTS
+from outrider.testing.saga_harness import claim_of, new_saga, reply
 
 pytestmark = pytest.mark.mongo
 
@@ -91,7 +91,7 @@ def _mail(number: int, saga: dict[str, Any], now: datetime) -> dict[str, Any]:
     return {
         "_id": {"saga_id": saga["_id"], "event_id": uuid4()},
         "saga_id": saga["_id"],
-        "mail_id": Int64(number),
+        "message_id": Int64(number),
         "kind": "reply",
         "name": "stock.reserved",
         "key": None,
@@ -107,7 +107,7 @@ async def _fill(database: Any) -> None:
     now = datetime.now(UTC)
     sagas = [_saga(number, now) for number in range(COUNT)]
     ages = [now - timedelta(minutes=number) for number in range(COUNT)]
-    lines = [{"saga_id": saga["_id"], "step": "reserve", "phase": "action", "progress": "done"} for saga in sagas]
+    lines = [{"saga_id": saga["_id"], "step": "reserve", "phase": "action", "status": "done"} for saga in sagas]
     mail = [_mail(number, saga, now) for number, saga in enumerate(sagas) if number % 50 < 10 or number % 10 == 3]
     # Every second line of the trail is of a saga that is gone.
     facts = dict.fromkeys(AUDIT_FACTS)
@@ -194,37 +194,37 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(
 ) -> None:
     records = await sagas.claim("bob", ORDER, limit=64, lease_seconds=15)
     record = next(record for record in records if record.mail)
-    entries = [Entry(f"step{n}", Phase.ACTION, Progress.DONE, n) for n in range(5)]
-    note = Note(Status.RUNNING, Status.RUNNING, None, "intended", "bob")
-    numbers = [piece.mail_id for piece in record.mail]
+    entries = [JournalEntry(f"step{n}", Phase.ACTION, StepStatus.DONE, n) for n in range(5)]
+    note = AuditEntry(Status.RUNNING, Status.RUNNING, None, "started", "bob")
+    numbers = [piece.message_id for piece in record.mail]
     await profiler.begin()
     for taken, seen in (([], numbers), (numbers, [])):
         async with sagas.transaction() as tx:
             loaded = await sagas.load(tx, record.instance.saga_id)
             assert loaded is not None
-            turn = Turn(loaded.instance, entries=entries, notes=[note], taken=taken, seen=seen)
+            turn = SagaChange(loaded.instance, entries=entries, notes=[note], taken=taken, seen=seen)
             await sagas.save(tx, claim_of(record), turn, 15)
     async with sagas.transaction() as tx:
         assert await sagas.start(tx, new_saga("new"))
         assert await sagas.post(tx, [reply(new_saga("new").saga_id), reply(record.instance.saga_id)]) == 2
-        assert (await driver.barrier_enter(tx, "stock", "k", Phase.COMPENSATION, mongo_schema)).barred
-        await driver.barrier_keep(tx, "stock", "k", Phase.COMPENSATION, b"{}", mongo_schema)
+        assert (await driver.run(tx, "participant_enter", ("stock", "k", Phase.COMPENSATION), mongo_schema)).barred
+        await driver.run(tx, "participant_keep", ("stock", "k", Phase.COMPENSATION, b"{}"), mongo_schema)
     _check(await profiler.end(), 6)
 
 
 async def test_a_person_who_names_a_saga_is_answered_from_an_index(sagas: MongoSagas, profiler: Profiler) -> None:
-    [saga] = await sagas.desk.find(SagaCriteria(saga_type="order", correlation_id="A-5"))
+    [saga] = await sagas.admin.find(SagaCriteria(saga_type="order", correlation_id="A-5"))
     await profiler.begin()
-    await sagas.desk.find(SagaCriteria(saga_type="order", correlation_id="A-5"))
-    await sagas.desk.find(SagaCriteria(ids=(saga.saga_id,)))
-    await sagas.desk.show(saga.saga_id)
-    await sagas.desk.audit(saga.saga_id)
+    await sagas.admin.find(SagaCriteria(saga_type="order", correlation_id="A-5"))
+    await sagas.admin.find(SagaCriteria(ids=(saga.saga_id,)))
+    await sagas.admin.show(saga.saga_id)
+    await sagas.admin.audit(saga.saga_id)
     _check(await profiler.end(), 1)
 
 
 async def test_pruning_reads_the_oldest_and_nothing_else(sagas: MongoSagas, profiler: Profiler) -> None:
     await profiler.begin()
-    pruned = await sagas.prune(saga_days=13, audit_days=13, barrier_days=13)
+    pruned = await sagas.prune(saga_days=13, audit_days=13, participant_memory_days=13)
     done = await profiler.end()
     assert pruned.sagas > 1_000
     assert (pruned.notes > 1_000, pruned.barriers > 1_000) == (True, True)
@@ -245,8 +245,8 @@ async def test_a_saga_that_somebody_writes_keeps_no_other_from_being_pruned(
     await profiler.begin()
     async with sagas.transaction() as tx:
         assert await sagas.load(tx, locked, for_update=True)
-        pruned = await sagas.prune(saga_days=1, audit_days=365, barrier_days=365)
+        pruned = await sagas.prune(saga_days=1, audit_days=365, participant_memory_days=365)
     reads = [one for one in await profiler.end() if one.collection == "saga_instance"]
     assert pruned.sagas > 10_000
     _check(reads, 200)
-    assert await sagas.desk.show(locked) is not None
+    assert await sagas.admin.show(locked) is not None

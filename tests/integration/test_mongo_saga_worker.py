@@ -21,21 +21,21 @@ from pymongo import AsyncMongoClient
 import outrider
 from outrider import Event, RetryPolicy
 from outrider.errors import Unreachable
-from outrider.observer import SagaNeedsAttention, SagaStepFailed, SagaWorkerTroubled
-from outrider.saga import Refused, Run, Saga, Sagas, SagaSettings, SagaWorker
-from outrider.saga_store import SagaCriteria
+from outrider.saga import Saga, SagaRegistry, SagaSettings, SagaWorker, StepContext, StepRejected
+from outrider.saga.model import SagaCriteria
 from outrider.stores.mongo import MongoSagas
-from outrider.testing import Notebook
+from outrider.telemetry.events import SagaNeedsAttention, SagaStepFailed, SagaWorkerUnavailable
+from outrider.testing import RecordingObserver
 
 pytestmark = pytest.mark.mongo
 
 ORDERS = 12
 SHOP = "test_saga_shop"
 FINE = {"order": [1], "money": [1], "parcel": [1]}
-UNDONE = {"order": [1, -1], "money": [1, -1]}
+COMPENSATED = {"order": [1, -1], "money": [1, -1]}
 SOON = RetryPolicy(base_seconds=0.02, cap_seconds=0.2, max_attempts=50)
-SETTINGS = SagaSettings(concurrency=6, lease_seconds=15, poll_seconds_max=0.2, stop_seconds=5)
-SHORT = SagaSettings(concurrency=6, lease_seconds=3, poll_seconds_max=0.2, stop_seconds=5)
+SETTINGS = SagaSettings(concurrency=6, lease_seconds=15, poll_seconds_max=0.2, shutdown_timeout_seconds=5)
+SHORT = SagaSettings(concurrency=6, lease_seconds=3, poll_seconds_max=0.2, shutdown_timeout_seconds=5)
 
 WRITES = ["insert", "update", "delete", "findAndModify"]
 UNHEARD = {"code": 64, "errmsg": "waiting for replication timed out"}
@@ -67,7 +67,7 @@ class Order:
     paid: bool = False
 
 
-async def _write(run: Run[Order], session: Any, account: str, amount: int) -> None:
+async def _write(run: StepContext[Order], session: Any, account: str, amount: int) -> None:
     line = {"order": run.state.order_id, "account": account, "amount": amount, "attempt": run.attempt}
     await session.client[SHOP]["ledger"].insert_one(line, session=session)
     run.stage(Event("ledger.written", {"order": run.state.order_id, "line": f"{account} {amount}"}, key="all"))
@@ -81,30 +81,30 @@ def _saga() -> Saga[Order]:
     order = Saga("order", Order, version=1)
 
     @order.local(retry=SOON)
-    async def create(run: Run[Order], session: Any) -> None:
+    async def create(run: StepContext[Order], session: Any) -> None:
         await _write(run, session, "order", 1)
 
-    @create.undo(retry=SOON)
-    async def cancel(run: Run[Order], session: Any) -> None:
+    @create.compensate(retry=SOON)
+    async def cancel(run: StepContext[Order], session: Any) -> None:
         await _write(run, session, "order", -1)
 
     @order.local(retry=SOON)
-    async def pay(run: Run[Order], session: Any) -> None:
+    async def pay(run: StepContext[Order], session: Any) -> None:
         await _write(run, session, "money", 1)
         await _pay(session, 1)
         run.state.paid = True
 
-    @pay.undo(retry=SOON)
-    async def pay_back(run: Run[Order], session: Any) -> None:
+    @pay.compensate(retry=SOON)
+    async def pay_back(run: StepContext[Order], session: Any) -> None:
         await _pay(session, -1)
         await _write(run, session, "money", -1)
         run.state.paid = False
 
     @order.local(retry=SOON)
-    async def ship(run: Run[Order], session: Any) -> None:
+    async def ship(run: StepContext[Order], session: Any) -> None:
         await _write(run, session, "parcel", 1)
         if run.state.refused:
-            raise Refused("there is no way to send it there")
+            raise StepRejected("there is no way to send it there")
 
     return order
 
@@ -149,10 +149,10 @@ async def _failing(client: AsyncMongoClient[Any], app_name: str, fault: Fault | 
 
 @asynccontextmanager
 async def _working(
-    store: MongoSagas, notebook: Notebook, settings: SagaSettings = SETTINGS, *, crash: bool = False
+    store: MongoSagas, notebook: RecordingObserver, settings: SagaSettings = SETTINGS, *, crash: bool = False
 ) -> AsyncIterator[None]:
     """Run a worker; at the end it is asked to stop, or it is gone at once and leaves everything as it is."""
-    worker = SagaWorker(store, Sagas(_saga()), outrider.stage, settings, notebook)
+    worker = SagaWorker(store, SagaRegistry(_saga()), outrider.stage, settings, notebook)
     task = asyncio.create_task(worker.run())
     try:
         yield
@@ -172,7 +172,7 @@ async def _start(client: AsyncMongoClient[Any]) -> None:
 
 
 async def _ended(sagas: MongoSagas) -> int:
-    counts = await sagas.desk.counts()
+    counts = await sagas.admin.counts()
     return counts["completed"] + counts["compensated"] + counts["failed"]
 
 
@@ -188,21 +188,21 @@ async def _check_the_books(client: AsyncMongoClient[Any], sagas: MongoSagas) -> 
     lines = await client[SHOP]["ledger"].find({"account": {"$exists": True}}).sort("_id").to_list()
     for line in lines:
         found[line["order"]][line["account"]].append(line["amount"])
-    expected = {f"A-{number}": UNDONE if number % 3 == 0 else FINE for number in range(ORDERS)}
+    expected = {f"A-{number}": COMPENSATED if number % 3 == 0 else FINE for number in range(ORDERS)}
     assert found == expected
     till = await client[SHOP]["account"].find_one({"_id": "till"})
     assert till == {"_id": "till", "balance": sum(books is FINE for books in expected.values())}
     staged = [json.loads(row["payload"]) for row in await client["outrider"]["outbox"].find().to_list()]
     written = [{"order": line["order"], "line": f"{line['account']} {line['amount']}"} for line in lines]
     assert sorted(map(str, staged)) == sorted(map(str, written))
-    for saga in await sagas.desk.find(SagaCriteria(limit=ORDERS)):
-        assert saga.status == ("compensated" if json.loads(saga.state)["refused"] else "completed")
+    for saga in await sagas.admin.find(SagaCriteria(limit=ORDERS)):
+        assert saga.status == ("compensated" if json.loads(saga.state)["rejected"] else "completed")
 
 
 async def _attempts(sagas: MongoSagas) -> set[int]:
     """Return how often the steps of all sagas were tried."""
-    found = await sagas.desk.find(SagaCriteria(limit=ORDERS))
-    shown = [await sagas.desk.show(saga.saga_id) for saga in found]
+    found = await sagas.admin.find(SagaCriteria(limit=ORDERS))
+    shown = [await sagas.admin.show(saga.saga_id) for saga in found]
     return {entry.attempts for record in shown if record for entry in record.journal}
 
 
@@ -211,7 +211,7 @@ async def test_every_effect_happens_exactly_once_and_who_lost_a_race_is_not_char
     client: AsyncMongoClient[Any], mongo_default: str, fault: str
 ) -> None:
     await _start(client)
-    app_name, notebook, watching = f"saga-{uuid4().hex[:8]}", Notebook(), MongoSagas.over(client)
+    app_name, notebook, watching = f"saga-{uuid4().hex[:8]}", RecordingObserver(), MongoSagas.over(client)
     async with (
         AsyncMongoClient[Any](mongo_default, appname=app_name) as first,
         AsyncMongoClient[Any](mongo_default, appname=app_name) as second,
@@ -222,17 +222,17 @@ async def test_every_effect_happens_exactly_once_and_who_lost_a_race_is_not_char
         await _until_ended(watching, ORDERS)
     await _check_the_books(client, watching)
     assert await _attempts(watching) == {1}
-    assert {fact.progress for fact in notebook.of(SagaStepFailed)} == {"refused"}
+    assert {fact.status for fact in notebook.of(SagaStepFailed)} == {"rejected"}
     if fault == "nothing":
         # Losing a race is no trouble with the store.
-        assert notebook.of(SagaWorkerTroubled) == []
+        assert notebook.of(SagaWorkerUnavailable) == []
 
 
 async def test_what_a_worker_leaves_when_it_is_gone_is_done_once_by_another(
     client: AsyncMongoClient[Any], mongo_default: str
 ) -> None:
     await _start(client)
-    watching, notebook = MongoSagas.over(client), Notebook()
+    watching, notebook = MongoSagas.over(client), RecordingObserver()
     async with AsyncMongoClient[Any](mongo_default) as other, _working(watching, notebook, SHORT):
         async with _working(MongoSagas.over(other), notebook, SHORT, crash=True):
             await _until_ended(watching, ORDERS // 3)
@@ -243,7 +243,7 @@ async def test_what_a_worker_leaves_when_it_is_gone_is_done_once_by_another(
 
 async def test_a_commit_that_nobody_heard_of_is_not_done_again(client: AsyncMongoClient[Any]) -> None:
     await _start(client)
-    watching, notebook = MongoSagas.over(client), Notebook()
+    watching, notebook = MongoSagas.over(client), RecordingObserver()
     async with _working(UnheardSagas.over(client), notebook), _working(UnheardSagas.over(client), notebook):
         await _until_ended(watching, ORDERS)
     await _check_the_books(client, watching)

@@ -14,10 +14,10 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import PyMongoError
 
 from outrider import Outbox
-from outrider.errors import Misuse, NotInTransaction
-from outrider.store import Criteria, Retention
+from outrider.errors import NotInTransaction, UsageError
+from outrider.outbox.model import Criteria, Retention, Settlements
 from outrider.stores.mongo import MongoStore
-from outrider.stores.mongo.upkeep import COUNTER_DAYS
+from outrider.stores.mongo.outbox_admin import COUNTER_DAYS
 from outrider.testing import ManualClock
 from outrider.testing.harness import order, orders
 from tests.integration.mongo import fetched, staged
@@ -54,7 +54,7 @@ def plain(mongo_url: str) -> Iterator[MongoClient[Any]]:
 
 
 async def _numbers(store: MongoStore) -> list[int]:
-    return [row["payload"]["n"] for row in await store.desk.events(Criteria(limit=1_000))]
+    return [row["payload"]["n"] for row in await store.admin.events(Criteria(limit=1_000))]
 
 
 async def test_an_event_and_a_row_in_another_database_share_their_fate(
@@ -82,13 +82,13 @@ async def test_a_synchronous_session_stages_the_same(
 ) -> None:
     known = uuid4()
 
-    def work(session: ClientSession) -> None:
+    def run_once(session: ClientSession) -> None:
         outbox.stage_sync(session, *orders(3, "A", sequence="auto"), order(4, "B", event_id=known))
         outbox.stage_sync(session, order(5, "A", sequence="auto"), order(6, "C", event_id=known))
 
     with plain.start_session() as session:
-        session.with_transaction(work)
-    rows = await store.desk.events(Criteria())
+        session.with_transaction(run_once)
+    rows = await store.admin.events(Criteria())
     assert {row["payload"]["n"]: row["sequence"] for row in rows} == {1: 1, 2: 2, 3: 3, 4: None, 5: 4}
     _, settlements = await fetched(store, "relay")
     assert [s.event.sequence for s in settlements if s.stream.key == "A"] == [1, 2, 3, 4]
@@ -107,7 +107,7 @@ async def test_staging_outside_a_transaction_is_refused_with_the_remedy(
 async def test_an_outbox_that_is_not_installed_is_named_and_nothing_is_made(client: AsyncMongoClient[Any]) -> None:
     absent = Outbox(schema="absent")
     async with client.start_session() as session, await session.start_transaction():
-        with pytest.raises(Misuse, match="outrider db migrate"):
+        with pytest.raises(UsageError, match="outrider db migrate"):
             await absent.stage(session, order(1))
     assert "absent" not in await client.list_database_names()
 
@@ -155,7 +155,7 @@ async def test_streams_that_share_a_lane_do_not_disturb_each_other(
         await outbox.stage(second, *[order(n, f"m{n}") for n in range(200)], order(200, topic="free"))
         await second.commit_transaction()
         await first.commit_transaction()
-    assert (await store.desk.counts())["pending"] == 401
+    assert (await store.admin.counts())["pending"] == 401
 
 
 async def test_an_id_staged_and_delivered_meanwhile_is_not_staged_again(
@@ -171,14 +171,14 @@ async def test_an_id_staged_and_delivered_meanwhile_is_not_staged_again(
             async with client.start_session() as other:
                 await other.with_transaction(lambda other: outbox.stage(other, order(1, "A", event_id=known)))
             lease, settlements = await fetched(store, "relay")
-            assert await store.confirm(lease, [settlement.event for settlement in settlements]) == 1
+            assert await store.settle(lease, Settlements([settlement.event for settlement in settlements])) == 1
         met.append(1)
         await outbox.stage(session, order(1, "B", event_id=known))
 
     async with client.start_session() as session:
         await session.with_transaction(late)
     assert len(met) == 2
-    assert await store.desk.counts() == {"sent": 1, "dead_letter": 0}
+    assert await store.admin.counts() == {"sent": 1, "dead_letter": 0}
 
 
 async def test_numbers_have_no_gaps_after_a_transaction_that_was_given_up(
@@ -189,7 +189,7 @@ async def test_numbers_have_no_gaps_after_a_transaction_that_was_given_up(
             await session.start_transaction()
             await outbox.stage(session, *orders(2, "A", sequence="auto"))
             await (session.commit_transaction() if keep else session.abort_transaction())
-    assert [row["sequence"] for row in await store.desk.events(Criteria())] == [1, 2, 3, 4]
+    assert [row["sequence"] for row in await store.admin.events(Criteria())] == [1, 2, 3, 4]
 
 
 async def _counted(store: MongoStore) -> dict[str, int | None]:
@@ -204,12 +204,12 @@ async def test_the_counter_of_an_idle_stream_is_forgotten_unless_it_has_given_ou
     await staged(store, order(1, "both"))
     await staged(store, *orders(2, "both", sequence="auto"))
     await staged(store, order(3, "both"))
-    await store.upkeep.prune(Retention())
+    await store.maintenance.prune(Retention())
     assert await _counted(store) == {"plain": None, "numbered": 2, "both": 2}
     clock = ManualClock(datetime.now(UTC) + timedelta(days=COUNTER_DAYS + 1))
     later = await MongoStore.open(mongo_url, schema=mongo_schema, clock=clock)
-    await later.upkeep.prune(Retention())
+    await later.maintenance.prune(Retention())
     await later.close()
     assert await _counted(store) == {"numbered": 2, "both": 2}
     await staged(store, order(4, "plain"))
-    assert [row["payload"]["n"] for row in await store.desk.events(Criteria(key="plain"))] == [1, 4]
+    assert [row["payload"]["n"] for row in await store.admin.events(Criteria(key="plain"))] == [1, 4]

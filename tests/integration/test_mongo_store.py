@@ -12,15 +12,15 @@ import pytest
 from bson.binary import Binary
 from pymongo.errors import BulkWriteError, PyMongoError, WriteError
 
-from outrider.errors import BadSetting, Misuse, Transient, Unreachable
-from outrider.event import Event, lane_of
-from outrider.finding import Level
-from outrider.outcome import CONFIRMED, PARK, Bury, Outcome, Reason, Retry
-from outrider.store import Criteria, Settlement
-from outrider.stores.mongo import MongoSchema, MongoStore, examine, filling, schema
-from outrider.stores.mongo import store as storing
-from outrider.stores.mongo.database import Database, Patience, transact
-from outrider.stores.mongo.outbox_collections import TEXT_BYTES_MAX
+from outrider.brokers.base import CONFIRMED
+from outrider.checks import Level
+from outrider.errors import InvalidSetting, Transient, Unreachable, UsageError
+from outrider.event import DeadLetterReason, Event, lane_of
+from outrider.outbox.model import PARK, Criteria, DeadLettered, Outcome, Retry, Settlement, Settlements
+from outrider.stores.mongo import MongoSchema, MongoStore, checks, outbox_fetch, schema
+from outrider.stores.mongo import outbox as storing
+from outrider.stores.mongo.database import MongoDatabase, RetryBudget, transact
+from outrider.stores.mongo.schema import TEXT_BYTES_MAX
 from outrider.testing import ManualClock
 from outrider.testing.harness import order, orders
 from outrider.testing.servers.mongo import MongoServer
@@ -54,7 +54,7 @@ async def test_a_document_with_only_what_is_required_is_fetched(store: MongoStor
 async def test_documents_of_one_key_keep_the_order_they_came_in(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (filling, storing):
+    for module in (outbox_fetch, storing):
         monkeypatch.setattr(module, "FILL_MAX", 3)
     rows = [foreign(aggregate_id="A", payload=f'{{"n": {number}}}') for number in range(8)]
     await store.database["outbox"].insert_many(rows)
@@ -111,12 +111,12 @@ async def test_a_text_that_is_not_json_goes_to_the_dead_letters_and_stops_nobody
     await store.database["outbox"].insert_many([document, foreign(aggregate_id="A")])
     _, settlements = await fetched(store, "relay")
     assert len(settlements) == 1
-    [dead] = await store.desk.dead_letters(Criteria())
+    [dead] = await store.admin.dead_letters(Criteria())
     assert (dead["event_id"], dead["reason"], dead["policy"]) == (document["_id"], "schema_validation_failed", "skip")
     assert dead["failure"]["error"].startswith(next(iter(bad)))
     assert dead["payload"] == document["payload"]
-    assert await store.desk.replay([document["_id"]], "me") == 1
-    assert (await store.desk.event(document["_id"]))["payload"] == document["payload"]
+    assert await store.admin.replay([document["_id"]], "me") == 1
+    assert (await store.admin.event(document["_id"]))["payload"] == document["payload"]
 
 
 async def test_an_id_that_comes_again_with_a_text_that_is_not_json_replaces_its_dead_letter(store: MongoStore) -> None:
@@ -124,7 +124,7 @@ async def test_an_id_that_comes_again_with_a_text_that_is_not_json_replaces_its_
     for text in ("{", "["):
         await store.database["outbox"].insert_one({**document, "payload": text})
         assert (await fetched(store, "relay"))[1] == []
-    [dead] = await store.desk.dead_letters(Criteria())
+    [dead] = await store.admin.dead_letters(Criteria())
     assert (dead["event_id"], dead["payload"]) == (document["_id"], "[")
 
 
@@ -132,8 +132,8 @@ async def test_of_a_text_that_is_not_json_as_much_is_kept_as_a_document_holds(st
     large = "\x01" * 10_000_000
     await store.database["outbox"].insert_many([foreign(payload=large), foreign()])
     assert len((await fetched(store, "relay"))[1]) == 1
-    [dead] = await store.desk.dead_letters(Criteria())
-    assert dead["payload"] == large[: filling.KEPT_MAX]
+    [dead] = await store.admin.dead_letters(Criteria())
+    assert dead["payload"] == large[: outbox_fetch.KEPT_MAX]
 
 
 async def test_a_document_of_any_size_that_is_taken_can_be_settled_in_every_way(store: MongoStore) -> None:
@@ -144,22 +144,22 @@ async def test_a_document_of_any_size_that_is_taken_can_be_settled_in_every_way(
     await store.database["outbox"].insert_one(large)
     lease, [settlement] = await fetched(store, "relay")
     failure = {"kind": "refused", "error": "x" * 10_000}
-    for outcome in (Retry(0, failure), PARK, Bury(Reason.BY_HAND, failure)):
-        assert await store.settle(lease, [settlement._replace(outcome=outcome)]) == 1
-    await store.desk.replay([large["_id"]], "me")
-    assert await store.settle(lease, [settlement]) == 1
-    assert await store.desk.counts() == {"sent": 1, "dead_letter": 0}
+    for outcome in (Retry(0, failure), PARK, DeadLettered(DeadLetterReason.BY_HAND, failure)):
+        assert await store.settle(lease, Settlements.of([settlement._replace(outcome=outcome)])) == 1
+    await store.admin.replay([large["_id"]], "me")
+    assert await store.settle(lease, Settlements.of([settlement])) == 1
+    assert await store.admin.counts() == {"sent": 1, "dead_letter": 0}
 
 
 async def test_a_document_can_be_seen_and_buried_before_a_relay_has_met_it(store: MongoStore) -> None:
     document = foreign(key="K")
     await store.database["outbox"].insert_one(document)
-    [seen] = await store.desk.events(Criteria(key="K", state="pending"))
+    [seen] = await store.admin.events(Criteria(key="K", state="pending"))
     assert (seen["event_id"], seen["state"]) == (document["_id"], "pending")
-    assert await store.desk.counts() == {"pending": 1, "sent": 0, "dead_letter": 0}
-    assert await store.desk.topics(5) == ["events.order.placed"]
-    assert await store.desk.bury(document["_id"], "me", {"error": "no"}, "hold")
-    assert (await store.desk.event(document["_id"]))["state"] == "dead_letter"
+    assert await store.admin.counts() == {"pending": 1, "sent": 0, "dead_letter": 0}
+    assert await store.admin.topics(5) == ["events.order.placed"]
+    assert await store.admin.dead_letter(document["_id"], "me", {"error": "no"}, "block")
+    assert (await store.admin.event(document["_id"]))["state"] == "dead_letter"
 
 
 MET: dict[str, Any] = {
@@ -231,14 +231,14 @@ async def test_a_priority_and_a_failure_survive_a_delivery_after_a_retry(store: 
     [event_id] = await staged(store, order(1, priority=9))
     await store.database["outbox"].update_one({"_id": event_id}, {"$set": {"failure": '{"kind": "refused"}'}})
     lease, [settlement] = await fetched(store, "relay")
-    assert await store.settle(lease, [Settlement(settlement.event, settlement.stream, CONFIRMED)]) == 1
-    sent = await store.desk.event(event_id)
+    assert await store.settle(lease, Settlements.of([Settlement(settlement.event, settlement.stream, CONFIRMED)])) == 1
+    sent = await store.admin.event(event_id)
     assert (sent["priority"], sent["failure"], sent["state"]) == (9, {"kind": "refused"}, "sent")
 
 
 async def test_a_commit_wakes_a_listener(store: MongoStore) -> None:
     woken = asyncio.Event()
-    async with store.wakeups(woken.set), asyncio.timeout(20):
+    async with store.listen(woken.set), asyncio.timeout(20):
         # The first call says that the stream is open.
         await woken.wait()
         for number in range(3):
@@ -251,7 +251,7 @@ async def test_a_wakeup_outlives_a_lost_stream(store: MongoStore) -> None:
     admin = store.database.client.admin
     woken = asyncio.Event()
     lost = {"failCommands": ["getMore"], "errorCode": 280, "appName": "outrider"}
-    async with store.wakeups(woken.set), asyncio.timeout(30):
+    async with store.listen(woken.set), asyncio.timeout(30):
         await woken.wait()
         woken.clear()
         await admin.command({"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": lost})
@@ -268,7 +268,7 @@ async def test_migrations_resume_where_they_broke_off_and_run_once(
     name = planned[5].name
     real = schema._make
 
-    async def failing(database: Database, command: dict[str, Any]) -> None:
+    async def failing(database: MongoDatabase, command: dict[str, Any]) -> None:
         await real(database, command)
         if name in str(command):
             raise Unreachable("gone, after the command and before its record")
@@ -299,18 +299,18 @@ async def test_two_migrators_at_once_do_each_other_no_harm(mongo_url: str) -> No
 async def test_a_step_whose_text_has_changed_is_refused(mongo_url: str) -> None:
     name = f"test_{uuid4().hex[:12]}"
     await MongoSchema(mongo_url, schema=name).migrate()
-    database = await Database.open(mongo_url, name)
+    database = await MongoDatabase.open(mongo_url, name)
     await database["outrider_migration"].update_one({"_id.step": "outbox"}, {"$set": {"checksum": "other"}})
-    with pytest.raises(Misuse, match="another text"):
+    with pytest.raises(UsageError, match="another text"):
         await MongoSchema(mongo_url, schema=name).plan()
     await database.client.drop_database(name)
     await database.close()
 
 
 async def test_a_database_without_an_outbox_is_told_with_the_remedy(mongo_url: str) -> None:
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         await MongoStore.open(mongo_url, schema="absent")
-    with pytest.raises(BadSetting, match="lanes"):
+    with pytest.raises(InvalidSetting, match="lanes"):
         MongoSchema(mongo_url, lanes=0)
 
 
@@ -326,25 +326,25 @@ async def test_a_server_in_no_replica_set_is_refused() -> None:
             MongoSchema(server.url).migrate(),
             MongoSchema(server.url).status(),
         ):
-            with pytest.raises(Misuse, match=r"--replSet and run rs\.initiate\(\)"):
+            with pytest.raises(UsageError, match=r"--replSet and run rs\.initiate\(\)"):
                 await opening
 
 
 async def test_a_transaction_is_run_again_while_it_loses_and_given_up_in_time(store: MongoStore) -> None:
     database, runs = store.database, []
 
-    async def work(session: Any) -> int:
+    async def run_once(session: Any) -> int:
         runs.append(1)
         await database["outbox_lane"].update_one({"_id": 1}, {"$inc": {"turn": 1}}, session=session)
         return len(runs)
 
     failing = {"failCommands": ["update"], "errorCode": 112, "errorLabels": ["TransientTransactionError"]}
     await _failing(database, {"times": 3}, failing)
-    assert await database.transaction(work) == 4
+    assert await database.transaction(run_once) == 4
     await _failing(database, "alwaysOn", failing)
     async with database.session() as session:
         with pytest.raises(PyMongoError, match="failpoint") as lost:
-            await transact(session, lambda: work(session), Patience(0.05))
+            await transact(session, lambda: run_once(session), RetryBudget(0.05))
     assert lost.value.has_error_label("TransientTransactionError")
     await _failing(database, "off", {})
 
@@ -352,48 +352,48 @@ async def test_a_transaction_is_run_again_while_it_loses_and_given_up_in_time(st
 async def test_a_commit_of_which_nobody_knows_is_committed_again_and_counts_once(store: MongoStore) -> None:
     database, runs = store.database, []
 
-    async def work(session: Any) -> None:
+    async def run_once(session: Any) -> None:
         runs.append(1)
         await database["outbox_lane"].update_one({"_id": 1}, {"$inc": {"turn": 1}}, session=session)
 
     # The commit is done, and the answer says that a majority may not have it.
     unknown = {"failCommands": ["commitTransaction"], "writeConcernError": {"code": 64, "errmsg": "too slow"}}
     await _failing(database, {"times": 3}, unknown)
-    await database.transaction(work)
+    await database.transaction(run_once)
     await _failing(database, "off", {})
     assert runs == [1]
     assert (await database["outbox_lane"].find_one({"_id": 1}) or {})["turn"] == 1
 
 
 async def test_trouble_that_passes_is_transient_and_what_is_forbidden_names_the_remedy(store: MongoStore) -> None:
-    for code, kind in ((50, Transient), (189, Unreachable), (13, Misuse)):
+    for code, kind in ((50, Transient), (189, Unreachable), (13, UsageError)):
         await _failing(store.database, {"times": 5}, {"failCommands": ["find", "aggregate"], "errorCode": code})
         with pytest.raises(kind, match="MongoDB at"):
-            await store.desk.event(UUID(int=1))
+            await store.admin.event(UUID(int=1))
         await _failing(store.database, "off", {})
 
 
-async def _failing(database: Database, mode: Any, data: dict[str, Any]) -> None:
+async def _failing(database: MongoDatabase, mode: Any, data: dict[str, Any]) -> None:
     only = {**data, "appName": "outrider"} if data else data
     await database.client.admin.command({"configureFailPoint": "failCommand", "mode": mode, "data": only})
 
 
 async def test_a_set_of_one_member_is_a_warning_and_everything_else_is_fine(store: MongoStore) -> None:
-    found = {finding.check: finding for finding in await store.examine()}
-    assert found.keys() == examine.CHECKS.keys()
+    found = {finding.check: finding for finding in await store.check()}
+    assert found.keys() == checks.CHECKS.keys()
     assert {check for check, finding in found.items() if finding.level is not Level.OK} == {"mongo-replica-set"}
 
 
 async def test_burying_another_event_by_hand_does_not_lift_a_hold(store: MongoStore) -> None:
     [first, second, third] = await staged(store, *orders(3))
     lease, settlements = await fetched(store, "relay")
-    outcomes: list[Outcome] = [Bury(Reason.PERMANENT_FAILURE, {"error": "no"}), PARK, PARK]
+    outcomes: list[Outcome] = [DeadLettered(DeadLetterReason.PERMANENT_FAILURE, {"error": "no"}), PARK, PARK]
     decided = [s._replace(outcome=outcome) for s, outcome in zip(settlements, outcomes, strict=True)]
-    assert await store.settle(lease, decided) == 3
-    assert await store.desk.bury(second, "me", {"error": "no"}, "skip")
-    [held] = await store.desk.blocked_streams(10)
-    assert (held.cause, held.waiting) == ("held", 1)
-    assert await store.desk.replay([first], "me") == 1
+    assert await store.settle(lease, Settlements.of(decided)) == 3
+    assert await store.admin.dead_letter(second, "me", {"error": "no"}, "skip")
+    [held] = await store.admin.blocked_streams(10)
+    assert (held.cause, held.waiting) == ("dead_letter", 1)
+    assert await store.admin.replay([first], "me") == 1
     lease = await store.claim("relay", [held.stream.lane])
     [due] = (await store.due(lease, 10)).streams
     assert (due.cause, [event.event_id for event in due.events]) == ("draining", [first, third])

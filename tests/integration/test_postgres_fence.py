@@ -10,11 +10,11 @@ import asyncpg
 import pytest
 
 import outrider
+from outrider.brokers.base import CONFIRMED, Nacked
 from outrider.errors import Transient
+from outrider.event import DeadLetterReason
+from outrider.outbox.model import PARK, DeadLettered, Defer, Lease, Outcome, Retention, Retry, Settlement, Settlements
 from outrider.outbox.optimistic import OptimisticWriter
-from outrider.outbox.streams import stream_of
-from outrider.outcome import CONFIRMED, PARK, Bury, Defer, Outcome, Reason, Refused, Retry
-from outrider.store import Lease, Retention, Settlement
 from outrider.stores.postgres import PostgresStore
 from outrider.testing import MemoryBroker
 from outrider.testing.harness import numbers, order, orders
@@ -22,7 +22,13 @@ from outrider.testing.harness import numbers, order, orders
 pytestmark = pytest.mark.postgres
 
 FAILURE = {"kind": "refused", "error": "no"}
-OUTCOMES: list[Outcome] = [CONFIRMED, Retry(1, FAILURE), Defer(1), PARK, Bury(Reason.PERMANENT_FAILURE, FAILURE)]
+OUTCOMES: list[Outcome] = [
+    CONFIRMED,
+    Retry(1, FAILURE),
+    Defer(1),
+    PARK,
+    DeadLettered(DeadLetterReason.PERMANENT_FAILURE, FAILURE),
+]
 
 
 async def _waiting(conn: Any, count: int = 1) -> None:
@@ -37,10 +43,10 @@ async def _waiting(conn: Any, count: int = 1) -> None:
 
 
 async def _fetched(store: PostgresStore, owner: str) -> tuple[Lease, list[Settlement]]:
-    await store.beat(owner, 60, joining=True)
+    await store.heartbeat(owner, 60, joining=True)
     lease = await store.claim(owner, range(store.lanes * 3))
     fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, 10))
-    return lease, [Settlement(e, stream_of(e, outrider.event.default_topic), CONFIRMED) for e in fetched.events]
+    return lease, [Settlement(e, e.stream, CONFIRMED) for e in fetched.events]
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
@@ -55,12 +61,12 @@ async def test_a_settle_that_was_waiting_during_a_takeover_changes_nothing(
     await takeover.start()
     # The heir has taken every lane, but not yet committed: the old owner's settle has to wait for it.
     await heir.execute("UPDATE outrider.outbox_lane SET owner = 'new', epoch = epoch + 1")
-    late = asyncio.create_task(store.settle(lease, [s._replace(outcome=outcome) for s in settlements]))
+    late = asyncio.create_task(store.settle(lease, Settlements.of([s._replace(outcome=outcome) for s in settlements])))
     await _waiting(conn)
     await takeover.commit()
     assert await late == 0
-    assert await store.desk.counts() == {"pending": 3, "sent": 0, "dead_letter": 0}
-    assert await store.desk.blocked_streams(10) == []
+    assert await store.admin.counts() == {"pending": 3, "sent": 0, "dead_letter": 0}
+    assert await store.admin.blocked_streams(10) == []
     await heir.close()
 
 
@@ -93,10 +99,10 @@ async def test_a_settle_waiting_on_an_event_row_still_holds_its_lane(
     blocking = blocker.transaction()
     await blocking.start()
     await blocker.execute("SELECT 1 FROM outrider.outbox FOR UPDATE")
-    settling = asyncio.create_task(store.settle(lease, settlements))
+    settling = asyncio.create_task(store.settle(lease, Settlements.of(settlements)))
     await _waiting(conn)
     await conn.execute("UPDATE outrider.outbox_relay SET alive_until = clock_timestamp() - interval '1 second'")
-    await store.beat("new", 60, joining=True)
+    await store.heartbeat("new", 60, joining=True)
     lane = settlements[0].stream.lane
     assert lane not in (await store.claim("new", range(store.lanes * 3))).epochs
     await blocking.commit()
@@ -108,13 +114,13 @@ async def test_a_settle_waiting_on_an_event_row_still_holds_its_lane(
 async def test_a_client_that_stands_still_in_a_settle_does_not_keep_its_lanes_locked(
     store: PostgresStore, conn: Any, postgres_url: str
 ) -> None:
-    await store.beat("old", 60, joining=True)
+    await store.heartbeat("old", 60, joining=True)
     lease = await store.claim("old", range(store.lanes * 3))
     stalled = await asyncpg.connect(postgres_url)
     await stalled.execute("BEGIN")
     await stalled.fetch(store.sql["lock_lanes"], "old", list(lease.epochs), list(lease.epochs.values()), "300")
     await conn.execute("UPDATE outrider.outbox_relay SET alive_until = clock_timestamp() - interval '1 second'")
-    await store.beat("new", 60, joining=True)
+    await store.heartbeat("new", 60, joining=True)
     async with asyncio.timeout(20):
         while len((await store.claim("new", range(store.lanes * 3))).epochs) == 0:
             await asyncio.to_thread(lambda: None)
@@ -133,7 +139,7 @@ async def test_staging_a_known_id_while_the_relay_archives_it_is_a_no_op(
     lease, settlements = await _fetched(store, "relay")
     parameters = [settlement.event.event_id for settlement in settlements]
     await archiver.execute(
-        store.sql["confirm_archive"], "relay", list(lease.epochs), list(lease.epochs.values()), parameters
+        store.sql["confirm_archive"], "relay", list(lease.epochs), list(lease.epochs.values()), parameters, [], []
     )
 
     async def stage_again() -> None:
@@ -146,7 +152,7 @@ async def test_staging_a_known_id_while_the_relay_archives_it_is_a_no_op(
     await _waiting(conn)
     await archiving.commit()
     await again
-    assert await store.desk.counts() == {"sent": 1, "dead_letter": 0}
+    assert await store.admin.counts() == {"sent": 1, "dead_letter": 0}
     await archiver.close()
 
 
@@ -196,11 +202,11 @@ async def test_an_optimistic_probe_waits_for_the_streams_lock_before_it_looks(
     await racing
     await writer.close()
     assert broker.log == []
-    assert await store.desk.counts() == {"pending": 2, "sent": 0, "dead_letter": 0}
+    assert await store.admin.counts() == {"pending": 2, "sent": 0, "dead_letter": 0}
     relay = outrider.Relay(store, broker)
-    await relay.keep()
+    await relay.heartbeat()
     for worker in range(relay.settings.workers):
-        await relay.work(worker)
+        await relay.run_once(worker)
     assert numbers(broker.log) == [1, 2]
     await watcher.close()
 
@@ -211,18 +217,18 @@ async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(
     async with conn.transaction():
         ids = await outrider.stage(conn, *orders(5))
     for event_id in (ids[0], ids[2]):
-        assert await store.desk.bury(event_id, "me", {"error": "no"}, "hold")
+        assert await store.admin.dead_letter(event_id, "me", {"error": "no"}, "block")
     other = await PostgresStore.open(postgres_url)
     first = await asyncpg.connect(postgres_url)
     deciding = first.transaction()
     await deciding.start()
     # One person's transaction has locked the stream; the other's has to wait for it, and then sees what it did.
     await first.execute(store.sql["lock_streams"], [ids[0]])
-    second = asyncio.create_task(other.desk.replay([ids[2]], "she"))
+    second = asyncio.create_task(other.admin.replay([ids[2]], "she"))
     await _waiting(conn)
     resumed = await first.fetch(store.sql["resume"], [ids[0]])
     streams = [(row["lane"], row["topic"], row["stream_key"]) for row in resumed]
-    await first.execute(store.sql["let_held_go"], *(list(column) for column in zip(*streams, strict=True)))
+    await first.execute(store.sql["drain_held"], *(list(column) for column in zip(*streams, strict=True)))
     await deciding.commit()
     assert await second == 1
     broker = MemoryBroker()
@@ -256,7 +262,7 @@ async def test_a_writer_at_a_stricter_isolation_level_leaves_its_event_to_the_re
 async def test_a_brokers_words_cannot_make_a_row_unreadable(store: PostgresStore, conn: Any) -> None:
     async with conn.transaction():
         await outrider.stage(conn, order(1))
-    broker = MemoryBroker(script=lambda _: Refused("bad byte \0 and \ud800 " + "x" * 10_000))
+    broker = MemoryBroker(script=lambda _: Nacked("bad byte \0 and \ud800 " + "x" * 10_000))
     await _drain(store, broker)
     broker.script = lambda _: CONFIRMED
     await conn.execute("UPDATE outrider.outbox_blocked SET until = clock_timestamp()")
@@ -271,14 +277,14 @@ async def test_a_waiting_event_without_a_blocked_stream_is_found_by_upkeep(store
     broker = MemoryBroker()
     await _drain(store, broker)
     assert broker.log == []
-    await store.upkeep.prune(Retention())
+    await store.maintenance.prune(Retention())
     await _drain(store, broker)
     assert numbers(broker.log) == [1, 2]
 
 
 async def _drain(store: PostgresStore, broker: MemoryBroker) -> None:
     relay = outrider.Relay(store, broker)
-    await relay.keep()
-    while sum([await relay.work(worker) for worker in range(relay.settings.workers)]):
+    await relay.heartbeat()
+    while sum([await relay.run_once(worker) for worker in range(relay.settings.workers)]):
         pass
     await store.leave(relay.name)

@@ -12,16 +12,16 @@ import asyncpg
 import pytest
 
 import outrider
-from outrider.backoff import RetryPolicy
-from outrider.errors import Misuse, Transient, UnfitHandler
+from outrider.errors import InvalidHandler, Transient, UsageError
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.inbox import Inbox, Result
+from outrider.inbox.model import InboxCriteria
 from outrider.inbox.router import Route
-from outrider.inbox_store import InboxCriteria
-from outrider.observer import ConsumerTroubled, HandlerRetried
+from outrider.retry import RetryPolicy
 from outrider.stores.postgres import PostgresInbox
+from outrider.telemetry.events import ConsumerUnavailable, HandlerRetried
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import delivery
+from outrider.testing.contracts import delivery
 from tests.contract.test_postgres_inbox import EFFECTS, PostgresBench
 from tests.unit.scripted import ScriptedSource, Signal
 
@@ -54,7 +54,7 @@ async def test_a_handler_that_ends_the_transaction_is_told(inbox: PostgresInbox)
     async def commit(event: outrider.Event, tx: Any) -> None:
         await tx.execute("COMMIT")
 
-    with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
+    with pytest.raises(UsageError, match="leave commit and rollback to outrider"):
         await Inbox(inbox).process(delivery(1), commit, consumer="billing")
 
 
@@ -71,7 +71,7 @@ async def test_a_connection_lost_under_a_handler_charges_nothing_and_the_next_on
     assert await billing.deliver(once) == 0
     with pytest.raises(Transient, match="lost under a handler"):
         await Inbox(bench.store).process(once, cut_off, consumer="billing")
-    assert await bench.store.answers()
+    assert await bench.store.ping()
     billing.routes.handlers["orders", "order.placed"] = Route(bench.handler)
     assert await billing.deliver(once) == 1
     assert await bench.effects() == ["A-1:1"]
@@ -101,7 +101,7 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
 
     billing = bench.consumer(batch_max=size)
     billing.routes.handlers["orders", "order.placed"] = Route(again)
-    with pytest.raises(UnfitHandler, match=r"again ended the transaction.*leave commit and rollback"):
+    with pytest.raises(InvalidHandler, match=r"again ended the transaction.*leave commit and rollback"):
         await billing.deliver(*[delivery(1, key=f"k{number}") for number in range(size)])
     assert await bench.effects() == []
 
@@ -119,7 +119,7 @@ async def test_a_handler_that_commits_and_begins_another_transaction_is_told(
 
     billing = bench.consumer(batch_max=size)
     billing.routes.handlers["orders", "order.placed"] = Route(again)
-    with pytest.raises(UnfitHandler, match=r"again ended the transaction.*leave commit.*the event was order.placed"):
+    with pytest.raises(InvalidHandler, match=r"again ended the transaction.*leave commit.*the event was order.placed"):
         await billing.deliver(*[delivery(1, key=f"k{number}") for number in range(size)])
 
 
@@ -130,10 +130,10 @@ async def test_a_handler_that_commits_what_had_waited_is_told_even_if_it_fails(b
             raise ValueError("after all")
 
     inbox = Inbox(bench.store)
-    inbox.consumer("billing", gate="strict")
+    inbox.consumer("billing", ordering="strict")
     await inbox.process(delivery(1), again, consumer="billing")
     assert await inbox.process(delivery(3), again, consumer="billing") is Result.WAITING
-    with pytest.raises(UnfitHandler, match="again ended the transaction"):
+    with pytest.raises(InvalidHandler, match="again ended the transaction"):
         await inbox.process(delivery(2), again, consumer="billing")
 
 
@@ -180,11 +180,11 @@ async def test_a_plain_function_is_refused_before_anything_is_received(bench: Po
     remedy = (
         r"the handler tests\.integration\.test_postgres_handlers\._plain is a plain function.*write it as `async def`"
     )
-    with pytest.raises(Misuse, match=remedy):
+    with pytest.raises(UsageError, match=remedy):
         await Inbox(bench.store).process(delivery(1), _plain, consumer="billing")
     billing = bench.routes()
     billing.handlers["orders", "order.placed"] = Route(_plain)
-    with pytest.raises(Misuse, match=remedy):
+    with pytest.raises(UsageError, match=remedy):
         Consumer(ScriptedSource(Signal()), bench.store, billing)
     assert await conn.fetchval("SELECT count(*) FROM outrider.consumer_inbox") == 0
 
@@ -192,7 +192,7 @@ async def test_a_plain_function_is_refused_before_anything_is_received(bench: Po
 @pytest.mark.parametrize("handler", [_lying, lambda event, tx: None])
 async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(bench: PostgresBench, handler: Any) -> None:
     once = delivery(1)
-    with pytest.raises(UnfitHandler, match=r"(_lying|<lambda>) is a plain function"):
+    with pytest.raises(InvalidHandler, match=r"(_lying|<lambda>) is a plain function"):
         await Inbox(bench.store).process(once, handler, consumer="billing")
     assert await Inbox(bench.store).process(once, bench.handler, consumer="billing") is Result.APPLIED
 
@@ -240,7 +240,7 @@ async def test_rights_that_are_missing_are_nobodys_failure(bench: PostgresBench,
     finally:
         await bench._pool.execute("DROP OWNED BY shop_half; DROP ROLE shop_half")
     assert half.notebook.of(HandlerRetried) == []
-    assert "permission denied" in half.notebook.of(ConsumerTroubled)[0].error
+    assert "permission denied" in half.notebook.of(ConsumerUnavailable)[0].error
 
 
 async def test_a_transaction_that_an_error_has_spoilt_is_told_with_the_remedy(bench: PostgresBench) -> None:
@@ -259,7 +259,7 @@ async def _buried(bench: PostgresBench, handler: Any) -> dict[str, Any]:
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)
-    assert bench.notebook.of(ConsumerTroubled) == []
-    [letter] = await bench.store.desk.dead_letters(InboxCriteria())
+    assert bench.notebook.of(ConsumerUnavailable) == []
+    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert letter["attempts"] == 3
     return letter

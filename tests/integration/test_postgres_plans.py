@@ -11,11 +11,11 @@ import asyncpg
 import pytest
 
 import outrider
-from outrider.errors import BadSetting, Misuse, NotInTransaction, Unreachable
+from outrider.errors import InvalidSetting, NotInTransaction, Unreachable, UsageError
 from outrider.event import lane_of
-from outrider.store import Retention
+from outrider.outbox.model import Retention
 from outrider.stores.postgres import PostgresSchema, PostgresStore
-from outrider.stores.postgres.upkeep import PostgresUpkeep
+from outrider.stores.postgres.outbox_admin import PostgresMaintenance
 from outrider.testing import MemoryBroker
 from outrider.testing.harness import order
 
@@ -47,7 +47,7 @@ def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def _fetch_plan(store: PostgresStore, conn: Any) -> list[dict[str, Any]]:
-    await store.beat("relay", 600, joining=True)
+    await store.heartbeat("relay", 600, joining=True)
     lease = await store.claim("relay", range(store.lanes * 3))
     epochs = list(lease.epochs), list(lease.epochs.values())
     return _nodes(await _plan(conn, store.sql["fetch"], "relay", *epochs, [20] * len(lease.epochs)))
@@ -95,13 +95,14 @@ async def test_a_settle_looks_its_events_up_once_and_not_once_per_lane(
 ) -> None:
     await conn.execute(FILL, rows, "pending")
     await conn.execute("ANALYZE outrider.outbox")
-    await store.beat("relay", 600, joining=True)
+    await store.heartbeat("relay", 600, joining=True)
     lease = await store.claim("relay", range(store.lanes * 3))
     fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, 60))
     for batch in (50, 1_500):
         ids = [event.event_id for event in fetched.events[:batch]]
         epochs = list(lease.epochs), list(lease.epochs.values())
-        nodes = _nodes(await _plan(conn, store.sql[verb], "relay", *epochs, ids))
+        topics: list[list[str]] = [[], []] if verb == "confirm_archive" else []
+        nodes = _nodes(await _plan(conn, store.sql[verb], "relay", *epochs, ids, *topics))
         scans = [node for node in nodes if node.get("Relation Name") == "outbox" and "Scan" in node["Node Type"]]
         assert [scan["Actual Loops"] for scan in scans] == [1]
 
@@ -112,7 +113,7 @@ async def test_a_drain_reads_the_waiting_index_among_200_000_parked_rows(store: 
     block = "INSERT INTO outrider.outbox_blocked VALUES ($1, 'orders', 'k1', NULL, 'draining', clock_timestamp())"
     await conn.execute(block, lane)
     await conn.execute("ANALYZE outrider.outbox")
-    await store.beat("relay", 600, joining=True)
+    await store.heartbeat("relay", 600, joining=True)
     lease = await store.claim("relay", [lane])
     plan = await _plan(conn, store.sql["due"], "relay", [lane], list(lease.epochs.values()), 100)
     assert _scans(_nodes(plan), "outbox") == [("Index Scan", "outbox_waiting")]
@@ -125,9 +126,9 @@ async def test_a_plain_insert_with_only_the_required_columns_is_delivered(store:
     )
     broker = MemoryBroker()
     relay = outrider.Relay(store, broker)
-    await relay.keep()
+    await relay.heartbeat()
     for worker in range(relay.settings.workers):
-        await relay.work(worker)
+        await relay.run_once(worker)
     by_topic = {message.topic: message for message in broker.log}
     assert by_topic.keys() == {"events.order.placed", "events.odd"}
     message = by_topic["events.order.placed"]
@@ -188,21 +189,21 @@ async def test_two_migrators_at_once_do_the_work_once(empty_database: str) -> No
 
 async def test_a_missing_or_absent_database_is_told_apart_with_the_remedy(empty_database: str) -> None:
     url = empty_database
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         await PostgresStore.open(url)
     with pytest.raises(Unreachable, match="is it running"):
         await PostgresStore.open("postgresql://postgres@127.0.0.1:1/nothing")
-    with pytest.raises(BadSetting, match="not allowed"):
+    with pytest.raises(InvalidSetting, match="not allowed"):
         PostgresSchema(url, schema="drop table;")
 
 
 async def test_a_hint_wakes_a_listener(store: PostgresStore, postgres_url: str) -> None:
     woken = asyncio.Event()
     other = await PostgresStore.open(postgres_url)
-    async with store.wakeups(woken.set), asyncio.timeout(20):
+    async with store.listen(woken.set), asyncio.timeout(20):
         while not woken.is_set():
             # Hints before the listener is connected are lost by design.
-            await other.hint()
+            await other.notify()
             await asyncio.wait([asyncio.ensure_future(woken.wait())], timeout=0.05)
     await other.close()
 
@@ -212,10 +213,10 @@ async def test_old_partitions_are_dropped_and_new_ones_made_ahead(store: Postgre
         "CREATE TABLE outrider.outbox_archive_20200101 PARTITION OF outrider.outbox_archive "
         "FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
     )
-    upkeep = PostgresUpkeep(store.database, "outrider")
-    await upkeep.prepare()
-    await upkeep.prune(Retention())
-    names = [row["relname"] for row in await conn.fetch(store.upkeep._sql["partitions"])]  # type: ignore[attr-defined]
+    maintenance = PostgresMaintenance(store.database, "outrider")
+    await maintenance.prepare()
+    await maintenance.prune(Retention())
+    names = [row["relname"] for row in await conn.fetch(store.maintenance._sql["partitions"])]  # type: ignore[attr-defined]
     assert "outbox_archive_20200101" not in names
     assert len(names) == 8 + 1
 
@@ -228,8 +229,8 @@ async def test_a_partition_in_use_is_dropped_another_time(store: PostgresStore, 
     reader = await asyncpg.connect(postgres_url)
     async with reader.transaction():
         await reader.execute("SELECT * FROM outrider.outbox_archive_20200101")
-        await store.upkeep.prune(Retention())
+        await store.maintenance.prune(Retention())
         assert await conn.fetchval("SELECT to_regclass('outrider.outbox_archive_20200101') IS NOT NULL")
-    await store.upkeep.prune(Retention())
+    await store.maintenance.prune(Retention())
     assert await conn.fetchval("SELECT to_regclass('outrider.outbox_archive_20200101') IS NULL")
     await reader.close()

@@ -17,14 +17,15 @@ from typer.testing import CliRunner
 import outrider
 from outrider import Event, RetryPolicy, app, cli
 from outrider.drivers import asyncpg as driver
-from outrider.errors import ConcurrencyError, Misuse, UnfitHandler
-from outrider.observer import SagaStepUndone, SagaWorkerTroubled
-from outrider.saga import Saga, Sagas, SagaWorker, driving
-from outrider.saga_store import Instance, Phase, Status, Turn
+from outrider.errors import ConcurrencyError, InvalidHandler, UsageError
+from outrider.saga import Saga, SagaRegistry, SagaWorker
+from outrider.saga.execution import runner
+from outrider.saga.model import Instance, Phase, SagaChange, Status
 from outrider.stores import migrations
 from outrider.stores.postgres import PostgresSagas, PostgresSchema
-from outrider.testing import Notebook
-from outrider.testing.saga_contract.bench import claim_of, new_saga, reply
+from outrider.telemetry.events import SagaStepRolledBack, SagaWorkerUnavailable
+from outrider.testing import RecordingObserver
+from outrider.testing.saga_harness import claim_of, new_saga, reply
 
 pytestmark = pytest.mark.postgres
 
@@ -62,11 +63,11 @@ async def test_a_save_that_waited_for_a_claim_is_refused(postgres_url: str, conn
     [late] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=0)
     claiming = conn.transaction()
     await claiming.start()
-    await conn.fetch(sagas.sql["claim"], "bob", ["order"], [1], 1, 60.0)
+    await conn.fetch(sagas._sql["claim"], "bob", ["order"], [1], 1, 60.0)
 
     async def save() -> None:
         async with sagas.transaction() as tx:
-            await sagas.save(tx, claim_of(late), Turn(late.instance), 60)
+            await sagas.save(tx, claim_of(late), SagaChange(late.instance), 60)
 
     saving = asyncio.create_task(save())
     await _until_one_waits(conn)
@@ -87,24 +88,24 @@ async def test_a_save_that_waited_for_a_claim_is_refused(postgres_url: str, conn
 async def test_the_audit_trail_is_append_only(postgres_url: str, conn: Any, change: str) -> None:
     sagas = await PostgresSagas.open(postgres_url, connections_max=1)
     [saga_id] = await _start(sagas, 1)
-    await sagas.prune(saga_days=0, audit_days=0, barrier_days=0)
+    await sagas.prune(saga_days=0, audit_days=0, participant_memory_days=0)
     with pytest.raises(asyncpg.CheckViolationError, match="append only"):
         await conn.execute(change)
     async with sagas.transaction() as tx:
         # Pruning has left nothing behind in the session that would let others delete.
         with pytest.raises(asyncpg.CheckViolationError, match="append only"):
-            async with tx.transaction():
-                await tx.execute(change)
-    assert [line["actor"] for line in await sagas.desk.audit(saga_id)] == ["application"]
+            async with tx.connection.transaction():
+                await tx.connection.execute(change)
+    assert [line["actor"] for line in await sagas.admin.audit(saga_id)] == ["application"]
     await sagas.close()
 
 
 async def test_a_hint_wakes_workers_of_other_processes(postgres_url: str) -> None:
     here, there = await PostgresSagas.open(postgres_url), await PostgresSagas.open(postgres_url)
     woken = asyncio.Event()
-    async with there.wakeups(woken.set), asyncio.timeout(30):
+    async with there.listen(woken.set), asyncio.timeout(30):
         while not woken.is_set():
-            await here.hint()
+            await here.notify()
             await asyncio.sleep(0.01)
     await here.close()
     await there.close()
@@ -118,11 +119,13 @@ async def test_a_pool_with_codecs_of_its_own_makes_no_difference(postgres_url: s
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=2, init=init) as pool:
         sagas = PostgresSagas.over(pool)
         async with pool.acquire() as conn, conn.transaction():
-            assert await driver.start_saga(conn, new_saga(), "outrider")
-            await driver.post_mail(conn, [reply(new_saga().saga_id)], "outrider")
-            assert (await driver.barrier_enter(conn, "stock", "k", Phase.ACTION, "outrider")).fresh
-            await driver.barrier_keep(conn, "stock", "k", Phase.ACTION, b'"yes"', "outrider")
-            assert (await driver.barrier_enter(conn, "stock", "k", Phase.ACTION, "outrider")).reply == b'"yes"'
+            assert await driver.run(conn, "start_saga", (new_saga(),), "outrider")
+            await driver.run(conn, "deliver_messages", ([reply(new_saga().saga_id)],), "outrider")
+            assert (await driver.run(conn, "participant_enter", ("stock", "k", Phase.ACTION), "outrider")).fresh
+            await driver.run(conn, "participant_keep", ("stock", "k", Phase.ACTION, b'"yes"'), "outrider")
+            assert (
+                await driver.run(conn, "participant_enter", ("stock", "k", Phase.ACTION), "outrider")
+            ).reply == b'"yes"'
         [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
         assert (record.instance.state, record.mail[0].body) == (new_saga().state, b'{"ok": true}')
 
@@ -136,8 +139,8 @@ async def test_sagas_work_through_a_pooler(postgres_url: str, pgbouncer_url: str
     [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
     assert await sagas.renew([claim_of(record)], 15) == {record.instance.saga_id}
     async with sagas.transaction() as tx:
-        await sagas.save(tx, claim_of(record), Turn(_ended(record.instance), release=True), 15)
-    assert await sagas.prune(saga_days=0, audit_days=0, barrier_days=0) == (1, 1, 0)
+        await sagas.save(tx, claim_of(record), SagaChange(_ended(record.instance), release=True), 15)
+    assert await sagas.prune(saga_days=0, audit_days=0, participant_memory_days=0) == (1, 1, 0)
     await sagas.close()
 
 
@@ -147,9 +150,9 @@ async def test_a_step_that_ends_the_transaction_is_told(postgres_url: str) -> No
     async def commit(_: object, tx: Any) -> None:
         await tx.execute("COMMIT")
 
-    with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
+    with pytest.raises(UsageError, match="leave commit and rollback to outrider"):
         async with sagas.transaction() as tx:
-            await sagas.call(commit, None, tx)
+            await tx.call(commit, None)
     await sagas.close()
 
 
@@ -163,14 +166,14 @@ async def test_a_step_that_begins_another_transaction_is_told_when_it_is_saved(p
         await tx.execute(f"{end}; BEGIN")
 
     async def turn() -> None:
-        async with sagas.lend() as tx:
+        async with sagas.transactions.open() as tx:
             assert await sagas.load(tx, saga_id, for_update=True)
-            await sagas.call(another, None, tx)
-            await sagas.save(tx, claim_of(record), Turn(_ended(record.instance)), 15)
+            await tx.call(another, None)
+            await sagas.save(tx, claim_of(record), SagaChange(_ended(record.instance)), 15)
 
-    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+    with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
         await turn()
-    shown = await sagas.desk.show(saga_id)
+    shown = await sagas.admin.show(saga_id)
     assert shown is not None
     assert shown.instance.version == 0
     await sagas.close()
@@ -186,11 +189,11 @@ async def test_a_step_that_commits_and_fails_then_is_told(postgres_url: str, the
         await tx.execute(then)
 
     async def turn() -> None:
-        async with sagas.lend() as tx:
+        async with sagas.transactions.open() as tx:
             assert await sagas.load(tx, saga_id, for_update=True)
-            await sagas.call(another, None, tx)
+            await tx.call(another, None)
 
-    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+    with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
         await turn()
     await sagas.close()
 
@@ -201,12 +204,12 @@ async def test_claims_renewals_and_turns_never_wait_for_functions_that_hang(post
     hung, goes_on = asyncio.Barrier(3), asyncio.Event()
 
     async def hangs() -> None:
-        async with sagas.lend():
+        async with sagas.transactions.open():
             await hung.wait()
             await goes_on.wait()
 
     async def waits() -> None:
-        async with sagas.lend():
+        async with sagas.transactions.open():
             pass
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
@@ -216,7 +219,7 @@ async def test_claims_renewals_and_turns_never_wait_for_functions_that_hang(post
         [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
         assert await sagas.renew([claim_of(record)], 15) == {record.instance.saga_id}
         async with sagas.transaction() as tx:
-            await sagas.save(tx, claim_of(record), Turn(record.instance), 15)
+            await sagas.save(tx, claim_of(record), SagaChange(record.instance), 15)
         goes_on.set()
     await sagas.close()
 
@@ -230,8 +233,8 @@ async def test_a_plain_function_is_refused_when_a_worker_is_made(postgres_url: s
         tx.execute("SELECT 1")
 
     told = r"the step create of order: .*create \(.*test_postgres_saga\.py:\d+\) is a plain function"
-    with pytest.raises(UnfitHandler, match=told):
-        SagaWorker(sagas, Sagas(order), outrider.stage)
+    with pytest.raises(InvalidHandler, match=told):
+        SagaWorker(sagas, SagaRegistry(order), outrider.stage)
     await sagas.close()
 
 
@@ -250,10 +253,10 @@ async def test_a_connection_that_is_lost_under_a_local_step_costs_no_attempt(pos
 
     async with sagas.transaction() as tx:
         saga_id = await order.start(tx, Placed(), correlation_id="A-7")
-    worker = SagaWorker(sagas, Sagas(order), outrider.stage)
-    while await worker.work():
+    worker = SagaWorker(sagas, SagaRegistry(order), outrider.stage)
+    while await worker.run_once():
         await worker.rest()
-    shown = await sagas.desk.show(saga_id)
+    shown = await sagas.admin.show(saga_id)
     assert shown is not None
     assert (shown.instance.status, tries) == (Status.COMPLETED, [1, 1])
     await sagas.close()
@@ -278,13 +281,13 @@ async def test_a_local_step_that_ignores_its_end_can_do_nothing_any_more(postgre
 
     async with sagas.transaction() as tx:
         saga_id = await order.start(tx, Placed(), correlation_id="A-7")
-    worker = SagaWorker(sagas, Sagas(order), outrider.stage)
-    while await worker.work():
+    worker = SagaWorker(sagas, SagaRegistry(order), outrider.stage)
+    while await worker.run_once():
         await worker.rest()
     goes_on.set()
     async with asyncio.timeout(10):
         await ended.wait()
-    shown = await sagas.desk.show(saga_id)
+    shown = await sagas.admin.show(saga_id)
     assert shown is not None
     assert shown.instance.status is Status.COMPENSATED
     assert await conn.fetchval("SELECT count(*) FROM effect") == 0
@@ -315,10 +318,10 @@ async def test_connections_that_are_lost_while_events_are_staged_blame_nobody(
 
     async with sagas.transaction() as tx:
         saga_id = await order.start(tx, Placed(), correlation_id="A-7")
-    worker = SagaWorker(sagas, Sagas(order), stage)
-    while await worker.work():
+    worker = SagaWorker(sagas, SagaRegistry(order), stage)
+    while await worker.run_once():
         await worker.rest()
-    shown = await sagas.desk.show(saga_id)
+    shown = await sagas.admin.show(saga_id)
     assert shown is not None
     assert (shown.instance.status, shown.journal[0].attempts, len(lost)) == (Status.COMPLETED, 1, 4)
     assert await conn.fetchval("SELECT count(*) FROM outrider.outbox") == 1
@@ -328,10 +331,10 @@ async def test_connections_that_are_lost_while_events_are_staged_blame_nobody(
 async def test_a_step_that_spoils_our_own_statements_is_charged_in_the_end(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driving, "PAUSES", RetryPolicy(base_seconds=0.001, cap_seconds=0.001))
+    monkeypatch.setattr(runner, "PAUSES", RetryPolicy(base_seconds=0.001, cap_seconds=0.001))
     sagas = await PostgresSagas.open(postgres_url)
     order: Saga[Placed] = Saga("order", Placed)
-    notebook = Notebook()
+    notebook = RecordingObserver()
 
     @order.local(retry=RetryPolicy(max_attempts=1))
     async def create(run: Any, tx: Any) -> None:
@@ -341,24 +344,24 @@ async def test_a_step_that_spoils_our_own_statements_is_charged_in_the_end(
 
     async with sagas.transaction() as tx:
         saga_id = await order.start(tx, Placed(), correlation_id="A-7")
-    worker = SagaWorker(sagas, Sagas(order), outrider.stage, observer=notebook)
-    while await worker.work():
+    worker = SagaWorker(sagas, SagaRegistry(order), outrider.stage, observer=notebook)
+    while await worker.run_once():
         await worker.rest()
-    shown = await sagas.desk.show(saga_id)
+    shown = await sagas.admin.show(saga_id)
     assert shown is not None
     assert shown.instance.status is Status.COMPENSATED
-    assert f"the store has failed under it {driving.UNDONE_MAX} times in a row" in (shown.journal[0].error or "")
-    assert [fact.times for fact in notebook.of(SagaStepUndone)] == [*range(1, driving.UNDONE_MAX + 1)]
-    assert not notebook.of(SagaWorkerTroubled)
+    assert f"the store has failed under it {runner.ROLLED_BACK_MAX} times in a row" in (shown.journal[0].error or "")
+    assert [fact.times for fact in notebook.of(SagaStepRolledBack)] == [*range(1, runner.ROLLED_BACK_MAX + 1)]
+    assert not notebook.of(SagaWorkerUnavailable)
     await sagas.close()
 
 
 async def test_a_driver_says_what_to_run_where_nothing_is_installed(empty_database: str) -> None:
     conn = await asyncpg.connect(empty_database)
     async with conn.transaction():
-        with pytest.raises(Misuse, match="outrider db migrate"):
+        with pytest.raises(UsageError, match="outrider db migrate"):
             async with conn.transaction():
-                await driver.start_saga(conn, new_saga(), "outrider")
+                await driver.run(conn, "start_saga", (new_saga(),), "outrider")
     await conn.close()
 
 
@@ -372,15 +375,15 @@ async def test_an_installation_without_sagas_is_told_what_to_run_and_upgrades(
     conn = await asyncpg.connect(empty_database)
     async with conn.transaction():
         await outrider.stage(conn, Event("order.placed", {"id": 1}))
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         await app.open_sagas(empty_database)
     migrate = await asyncio.to_thread(CliRunner().invoke, cli.app, ["db", "migrate", "--store", empty_database])
     assert migrate.exit_code == 0, migrate.output
     assert "0003_saga" in migrate.output
     sagas = await app.open_sagas(empty_database)
     async with conn.transaction():
-        assert await driver.start_saga(conn, new_saga(), "outrider")
-    assert (await sagas.desk.counts())["started"] == 1
+        assert await driver.run(conn, "start_saga", (new_saga(),), "outrider")
+    assert (await sagas.admin.counts())["started"] == 1
     assert await conn.fetchval("SELECT count(*) FROM outrider.outbox") == 1
     await sagas.close()
     await conn.close()

@@ -9,13 +9,13 @@ from uuid import uuid4
 
 import pytest
 
-from outrider.brokers.rabbitmq import RabbitBroker, links
-from outrider.brokers.rabbitmq.protocol import Wire, connect
-from outrider.brokers.rabbitmq.publisher import Publisher
+from outrider.brokers.base import CONFIRMED, PublishResult, Unknown
+from outrider.brokers.rabbitmq import RabbitBroker, connection_pool
+from outrider.brokers.rabbitmq.confirm_channel import ConfirmChannel
+from outrider.brokers.rabbitmq.connection import AmqpConnection, connect
 from outrider.brokers.rabbitmq.settings import RabbitSettings
-from outrider.errors import BadSetting, Transient
-from outrider.outcome import CONFIRMED, Unresolved, Verdict
-from outrider.testing.broker_contract import message
+from outrider.errors import InvalidSetting, Transient
+from outrider.testing.contracts.broker import message
 from outrider.testing.servers.rabbitmq import RabbitServer
 from tests.integration.rabbitmq import contents
 
@@ -53,13 +53,13 @@ class Load:
     def __init__(self, broker: RabbitBroker) -> None:
         self.broker = broker
         self.sent: list[str] = []
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[PublishResult] = []
 
     async def run(self, *, links: int, waves_max: int = WAVES_MAX) -> None:
         """Publish until the broker has so many links, or for so many waves."""
         waves = iter(range(waves_max))
 
-        async def work() -> None:
+        async def run_once() -> None:
             for number in waves:
                 if len(self.broker._links) >= links:
                     return
@@ -67,7 +67,7 @@ class Load:
                 self.sent += [m.message_id for m in wave]
                 self.verdicts += await self.broker.publish(wave)
 
-        await asyncio.gather(*(work() for _ in range(4)))
+        await asyncio.gather(*(run_once() for _ in range(4)))
 
 
 def connections(server: RabbitServer, vhost: str) -> int:
@@ -124,7 +124,7 @@ async def test_a_connection_that_is_lost_is_in_doubt_and_the_others_go_on(
     async with asyncio.timeout(20):
         await written.wait()
     lost.wire.abort("pulled out")
-    assert await publishing == [Unresolved("pulled out")] * WAVE
+    assert await publishing == [Unknown("pulled out")] * WAVE
     await broker.probe("")
     assert await broker.publish(wave) == [CONFIRMED] * WAVE
     assert lost not in broker._links._links
@@ -149,7 +149,7 @@ async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(
     arrived: asyncio.Queue[str] = asyncio.Queue()
     get_publisher = link._publisher
 
-    async def arrive(exchange: str) -> Publisher:
+    async def arrive(exchange: str) -> ConfirmChannel:
         arrived.put_nowait(exchange)
         return await get_publisher(exchange)
 
@@ -159,7 +159,7 @@ async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(
         for _ in publishing:
             await arrived.get()
         link.wire.abort("pulled out")
-    assert await asyncio.gather(*publishing) == [[Unresolved("pulled out")]] * 5
+    assert await asyncio.gather(*publishing) == [[Unknown("pulled out")]] * 5
     await broker.close()
     assert len(broker._links) == 0
     assert await asyncio.to_thread(connections, server, vhost) == 0
@@ -168,7 +168,7 @@ async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(
 async def test_idle_connections_are_given_back_all_but_one(
     server: RabbitServer, broker: RabbitBroker, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(connection_pool, "IDLE_SECONDS", 0.2)
     await Load(broker).run(links=3)
     async with asyncio.timeout(20):
         await broker._links._tasks["give back"]
@@ -180,7 +180,7 @@ async def test_idle_connections_are_given_back_all_but_one(
 async def test_a_connection_that_comes_into_use_while_another_is_given_back_is_kept(
     broker: RabbitBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(connection_pool, "IDLE_SECONDS", 0.2)
     await Load(broker).run(links=3)
     [_, second, third] = broker._links._links
     second.used_at = third.used_at = 0.0
@@ -208,11 +208,11 @@ async def test_closing_while_another_connection_is_opened_leaves_none(
     await broker.start()
     connecting = asyncio.Event()
 
-    async def told(settings: RabbitSettings) -> Wire:
+    async def told(settings: RabbitSettings) -> AmqpConnection:
         connecting.set()
         return await connect(settings)
 
-    monkeypatch.setattr(links, "connect", told)
+    monkeypatch.setattr(connection_pool, "connect", told)
     publishing = [asyncio.create_task(broker.publish([message(n) for n in range(WAVE)])) for _ in range(4)]
     async with asyncio.timeout(20):
         await connecting.wait()
@@ -228,10 +228,10 @@ async def test_whatever_keeps_a_further_connection_from_opening_is_told_once(
 ) -> None:
     caplog.set_level("INFO", "outrider.rabbitmq")
 
-    async def refuse(_: RabbitSettings) -> Wire:
-        raise BadSetting("the file of certificates is gone")
+    async def refuse(_: RabbitSettings) -> AmqpConnection:
+        raise InvalidSetting("the file of certificates is gone")
 
-    monkeypatch.setattr(links, "connect", refuse)
+    monkeypatch.setattr(connection_pool, "connect", refuse)
     load = Load(broker)
     await load.run(links=2, waves_max=20)
     assert load.verdicts == [CONFIRMED] * 20 * WAVE
@@ -242,7 +242,7 @@ async def test_a_block_of_any_connection_is_an_outage(server: RabbitServer, brok
     await Load(broker).run(links=2)
     await asyncio.to_thread(server.memory_alarm, True)
     try:
-        assert await broker.publish([message(1)]) == [Unresolved("blocked: low on memory")]
+        assert await broker.publish([message(1)]) == [Unknown("blocked: low on memory")]
         with pytest.raises(Transient, match="blocked: low on memory"):
             await broker.probe("")
     finally:
@@ -256,7 +256,7 @@ async def test_a_block_of_any_connection_is_an_outage(server: RabbitServer, brok
 
 @pytest.mark.parametrize("said", ["0", "-1", "", "abc", "1.5", "1_0", "+3", " 4", "65", "9" * 5_000])
 def test_a_number_of_connections_that_cannot_work_is_refused(said: str) -> None:
-    with pytest.raises(BadSetting, match="connections_max cannot work; write a whole number from 1 to 64"):
+    with pytest.raises(InvalidSetting, match="connections_max cannot work; write a whole number from 1 to 64"):
         RabbitBroker(f"amqp://localhost?connections_max={quote(said)}")
-    with pytest.raises(BadSetting, match="connections_max cannot work"):
+    with pytest.raises(InvalidSetting, match="connections_max cannot work"):
         RabbitBroker("amqp://localhost", connections_max=said)

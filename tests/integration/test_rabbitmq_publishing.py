@@ -10,10 +10,10 @@ from uuid import uuid4
 import pytest
 
 from outrider.app import open_broker
-from outrider.brokers.rabbitmq import RabbitBroker, link
-from outrider.errors import BadSetting, Misuse, Unreachable
-from outrider.outcome import CONFIRMED, Rejected, Unresolved
-from outrider.testing.broker_contract import message
+from outrider.brokers.base import CONFIRMED, Rejected, Unknown
+from outrider.brokers.rabbitmq import RabbitBroker, connection_pool
+from outrider.errors import InvalidSetting, Unreachable, UsageError
+from outrider.testing.contracts.broker import message
 from outrider.testing.servers.rabbitmq import RabbitServer
 from outrider.testing.servers.server import free_port
 from tests.integration.rabbitmq import channel_to, contents
@@ -89,7 +89,7 @@ async def test_our_heartbeats_keep_an_idle_connection(
 async def test_more_exchanges_than_channels_take_turns(
     server: RabbitServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "PUBLISHERS_MAX", 2)
+    monkeypatch.setattr(connection_pool, "PUBLISHERS_MAX", 2)
     topics = [f"{name}.{n}" for n in range(6)]
     async with channel_to(server.url) as channel:
         queue = await channel.declare_queue(name, durable=True)
@@ -138,7 +138,7 @@ async def test_a_server_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(Unreachable):
         await broker.probe("")
     [verdict] = await broker.publish([message(1)])
-    assert isinstance(verdict, Unresolved)
+    assert isinstance(verdict, Unknown)
     assert verdict.destination == ""
 
 
@@ -146,7 +146,7 @@ async def test_a_topology_that_contradicts_what_is_there_is_a_misuse(server: Rab
     async with channel_to(server.url) as channel:
         await channel.declare_queue(name, durable=True)
         broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "#"),))
-        with pytest.raises(Misuse, match="PRECONDITION_FAILED - inequivalent arg 'x-queue-type'"):
+        with pytest.raises(UsageError, match="PRECONDITION_FAILED - inequivalent arg 'x-queue-type'"):
             await broker.start()
         await broker.close()
 
@@ -162,7 +162,7 @@ async def test_a_topology_that_contradicts_what_is_there_is_a_misuse(server: Rab
     ],
 )
 def test_a_url_that_cannot_work_is_refused(url: str, problem: str) -> None:
-    with pytest.raises(BadSetting, match=problem):
+    with pytest.raises(InvalidSetting, match=problem):
         RabbitBroker(url)
 
 
@@ -170,5 +170,5 @@ async def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyP
     for module in [found for found in sys.modules if found.startswith("outrider.brokers.rabbitmq")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "pamqp", None)
-    with pytest.raises(Misuse, match=r"pip install 'outrider\[rabbitmq\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'outrider\[rabbitmq\]'"):
         await open_broker("amqp://localhost")

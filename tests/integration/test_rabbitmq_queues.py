@@ -9,15 +9,15 @@ from uuid import uuid4
 
 import pytest
 
+from outrider.brokers.base import CONFIRMED
 from outrider.brokers.rabbitmq import RabbitBroker, RabbitSettings, RabbitSource
+from outrider.brokers.rabbitmq.connection import connect
 from outrider.brokers.rabbitmq.frames import METHOD
-from outrider.brokers.rabbitmq.protocol import connect
 from outrider.brokers.rabbitmq.queues import Queue, exists, inspect
-from outrider.errors import Misuse
-from outrider.outcome import CONFIRMED
+from outrider.errors import UsageError
+from outrider.testing.contracts import message
+from outrider.testing.contracts.source import numbers
 from outrider.testing.servers.rabbitmq import RabbitServer
-from outrider.testing.source_contract import message
-from outrider.testing.source_contract.bench import numbers
 from tests.integration.rabbit import (
     QUORUM,
     SINGLE,
@@ -71,7 +71,7 @@ class TestQueues:
             async with reading(source_of(server, name, declare=False)) as reader:
                 await channel.queue_delete(name)
                 assert "the queue was deleted" in await loss(reader)
-                with pytest.raises(Misuse, match=rf"has no queue '{name}'.*declare"):
+                with pytest.raises(UsageError, match=rf"has no queue '{name}'.*declare"):
                     await reader.source.start(reader.on_revoked)
 
     async def test_acks_still_count_when_only_the_consumer_was_cancelled(
@@ -97,14 +97,16 @@ class TestQueues:
             queue = await inspect(wire, name)
             await wire.close()
         assert queue.arguments == {**QUORUM, **SINGLE}
-        assert (queue.objection, queue.unknown, queue.drops) == ("", "", False)
+        assert (queue.mismatch, queue.unknown, queue.drops) == ("", "", False)
 
     async def test_with_a_gate_a_queue_without_a_single_active_consumer_is_refused(
         self, server: RabbitServer, name: str
     ) -> None:
         async with channel_to(server.url) as channel:
             await channel.declare_queue(name, durable=True, arguments={**QUORUM, "x-max-length": 9})
-            with pytest.raises(Misuse, match=r"inequivalent arg 'x-single-active.*empty it first.*declare it again"):
+            with pytest.raises(
+                UsageError, match=r"inequivalent arg 'x-single-active.*empty it first.*declare it again"
+            ):
                 await source_of(server, name, exclusive=True).start(nobody)
             async with reading(source_of(server, name)):
                 pass
@@ -126,25 +128,27 @@ class TestQueues:
         await asyncio.to_thread(server.ctl, "set_permissions", name, "^$", "^$", ".*")
         url = f"amqp://{name}:secret@127.0.0.1:{server.port}/"
         with pytest.raises(
-            Misuse, match=r"does not tell whether it has \(ACCESS_REFUSED.*grant the right to configure"
+            UsageError, match=r"does not tell whether it has \(ACCESS_REFUSED.*grant the right to configure"
         ):
             await RabbitSource(url, name, ["orders"], exclusive=True).start(nobody)
         async with reading(RabbitSource(url, name, ["orders"])):
             pass
         await asyncio.to_thread(server.ctl, "set_permissions", name, ".*", ".*", "^$")
-        with pytest.raises(Misuse, match=r"refused to let the queue .* be consumed \(ACCESS_REFUSED.*grant the rights"):
+        with pytest.raises(
+            UsageError, match=r"refused to let the queue .* be consumed \(ACCESS_REFUSED.*grant the rights"
+        ):
             await RabbitSource(url, name, ["orders"]).start(nobody)
 
     async def test_a_stream_is_refused(self, server: RabbitServer, name: str) -> None:
         async with channel_to(server.url) as channel:
             await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "stream"})
-        with pytest.raises(Misuse, match="is a stream"):
+        with pytest.raises(UsageError, match="is a stream"):
             await source_of(server, name).start(nobody)
 
     async def test_an_exclusive_queue_of_another_connection_is_refused(self, server: RabbitServer, name: str) -> None:
         async with channel_to(server.url) as channel:
             await channel.declare_queue(name, exclusive=True)
-            with pytest.raises(Misuse, match="RESOURCE_LOCKED"):
+            with pytest.raises(UsageError, match="RESOURCE_LOCKED"):
                 await source_of(server, name, declare=False).start(nobody)
 
     async def test_looking_at_a_queue_never_makes_one(self, server: RabbitServer, name: str) -> None:

@@ -13,20 +13,20 @@ from uuid import uuid4
 import aio_pika
 import pytest
 
+from outrider.brokers.base import CONFIRMED
 from outrider.brokers.rabbitmq import RabbitBroker, RabbitSource
-from outrider.errors import Misuse, Transient, Unreachable
+from outrider.errors import Transient, Unreachable, UsageError
 from outrider.event import Event
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
-from outrider.observer import ConsumerRecovered, ConsumerTroubled, Fact, Handled
-from outrider.outcome import CONFIRMED
 from outrider.stores.memory import MemoryInbox, MemoryStore, MemoryTransaction
-from outrider.testing import Notebook
+from outrider.telemetry.events import ConsumerRecovered, ConsumerUnavailable, Handled, TelemetryEvent
+from outrider.testing import RecordingObserver
+from outrider.testing.contracts import message
+from outrider.testing.contracts.source import numbers
 from outrider.testing.servers.rabbitmq import RabbitServer
 from outrider.testing.servers.server import free_port
-from outrider.testing.source_contract import message
-from outrider.testing.source_contract.bench import numbers
 from tests.integration.rabbit import (
     PATIENCE_SECONDS,
     QUORUM,
@@ -101,10 +101,10 @@ class TestLosses:
             assert "for a test" in await loss(reader)
             assert reader.revoked == set()
             await restart(reader)
-            assert reader.revoked == {old[0].shard}
+            assert reader.revoked == {old[0].partition}
             new = await reader.until(20)
             assert numbers(new) == list(range(10))
-            assert {delivery.shard for delivery in old}.isdisjoint(delivery.shard for delivery in new)
+            assert {delivery.partition for delivery in old}.isdisjoint(delivery.partition for delivery in new)
             reader.ack(old)
             reader.ack(new[:3])
         async with reading(source_of(server, name)) as reader:
@@ -120,7 +120,7 @@ class TestLosses:
             pull_out(reader)
             await loss(reader)
             await reader.source.start(reader.on_revoked)
-            assert reader.revoked == {old.shard}
+            assert reader.revoked == {old.partition}
             assert numbers(await reader.until(2)) == [1]
 
     async def test_a_server_that_stops_and_starts_loses_nothing(
@@ -248,7 +248,7 @@ class TestMessages:
             )
             await exchange.publish(foreign, routing_key="orders")
             [found] = await reader.until(1)
-        assert (found.topic, found.key, found.place, found.body) == ("orders", None, "", b"{}")
+        assert (found.topic, found.key, found.position, found.body) == ("orders", None, "", b"{}")
         assert found.headers == {
             "text": "naïve ☂".encode(),
             "number": b"-7",
@@ -310,7 +310,7 @@ class TestConnecting:
         url = await asyncio.to_thread(server.vhost, f"shop/{name}")
         async with reading(RabbitSource(f"{url}?declare=", name, ["orders"])) as reader:
             assert await reader.receive() == []
-        with pytest.raises(Misuse, match="has no queue"):
+        with pytest.raises(UsageError, match="has no queue"):
             await source_of(server, name, declare=False).start(nobody)
 
     async def test_a_server_that_is_not_there_is_named(self, name: str) -> None:
@@ -335,16 +335,16 @@ class TestConnecting:
             assert await reader.receive() == []
 
 
-class Watch(Notebook):
+class Watch(RecordingObserver):
     """A notebook that can be waited for."""
 
     def __init__(self) -> None:
         super().__init__()
         self._news = asyncio.Event()
 
-    def notice(self, fact: Fact) -> None:
+    def emit(self, fact: TelemetryEvent) -> None:
         """Write the fact down, and wake who waits."""
-        super().notice(fact)
+        super().emit(fact)
         self._news.set()
 
     async def until(self, true: Callable[[], bool]) -> None:
@@ -381,7 +381,7 @@ class TestConsumer:
                 await asyncio.to_thread(close_all, server)
             elif start == 200:
                 await asyncio.to_thread(server.halt)
-                await watch.until(lambda: len(watch.of(ConsumerTroubled)) >= 2)
+                await watch.until(lambda: len(watch.of(ConsumerUnavailable)) >= 2)
                 await asyncio.to_thread(server.start)
         await watch.until(lambda: len(effects) >= count)
         consumer.stop()
@@ -389,7 +389,7 @@ class TestConsumer:
         assert sorted(number for _, number in effects) == list(range(count))
         for key in range(keys):
             assert [n for name, n in effects if name == f"k{key}"] == list(range(key, count, keys))
-        assert len(watch.of(ConsumerTroubled)) == len(watch.of(ConsumerRecovered)) == 2
+        assert len(watch.of(ConsumerUnavailable)) == len(watch.of(ConsumerRecovered)) == 2
         assert sum(fact.applied for fact in watch.of(Handled)) == count
         async with reading(source_of(server, name)) as reader:
             assert await reader.looks() == []

@@ -11,12 +11,12 @@ from uuid import uuid4
 import aio_pika
 import pytest
 
+from outrider.brokers.base import CONFIRMED, Unknown
 from outrider.brokers.rabbitmq import RabbitBroker
 from outrider.errors import Transient
 from outrider.event import Event
-from outrider.observer import BreakerOpened, Buried, Retried
-from outrider.outcome import CONFIRMED, Unresolved
-from outrider.testing.broker_contract import message
+from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Retried
+from outrider.testing.contracts.broker import message
 from outrider.testing.servers.rabbitmq import RabbitServer
 from tests.integration.office import Office
 from tests.integration.rabbitmq import channel_to, contents
@@ -92,7 +92,7 @@ async def test_what_was_confirmed_survives_a_crash_of_the_server(server: RabbitS
     assert await broker.publish(wave) == [CONFIRMED] * 500
     await asyncio.to_thread(server.kill)
     [verdict] = await broker.publish([message(500)])
-    assert isinstance(verdict, Unresolved)
+    assert isinstance(verdict, Unknown)
     await asyncio.to_thread(server.start)
     assert await broker.publish([message(501)]) == [CONFIRMED]
     await broker.close()
@@ -109,7 +109,7 @@ async def test_a_memory_alarm_is_an_outage(server: RabbitServer, broker: RabbitB
             await office.until_noticed(BreakerOpened, 3)
             with pytest.raises(Transient, match="blocked: low on memory"):
                 await broker.probe("")
-            assert await broker.publish([message(1)]) == [Unresolved("blocked: low on memory")]
+            assert await broker.publish([message(1)]) == [Unknown("blocked: low on memory")]
         finally:
             await asyncio.to_thread(server.memory_alarm, False)
         await office.until_sent(50)
@@ -124,11 +124,11 @@ async def test_an_unroutable_message_is_buried_and_other_routing_keys_go_on(serv
         [lost] = await office.stage(event(0, topic="nowhere", key="A"))
         await office.stage(*(event(n) for n in range(50)))
         await office.until_sent(50)
-        await office.until_noticed(Buried)
-    [buried] = office.watch.of(Buried)
+        await office.until_noticed(EventDeadLettered)
+    [buried] = office.watch.of(EventDeadLettered)
     assert str(buried.event_id) == lost
     assert buried.error.startswith("unroutable: NO_ROUTE")
-    assert buried.error.endswith("bind a queue for it, then: outrider dead replay --topic nowhere")
+    assert buried.error.endswith("bind a queue for it, then: outrider dead-letters replay --topic nowhere")
     assert office.watch.of(BreakerOpened) == []
     await broker.close()
 
@@ -174,9 +174,9 @@ async def test_a_message_too_large_for_the_server_is_found_and_buried_alone(
         good = await office.stage(*(event(n) for n in range(100)))
         [guilty] = await office.stage(huge)
         await office.until_sent(100)
-        await office.until_noticed(Buried)
-    assert [str(fact.event_id) for fact in office.watch.of(Buried)] == [guilty]
-    assert "PRECONDITION_FAILED" in office.watch.of(Buried)[0].error
+        await office.until_noticed(EventDeadLettered)
+    assert [str(fact.event_id) for fact in office.watch.of(EventDeadLettered)] == [guilty]
+    assert "PRECONDITION_FAILED" in office.watch.of(EventDeadLettered)[0].error
     assert office.watch.of(Retried) == []
     assert {m.message_id for m in await contents(server.url, name)} == set(good)
 
@@ -221,7 +221,7 @@ async def test_a_frozen_server_is_an_outage_and_not_a_wait_without_end(server: R
     server.pause()
     try:
         [verdict] = await broker.publish([message(1)])
-        assert verdict == Unresolved("nothing was heard from the server for 0.25 s")
+        assert verdict == Unknown("nothing was heard from the server for 0.25 s")
     finally:
         server.resume()
     assert await broker.publish([message(2)]) == [CONFIRMED]
@@ -237,6 +237,6 @@ async def test_silence_for_two_heartbeats_ends_the_connection(server: RabbitServ
             [verdict] = await broker.publish([message(1)])
     finally:
         server.resume()
-    assert isinstance(verdict, Unresolved)
+    assert isinstance(verdict, Unknown)
     assert "silent" in verdict.error
     await broker.close()

@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pytest
 
-from outrider.saga_store import Claim, Entry, Note, Phase, Progress, Status, Turn
+from outrider.saga.model import AuditEntry, Claim, JournalEntry, Phase, SagaChange, Status, StepStatus
 from outrider.stores.postgres import PostgresSagas
-from outrider.stores.postgres.saga_parameters import post_parameters, save_parameters
-from outrider.testing.saga_contract.bench import new_saga, reply
+from outrider.stores.postgres.statements import post_parameters, save_parameters
+from outrider.testing.saga_harness import new_saga, reply
 from tests.integration.test_inbox_plans import _indexes as used_indexes
 
 pytestmark = pytest.mark.postgres
@@ -40,7 +40,7 @@ SELECT md5('order' || i)::uuid, gen_random_uuid(), 'reply', 'stock.reserved', '{
 FROM generate_series(1, 100000) AS i WHERE i % 50 < 10;
 INSERT INTO outrider.saga_audit_log (saga_id, at, new_status, what, actor, detail)
 SELECT CASE WHEN i % 2 = 0 THEN md5('order' || i)::uuid ELSE gen_random_uuid() END, now() - i * interval '1 minute',
-    'running', 'intended', 'ann', ''
+    'running', 'started', 'ann', ''
 FROM generate_series(1, 50000) AS i;
 INSERT INTO outrider.saga_barrier
 SELECT 'stock', md5('order' || i) || ':reserve', 'action', false, '{}', now() - i * interval '1 minute'
@@ -70,9 +70,9 @@ async def _owned(conn: Any, count: int) -> list[Any]:
 
 async def test_a_claim_reads_what_it_takes_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
     ways = {"saga_instance_due", "saga_mailbox_unseen", "saga_instance_pkey"}
-    assert await used_indexes(conn, 64, sagas.sql["claim"], "bob", *ORDER, 64, 15.0) == ways
+    assert await used_indexes(conn, 64, sagas._sql["claim"], "bob", *ORDER, 64, 15.0) == ways
     # A worker for whom there is nothing reads nothing.
-    assert await used_indexes(conn, 1, sagas.sql["claim"], "bob", ["order", "refund"], [2, 1], 64, 15.0) <= ways
+    assert await used_indexes(conn, 1, sagas._sql["claim"], "bob", ["order", "refund"], [2, 1], 64, 15.0) <= ways
     async with sagas.transaction() as tx:
         await sagas.start(tx, new_saga("mine", "mine"))
     [record] = await sagas.claim("bob", [("mine", 1)], limit=64, lease_seconds=15)
@@ -81,39 +81,39 @@ async def test_a_claim_reads_what_it_takes_and_nothing_else(sagas: PostgresSagas
 
 async def test_a_turn_reads_what_it_is_about_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
     ids, instance = await _owned(conn, 64), {"saga_instance_pkey"}
-    assert await used_indexes(conn, 64, sagas.sql["journals"], ids) == {"saga_step_pkey"}
-    assert await used_indexes(conn, 64, sagas.sql["mail"], ids) == {"saga_mailbox_event"}
-    assert await used_indexes(conn, 1, sagas.sql["load_for_update"], ids[0]) == instance
-    assert await used_indexes(conn, 64, sagas.sql["renew"], ids, ["ann"] * 64, [1] * 64, 15.0) == instance
+    assert await used_indexes(conn, 64, sagas._sql["journal"], ids) == {"saga_step_pkey"}
+    assert await used_indexes(conn, 64, sagas._sql["messages"], ids) == {"saga_mailbox_event"}
+    assert await used_indexes(conn, 1, sagas._sql["load_for_update"], ids[0]) == instance
+    assert await used_indexes(conn, 64, sagas._sql["renew"], ids, ["ann"] * 64, [1] * 64, 15.0) == instance
     mail = post_parameters([reply(saga_id) for saga_id in [*ids[:50], *(uuid4() for _ in range(50))]])
-    assert await used_indexes(conn, 100, sagas.sql["post"], *mail) == instance
+    assert await used_indexes(conn, 100, sagas._sql["post"], *mail) == instance
     outbox = {"outbox_pkey", "outbox_dead_letter_pkey"}
-    assert await used_indexes(conn, 64, sagas.sql["undelivered"], ids) == outbox
-    assert await used_indexes(conn, 1, sagas.sql["answered"], "stock", "k", "action") == {"saga_barrier_pkey"}
-    assert await used_indexes(conn, 1, sagas.sql["keep"], "stock", "k", "action", "{}") == {"saga_barrier_pkey"}
+    assert await used_indexes(conn, 64, sagas._sql["undelivered"], ids) == outbox
+    assert await used_indexes(conn, 1, sagas._sql["participant_reply"], "stock", "k", "action") == {"saga_barrier_pkey"}
+    assert await used_indexes(conn, 1, sagas._sql["keep_reply"], "stock", "k", "action", "{}") == {"saga_barrier_pkey"}
 
 
 async def test_saving_reads_what_it_writes_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
     [saga_id] = await _owned(conn, 1)
-    record = await sagas.desk.show(saga_id)
+    record = await sagas.admin.show(saga_id)
     assert record is not None
-    numbers = [piece.mail_id for piece in record.mail]
+    numbers = [piece.message_id for piece in record.mail]
     assert numbers
-    entries = [Entry(f"step{n}", Phase.ACTION, Progress.DONE, n) for n in range(5)]
-    note = Note(Status.RUNNING, Status.RUNNING, None, "intended", "ann")
+    entries = [JournalEntry(f"step{n}", Phase.ACTION, StepStatus.DONE, n) for n in range(5)]
+    note = AuditEntry(Status.RUNNING, Status.RUNNING, None, "started", "ann")
     for taken, seen in ((numbers, []), ([], numbers)):
-        turn = Turn(record.instance, entries=entries, notes=[note], taken=taken, seen=seen)
+        turn = SagaChange(record.instance, entries=entries, notes=[note], taken=taken, seen=seen)
         parameters = save_parameters(Claim("ann", saga_id, 1), turn, 15.0)
-        used = await used_indexes(conn, 5, sagas.sql["save"], *parameters)
+        used = await used_indexes(conn, 5, sagas._sql["save"], *parameters)
         assert used <= {"saga_instance_pkey", "saga_mailbox_pkey", "saga_mailbox_event"}
         assert "saga_instance_pkey" in used
 
 
 async def test_pruning_reads_the_oldest_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
-    old = await used_indexes(conn, 1000, sagas.sql["prune_sagas"], 1.0, 1000)
+    old = await used_indexes(conn, 1000, sagas._sql["prune_sagas"], 1.0, 1000)
     assert old == {"saga_instance_age", "saga_instance_pkey", "saga_step_pkey", "saga_mailbox_event"}
     # What is to go is found by age, and then by its place in the table.
-    notes = await used_indexes(conn, 1000, sagas.sql["prune_notes"], 1.0, 1000)
+    notes = await used_indexes(conn, 1000, sagas._sql["prune_notes"], 1.0, 1000)
     assert notes == {"saga_audit_age", "saga_instance_pkey", "saga_audit_log"}
-    barriers = await used_indexes(conn, 1000, sagas.sql["prune_barriers"], 1.0, 1000)
+    barriers = await used_indexes(conn, 1000, sagas._sql["prune_participants"], 1.0, 1000)
     assert barriers == {"saga_barrier_age", "saga_barrier"}

@@ -37,9 +37,9 @@ from outrider.testing.servers import (
 from outrider.testing.servers.__main__ import NO_FSYNC
 from outrider.testing.servers.kafka import create_topic
 from outrider.testing.servers.mongo import find_program as find_mongo
-from outrider.testing.servers.pgbouncer import find_program as find_pgbouncer
+from outrider.testing.servers.postgres import find_program as find_pgbouncer
 from outrider.testing.servers.postgres import find_programs as find_postgres
-from outrider.testing.servers.processes import children_of
+from outrider.testing.servers.server import children_of
 
 SILENCE_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0

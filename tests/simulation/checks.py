@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from uuid import UUID
 
-from outrider.outcome import Policy
+from outrider.event import OnDeadLetter
 from outrider.stores.memory import MemoryStore
 from tests.simulation.record import Delivery, Entry, Record
 
@@ -23,7 +23,7 @@ def findings(record: Record, store: MemoryStore) -> Iterator[str]:
 def at_rest(record: Record, store: MemoryStore) -> bool:
     """Tell whether there is nothing left to do, for relays or for the operator."""
     tables = store.tables
-    wanted = (i for i, dead in tables.dead.items() if dead.policy == Policy.HOLD or _will_be_replayed(record, i))
+    wanted = (i for i, dead in tables.dead.items() if dead.policy == OnDeadLetter.BLOCK or _will_be_replayed(record, i))
     return not tables.rows and not tables.blocked and next(wanted, None) is None
 
 
@@ -39,7 +39,7 @@ def _leftovers(record: Record, store: MemoryStore) -> Iterator[str]:
     for stream, block in tables.blocked.items():
         yield f"{stream} is still blocked: {block.cause} until {block.until}"
     for event_id, dead in tables.dead.items():
-        if dead.policy == Policy.HOLD or _will_be_replayed(record, event_id):
+        if dead.policy == OnDeadLetter.BLOCK or _will_be_replayed(record, event_id):
             yield f"{record.label(dead.row.event)} is still a dead letter"
     if tables.ids or tables.waiting or any(map(len, tables.fetchable.values())) or store.locks:
         yield "an index or a lock outlived its row"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider import Relay, RelaySettings, Transient
-from outrider.broker import Traits
+from outrider.brokers.base import Capabilities
 from outrider.stores.memory import MemoryStore
 from tests.simulation.exchange import Exchange, ModelBroker
 from tests.simulation.record import Record
@@ -35,7 +35,7 @@ class Crew:
     settings: RelaySettings
     weather: Weather
     dice: Callable[[str], random.Random]
-    traits: Traits
+    capabilities: Capabilities
     members: dict[str, Member] = field(default_factory=dict)
     gone: list[Member] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -48,15 +48,15 @@ class Crew:
             return
         self.hired += 1
         name = f"r{self.hired}"
-        chance = self.dice(name)
+        rng = self.dice(name)
         wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
-        broker = ModelBroker(self.exchange, wire, self.traits, lambda: self._swoon(name, chance))
+        broker = ModelBroker(self.exchange, wire, self.capabilities, lambda: self._swoon(name, rng))
         relay = Relay(
             DistantStore(self.store, wire, self.record),
             broker,
             self.settings,
-            clock=VirtualClock(self.loop, chance.uniform(-1000, 1000)),
-            chance=chance,
+            clock=VirtualClock(self.loop, rng.uniform(-1000, 1000)),
+            rng=rng,
         )
         task = self.loop.create_task(relay.run(), name=name, context=as_actor(name))
         task.add_done_callback(lambda task: self._ended(name, task))
@@ -70,10 +70,10 @@ class Crew:
             self.loop.freeze(name)
             self.loop.call_later(seconds, self._thaw, name)
 
-    def _swoon(self, name: str, chance: random.Random) -> None:
+    def _swoon(self, name: str, rng: random.Random) -> None:
         """The worst moment to be stopped: the broker has the messages, and nothing is settled."""
-        if self.weather.swoon and chance.random() < self.weather.swoon:
-            self.freeze(name, chance.uniform(1, 2.5) * self.settings.lease_seconds)
+        if self.weather.swoon and rng.random() < self.weather.swoon:
+            self.freeze(name, rng.uniform(1, 2.5) * self.settings.lease_seconds)
 
     def kill(self, name: str) -> None:
         """Cancel a relay wherever it is."""

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from outrider.broker import Traits
+from outrider.brokers.base import CONFIRMED, Capabilities, Confirmed, Nacked, PublishResult, Rejected, Unknown
+from outrider.checks import CheckResult
 from outrider.errors import Unreachable
 from outrider.event import Message
-from outrider.finding import Finding
-from outrider.outcome import CONFIRMED, Confirmed, Refused, Rejected, Unresolved, Verdict
 from tests.simulation.record import Fate, Record
 from tests.simulation.wire import Wire
 
@@ -23,41 +22,41 @@ class Exchange:
     """The server, shared by all relays. `down` holds destinations that are out; the empty name is everything."""
 
     record: Record
-    chance: random.Random
+    rng: random.Random
     ordered: bool
     down: dict[str, int] = field(default_factory=dict)
 
-    def take(self, messages: Sequence[Message]) -> list[Verdict]:
+    def take(self, messages: Sequence[Message]) -> list[PublishResult]:
         """Decide about the messages of one call, in order. Once the connection breaks, no verdict gets back."""
-        verdicts: list[Verdict] = []
-        failed: dict[tuple[str, str], Verdict] = {}
+        verdicts: list[PublishResult] = []
+        failed: dict[tuple[str, str], PublishResult] = {}
         for message in messages:
             stream = (message.topic, message.key)
             verdict = failed.get(stream) or self._verdict(message)
-            if isinstance(verdict, Unresolved) and not verdict.destination:
+            if isinstance(verdict, Unknown) and not verdict.destination:
                 return [verdict] * len(messages)
             if self.ordered and not isinstance(verdict, Confirmed):
                 failed[stream] = verdict
             verdicts.append(verdict)
         return verdicts
 
-    def _verdict(self, message: Message) -> Verdict:
+    def _verdict(self, message: Message) -> PublishResult:
         if self.down.get(""):
-            return Unresolved("the broker is down")
+            return Unknown("the broker is down")
         if self.down.get(message.topic):
-            return Unresolved("the topic is down", message.topic)
+            return Unknown("the topic is down", message.topic)
         entry = self.record.entries.get(UUID(message.message_id))
         fate = entry.fate if entry else HEALTHY
         if fate.poison:
-            return Rejected("malformed") if fate.poison == "reject" else Unresolved("the connection was closed")
+            return Rejected("malformed") if fate.poison == "reject" else Unknown("the connection was closed")
         if fate.nacks:
             fate.nacks -= 1
-            return Refused("busy")
+            return Nacked("busy")
         self.record.append(message)
         self.record.note("broker", "append", (self.record.label_of(message),))
         if fate.lost_answers:
             fate.lost_answers -= 1
-            return Unresolved("the answer was lost", self.chance.choice(("", message.topic)))
+            return Unknown("the answer was lost", self.rng.choice(("", message.topic)))
         return CONFIRMED
 
 
@@ -65,33 +64,33 @@ class ModelBroker:
     """A relay's connection to the exchange."""
 
     def __init__(
-        self, exchange: Exchange, wire: Wire, traits: Traits, published: Callable[[], None] = lambda: None
+        self, exchange: Exchange, wire: Wire, capabilities: Capabilities, published: Callable[[], None] = lambda: None
     ) -> None:
-        self.traits = traits
+        self.capabilities = capabilities
         self._exchange, self._wire, self._published = exchange, wire, published
 
     async def start(self) -> None:
         """The line is always there; what it carries may not arrive."""
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         def ids() -> tuple[object, ...]:
             return tuple(self._exchange.record.label_of(message) for message in messages)
 
-        def act() -> list[Verdict]:
+        def act() -> list[PublishResult]:
             self._published()
             return self._exchange.take(messages)
 
         try:
             return await self._wire.carry("publish", ids, act)
         except Unreachable as error:
-            return [Unresolved(str(error))] * len(messages)
+            return [Unknown(str(error))] * len(messages)
 
     async def probe(self, destination: str) -> None:
         down = await self._wire.carry("probe", lambda: (destination,), lambda: dict(self._exchange.down))
         if down.get("") or down.get(destination):
             raise Unreachable(f"destination {destination!r} is down")
 
-    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+    async def check(self, topics: Sequence[str]) -> list[CheckResult]:
         """A model has no set-up."""
         return []
 

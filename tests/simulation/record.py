@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from outrider.event import Message, StagedEvent
-from outrider.outcome import Policy, Reason
+from outrider.event import DeadLetterReason, Message, OnDeadLetter, OutboxRow
 from outrider.stores.memory.tables import DeadRow
 from tests.simulation.virtual import VirtualLoop
 
@@ -87,7 +86,7 @@ class Record:
     def name(self, event_id: UUID) -> str:
         return self.entries[event_id].label
 
-    def label(self, event: StagedEvent) -> str:
+    def label(self, event: OutboxRow) -> str:
         """Name an event in the trace. A marker's own id is random, so it goes by the event it stands for."""
         if entry := self.entries.get(event.event_id):
             return entry.label
@@ -124,9 +123,9 @@ class Graveyard(dict[UUID, DeadRow]):
     def __setitem__(self, event_id: UUID, dead: DeadRow) -> None:
         record, name = self._record, self._record.label(dead.row.event)
         record.note("store", f"bury {dead.policy}", (name, dead.reason))
-        if dead.policy == Policy.SKIP:
+        if dead.policy == OnDeadLetter.SKIP:
             record.skipped[event_id] = name
         entry = record.entries.get(event_id)
-        if dead.reason != Reason.BY_HAND and entry is not None and not entry.fate.poison:
+        if dead.reason != DeadLetterReason.BY_HAND and entry is not None and not entry.fate.poison:
             record.crashes.append(f"{name} was buried, but only the weather was bad")
         super().__setitem__(event_id, dead)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from outrider.event import StagedEvent, Stream
-from outrider.store import Fetched, Lease
+from outrider.event import OutboxRow, Stream
+from outrider.outbox.model import Fetched, Lease
 from outrider.stores.memory import MemoryStore
 from tests.simulation.world import Options, Unsound, run
 
@@ -53,7 +53,7 @@ def test_with_remembered_positions_some_world_breaks(monkeypatch: pytest.MonkeyP
     async def fetch_ahead(store: MemoryStore, lease: Lease, quotas: Mapping[int, int]) -> Fetched:
         fetched = await fetch(store, lease, quotas)
 
-        def fresh(event: StagedEvent) -> bool:
+        def fresh(event: OutboxRow) -> bool:
             return event.position >= seen.get((id(store), event.lane), 0)
 
         kept = [event for event in fetched.events if fresh(event)]

@@ -11,18 +11,27 @@ from typing import Any
 import pytest
 
 from outrider import Event, Outbox, Priority, Relay, RelaySettings, RetryPolicy, stage
+from outrider.brokers.base import CONFIRMED, Nacked, PublishResult, Unknown
 from outrider.errors import Unreachable
-from outrider.event import Message, Stream, default_topic
-from outrider.outbox.stage import StagingRules, drafts
-from outrider.outbox.streams import stream_of
-from outrider.outcome import CONFIRMED, PARK, Bury, Policy, Reason, Refused, Retry, Unresolved, Verdict
-from outrider.store import Cause, Fetched, Hold, Lease, Settlement
+from outrider.event import DeadLetterReason, Message, OnDeadLetter, Stream
+from outrider.outbox.model import (
+    PARK,
+    BlockReason,
+    DeadLettered,
+    Fetched,
+    Lease,
+    OptimisticClaim,
+    Retry,
+    Settlement,
+    Settlements,
+)
+from outrider.outbox.validation import StagingRules, drafts
 from outrider.stores.memory import MemoryStore
 from outrider.testing import ManualClock, MemoryBroker
 from tests.simulation.virtual import VirtualClock, VirtualLoop
 
-HELD = Bury(Reason.PERMANENT_FAILURE, {}, Policy.HOLD)
-SKIPPED = Bury(Reason.PERMANENT_FAILURE, {}, Policy.SKIP)
+HELD = DeadLettered(DeadLetterReason.PERMANENT_FAILURE, {}, OnDeadLetter.BLOCK)
+SKIPPED = DeadLettered(DeadLetterReason.PERMANENT_FAILURE, {}, OnDeadLetter.SKIP)
 
 
 def live(loop: VirtualLoop, life: Coroutine[Any, Any, None]) -> None:
@@ -52,8 +61,8 @@ class CountingStore(MemoryStore):
 
 
 def relay_of(loop: VirtualLoop, store: MemoryStore, broker: MemoryBroker, **settings: Any) -> Relay:
-    chance = random.Random(0)
-    return Relay(store, broker, RelaySettings(**settings), clock=VirtualClock(loop), chance=chance)
+    rng = random.Random(0)
+    return Relay(store, broker, RelaySettings(**settings), clock=VirtualClock(loop), rng=rng)
 
 
 async def run_for(relay: Relay, seconds: float) -> None:
@@ -63,20 +72,22 @@ async def run_for(relay: Relay, seconds: float) -> None:
     await task
 
 
-async def put(store: MemoryStore, *keys: str, hold: Hold | None = None, priority: int = Priority.NORMAL) -> None:
+async def put(
+    store: MemoryStore, *keys: str, hold: OptimisticClaim | None = None, priority: int = Priority.NORMAL
+) -> None:
     async with store.transaction() as tx:
         events = [Event("changed", {}, key=key, topic="orders", priority=priority) for key in keys]
         await Outbox().place(tx, drafts(events, StagingRules()), hold)
 
 
 async def owner_of(store: MemoryStore) -> Lease:
-    await store.beat("relay", 1e6, joining=True)
+    await store.heartbeat("relay", 1e6, joining=True)
     return await store.claim("relay", list(store.tables.lanes))
 
 
 async def fetched(store: MemoryStore, lease: Lease) -> list[tuple[Any, Stream]]:
     found = await store.fetch(lease, dict.fromkeys(lease.epochs, 100))
-    return [(event, stream_of(event, default_topic)) for event in found.events]
+    return [(event, event.stream) for event in found.events]
 
 
 def test_lanes_won_by_a_claim_whose_answer_was_lost_are_worked_on_again() -> None:
@@ -85,7 +96,7 @@ def test_lanes_won_by_a_claim_whose_answer_was_lost_are_worked_on_again() -> Non
     store.lost_claims = 1
 
     async def life() -> None:
-        await store.beat("rival", 3, joining=True)
+        await store.heartbeat("rival", 3, joining=True)
         await MemoryStore.claim(store, "rival", [0, 1, 2])
         await put(store, "A")
         await run_for(relay_of(loop, store, broker), 60)
@@ -100,13 +111,13 @@ def test_a_lane_that_came_back_meanwhile_is_not_dropped() -> None:
     relay = relay_of(loop, store, MemoryBroker(), workers=1)
 
     async def life() -> None:
-        await relay.keep()
+        await relay.heartbeat()
         before = relay.lease
         store.take_lane(0, None)
         seen = await store.fetch(before, dict.fromkeys(before.epochs, 1))
         again = await store.claim(relay.name, [0])
-        relay.tenure.lease = Lease(relay.name, {**before.epochs, **again.epochs})
-        relay.tenure.check(before, seen.lanes)
+        relay.ownership.lease = Lease(relay.name, {**before.epochs, **again.epochs})
+        relay.ownership.check(before, seen.lanes)
 
     live(loop, life())
     assert 0 in relay.lease.epochs
@@ -125,13 +136,13 @@ def test_a_worker_does_not_spin_while_the_broker_is_down() -> None:
     store, broker = MemoryStore(lanes=1, clock=VirtualClock(loop)), MemoryBroker()
     relay = relay_of(loop, store, broker, workers=1, batch_max=1, retry=RetryPolicy(jitter=0))
     passes: Counter[str] = Counter()
-    work = relay.work
+    work = relay.run_once
 
-    def refuse_once(message: Message) -> Verdict:
+    def refuse_once(message: Message) -> PublishResult:
         passes[message.key] += 1
         if passes["A"] and passes["B"]:
             loop.call_soon(broker.down.add, "")
-        return Refused("busy")
+        return Nacked("busy")
 
     async def counted(worker: int = 0) -> int:
         passes["all"] += 1
@@ -141,7 +152,7 @@ def test_a_worker_does_not_spin_while_the_broker_is_down() -> None:
         await put(store, "A", "B")
         await run_for(relay, 120)
 
-    broker.script, relay.work = refuse_once, counted  # type: ignore[method-assign]
+    broker.script, relay.run_once = refuse_once, counted  # type: ignore[method-assign]
     live(loop, life())
     assert passes["all"] < 200
 
@@ -153,10 +164,10 @@ def test_a_suspect_that_always_fails_does_not_keep_the_others_from_their_turn() 
     bad_luck = iter((True, True))
 
     class Breaking(MemoryBroker):
-        async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
             keys = [message.key for message in messages]
             if "poison" in keys or ("unlucky" in keys and next(bad_luck, False)):
-                return [Unresolved("the connection was closed")] * len(messages)
+                return [Unknown("the connection was closed")] * len(messages)
             return await super().publish(messages)
 
     broker = Breaking()
@@ -175,14 +186,18 @@ async def test_a_confirmation_does_not_lift_the_hold_of_the_event_after_it() -> 
     lease = await owner_of(store)
     await put(store, "A", "A", "A")
     first, second, third = await fetched(store, lease)
-    await store.settle(lease, [Settlement(*first, Retry(0, {})), *(Settlement(*e, PARK) for e in (second, third))])
+    await store.settle(
+        lease, Settlements.of([Settlement(*first, Retry(0, {})), *(Settlement(*e, PARK) for e in (second, third))])
+    )
     [due] = (await store.due(lease, 10)).streams
-    await store.settle(lease, [Settlement(due.events[0], due.stream, CONFIRMED)])
+    await store.settle(lease, Settlements.of([Settlement(due.events[0], due.stream, CONFIRMED)]))
     [due] = (await store.due(lease, 10)).streams
     confirmed, held = due.events
-    await store.settle(lease, [Settlement(confirmed, due.stream, CONFIRMED), Settlement(held, due.stream, HELD)])
-    [blocked] = await store.desk.blocked_streams(10)
-    assert blocked.cause is Cause.HELD
+    await store.settle(
+        lease, Settlements.of([Settlement(confirmed, due.stream, CONFIRMED), Settlement(held, due.stream, HELD)])
+    )
+    [blocked] = await store.admin.blocked_streams(10)
+    assert blocked.cause is BlockReason.DEAD_LETTER
 
 
 async def test_what_follows_a_skipped_event_in_the_same_write_is_not_stranded() -> None:
@@ -190,7 +205,7 @@ async def test_what_follows_a_skipped_event_in_the_same_write_is_not_stranded() 
     lease = await owner_of(store)
     await put(store, "A", "A")
     skipped, follower = await fetched(store, lease)
-    await store.settle(lease, [Settlement(*skipped, SKIPPED), Settlement(*follower, PARK)])
+    await store.settle(lease, Settlements.of([Settlement(*skipped, SKIPPED), Settlement(*follower, PARK)]))
     [due] = (await store.due(lease, 10)).streams
     assert [event.event_id for event in due.events] == [follower[0].event_id]
 
@@ -198,7 +213,7 @@ async def test_what_follows_a_skipped_event_in_the_same_write_is_not_stranded() 
 def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> None:
     """The relay has the event in flight by then; without it, what it parks behind it would have no head."""
     loop = VirtualLoop()
-    store, hold = MemoryStore(lanes=1, clock=VirtualClock(loop)), Hold("writer", 2)
+    store, hold = MemoryStore(lanes=1, clock=VirtualClock(loop)), OptimisticClaim("writer", 2)
 
     async def life() -> None:
         lease = await owner_of(store)
@@ -206,26 +221,26 @@ def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> No
         await put(store, "A")
         await asyncio.sleep(3)
         head, follower = await fetched(store, lease)
-        await store.settle_hold(hold, [head[0].event_id], [])
-        await store.settle(lease, [Settlement(*head, Retry(1, {})), Settlement(*follower, PARK)])
+        await store.settle_claim(hold, [head[0].event_id], [])
+        await store.settle(lease, Settlements.of([Settlement(*head, Retry(1, {})), Settlement(*follower, PARK)]))
 
     live(loop, life())
     assert list(store.tables.waiting) == list(store.tables.blocked)
 
 
-@pytest.mark.parametrize("policy", Policy)
-async def test_an_event_buried_by_hand_does_not_get_ahead_of_those_before_it(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", OnDeadLetter)
+async def test_an_event_buried_by_hand_does_not_get_ahead_of_those_before_it(policy: OnDeadLetter) -> None:
     """Neither does the marker in its place, nor the event itself when it is replayed at once."""
     store, broker, clock = MemoryStore(lanes=1), MemoryBroker(), ManualClock()
     store.clock = clock
     async with store.transaction() as tx:
         ids = await stage(tx, *(Event("changed", {}, key="A", sequence="auto") for _ in range(3)))
-    await store.desk.bury(ids[1], "me", {}, policy)
-    if policy is Policy.HOLD:
-        await store.desk.replay([ids[1]], "me")
+    await store.admin.dead_letter(ids[1], "me", {}, policy)
+    if policy is OnDeadLetter.BLOCK:
+        await store.admin.replay([ids[1]], "me")
     relay = Relay(store, broker, RelaySettings(workers=1), clock=clock)
-    await relay.keep()
-    while await relay.work():
+    await relay.heartbeat()
+    while await relay.run_once():
         pass
     assert [message.headers["sequence"] for message in broker.log] == ["1", "2", "3"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.saga import compensation, mailbox, orders, outcomes
-from outrider.saga import journal as journals
-from outrider.saga.journal import OPEN, Journal
-from outrider.saga.news import Call
-from outrider.saga.plan import halted
-from outrider.saga.steps import Kind
-from outrider.saga_store import Entry, Phase, Progress, Status
+from outrider.saga.definition.steps import StepKind
+from outrider.saga.model import JournalEntry, Phase, SagaMessage, Status, StepStatus, Uncertainty
+from outrider.saga.planner import compensation, operator_commands, replies, results
+from outrider.saga.planner import journal as journals
+from outrider.saga.planner.actions import CallAction
+from outrider.saga.planner.journal import OPEN, Journal, StepKey
+from outrider.saga.planner.planner import halted
 from tests.simulation.sagas.world import Unsound, run
 
 SEEDS = 1_000
@@ -30,30 +30,30 @@ def first_unsound() -> str:
 
 
 def a_new_key_for_each_attempt(patch: pytest.MonkeyPatch) -> None:
-    def changing(step: str, phase: Phase, attempt: int, key: str) -> Call:
-        return Call(step, phase, attempt, f"{key}:{attempt}")
+    def changing(step: str, phase: Phase, attempt: int, key: str) -> CallAction:
+        return CallAction(step, phase, attempt, f"{key}:{attempt}")
 
-    patch.setitem(journals.MOVES, Kind.CALL, changing)
+    patch.setitem(journals.MOVES, StepKind.CALL, changing)
 
 
 def what_timed_out_did_not_happen(patch: pytest.MonkeyPatch) -> None:
-    def refuse(journal: Journal, entry: Entry, error: str) -> None:
-        journal.settle(entry, Progress.REFUSED, error)
+    def refuse(journal: Journal, entry: JournalEntry, error: str) -> None:
+        journal.settle(entry, StepStatus.REJECTED, error)
 
-    patch.setattr(outcomes, "unknown", refuse)
+    patch.setattr(results, "unknown", refuse)
 
 
-def undoing_does_not_wait_for_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
+def compensating_does_not_wait_for_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compensation, "let_go", lambda journal: True)
 
 
-def steps_are_undone_first_to_last(patch: pytest.MonkeyPatch) -> None:
+def steps_are_compensated_first_to_last(patch: pytest.MonkeyPatch) -> None:
     go_back = compensation.go_back
 
     def go_forth(journal: Journal) -> None:
-        planned = journal.of(Phase.COMPENSATION, (Progress.PLANNED,))
+        planned = journal.of(Phase.COMPENSATION, (StepStatus.PLANNED,))
         if planned and not journal.of(Phase.COMPENSATION, OPEN):
-            return journal.intend(planned[-1])
+            return journal.start(planned[-1])
         return go_back(journal)
 
     patch.setattr(compensation, "go_back", go_forth)
@@ -63,7 +63,7 @@ def a_failed_compensation_stops_the_others(patch: pytest.MonkeyPatch) -> None:
     go_back = compensation.go_back
 
     def stop(journal: Journal) -> None:
-        if journal.of(Phase.COMPENSATION, (Progress.FAILED,)) and not journal.of(Phase.COMPENSATION, OPEN):
+        if journal.of(Phase.COMPENSATION, (StepStatus.FAILED,)) and not journal.of(Phase.COMPENSATION, OPEN):
             return journal.become(Status.FAILED)
         return go_back(journal)
 
@@ -84,71 +84,76 @@ def there_is_a_way_back_after_the_pivot(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_order_to_compensate_does_not_wait_for_the_pivot(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders, "_pivot_is_out", lambda journal: False)
+    patch.setattr(operator_commands, "_pivot_is_out", lambda journal: False)
 
 
 def an_order_that_waited_for_the_pivot_does_not_care_what_came_of_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders, "_pivot_failed_since", lambda journal, mail: False)
+    patch.setattr(operator_commands, "_pivot_failed_since", lambda journal, mail: False)
 
 
 def an_attempt_that_raised_tells_what_came_of_an_earlier_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(outcomes, "doubted", lambda entry: False)
+    patch.setattr(results, "_earlier_doubt", lambda entry: None)
 
 
 def an_answer_that_comes_late_counts_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mailbox, "missed", lambda entry: False)
+    would_take = replies._would_take
+
+    def only_open(journal: Journal, place: StepKey, mail: SagaMessage) -> bool:
+        return journal.stands(place, *OPEN) and would_take(journal, place, mail)
+
+    patch.setattr(replies, "_would_take", only_open)
 
 
 def an_order_to_compensate_leaves_out_what_may_have_happened(patch: pytest.MonkeyPatch) -> None:
-    def only_done(journal: Journal, entry: Entry) -> bool:
-        return journal.step(entry).undo is not None and entry.progress is Progress.DONE
+    def only_done(journal: Journal, entry: JournalEntry) -> bool:
+        return journal.step(entry).compensation is not None and entry.status is StepStatus.DONE
 
-    patch.setattr(compensation, "to_be_undone", only_done)
+    patch.setattr(compensation, "to_be_compensated", only_done)
 
 
 def a_call_that_raised_did_not_happen(patch: pytest.MonkeyPatch) -> None:
-    def refuse(journal: Journal, entry: Entry, error: str, after: str = "") -> None:
-        journal.settle(entry, Progress.REFUSED, after + error)
+    def refuse(journal: Journal, entry: JournalEntry, error: str, after: str = "") -> None:
+        journal.settle(entry, StepStatus.REJECTED, after + error)
 
-    patch.setattr(outcomes, "refused_but_perhaps_done", refuse)
+    patch.setattr(results, "rejected_but_perhaps_done", refuse)
 
 
 def what_a_lost_worker_had_begun_is_left_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(outcomes, "pick_up", lambda journal: None)
+    patch.setattr(results, "pick_up", lambda journal: None)
 
 
 def an_early_event_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mailbox, "_may_wait", lambda journal, place: journal.stands(place, *OPEN))
+    patch.setattr(replies, "_may_wait", lambda journal, place: journal.stands(place, *OPEN))
 
 
 def late_replies_are_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mailbox, "tidy", lambda journal: None)
+    patch.setattr(replies, "tidy", lambda journal: None)
 
 
 def deadlines_come_before_replies(patch: pytest.MonkeyPatch) -> None:
-    read = mailbox.read
+    read = replies.read
 
     def read_late(journal: Journal) -> None:
         if not halted(journal):
-            outcomes.pass_time(journal)
+            results.pass_time(journal)
         read(journal)
 
-    patch.setattr(mailbox, "read", read_late)
+    patch.setattr(replies, "read", read_late)
 
 
 def what_has_not_left_is_charged(patch: pytest.MonkeyPatch) -> None:
-    def charge(journal: Journal, entry: Entry, _: object) -> None:
-        outcomes.unknown(journal, entry, "no answer within a time")
+    def charge(journal: Journal, entry: JournalEntry, _: object) -> None:
+        results.unknown(journal, entry, "no answer within a time")
 
-    patch.setattr(outcomes, "_ask_for_patience", charge)
+    patch.setattr(results, "_ask_for_patience", charge)
 
 
 def attempts_have_no_end(patch: pytest.MonkeyPatch) -> None:
     retry = Journal.retry
 
-    def for_ever(journal: Journal, entry: Entry, error: str) -> bool:
-        if not retry(journal, entry, error):
-            journal.intend(entry)
+    def for_ever(journal: Journal, entry: JournalEntry, error: str, uncertainty: Uncertainty | None = None) -> bool:
+        if not retry(journal, entry, error, uncertainty):
+            journal.start(entry)
         return True
 
     patch.setattr(Journal, "retry", for_ever)
@@ -157,13 +162,13 @@ def attempts_have_no_end(patch: pytest.MonkeyPatch) -> None:
 MUTATIONS: dict[Mutation, str] = {
     a_new_key_for_each_attempt: "happened",
     what_timed_out_did_not_happen: "happened",
-    undoing_does_not_wait_for_what_is_under_way: "undoing began while",
-    steps_are_undone_first_to_last: "undone in the order",
-    a_failed_compensation_stops_the_others: "was not undone",
+    compensating_does_not_wait_for_what_is_under_way: "compensation began while",
+    steps_are_compensated_first_to_last: "compensated in the order",
+    a_failed_compensation_stops_the_others: "was not compensated",
     a_failed_compensation_counts_as_done: "it is compensated, and needs_attention",
     there_is_a_way_back_after_the_pivot: "pivot",
     an_order_to_compensate_does_not_wait_for_the_pivot: "pivot was",
-    an_order_that_waited_for_the_pivot_does_not_care_what_came_of_it: "what waited for the pivot was undone",
+    an_order_that_waited_for_the_pivot_does_not_care_what_came_of_it: "what waited for the pivot was compensated",
     an_attempt_that_raised_tells_what_came_of_an_earlier_one: "may be on its way",
     an_answer_that_comes_late_counts_for_nothing: "its answer lies in the box",
     an_order_to_compensate_leaves_out_what_may_have_happened: "stands at 1",

@@ -71,9 +71,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not actor:
             return super().call_soon(callback, *args, context=context)
         context = copy_context() if context is None else context
-        gated = _Gated(self, callback, args, context)
-        gated.handle = super().call_soon(gated, context=context)
-        return gated.handle
+        ordered = _Gated(self, callback, args, context)
+        ordered.handle = super().call_soon(ordered, context=context)
+        return ordered.handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -82,8 +82,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not actor:
             return super().call_at(when, callback, *args, context=context)
         context = copy_context() if context is None else context
-        gated = _Gated(self, callback, args, context)
-        gated.handle = handle = super().call_at(when, gated, context=context)
+        ordered = _Gated(self, callback, args, context)
+        ordered.handle = handle = super().call_at(when, ordered, context=context)
         return handle
 
     def freeze(self, actor: str) -> None:
@@ -92,8 +92,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def thaw(self, actor: str) -> None:
         """Let an actor go on; what fell due meanwhile happens now, in order."""
-        for gated in self.frozen.pop(actor, ()):
-            super().call_soon(gated, context=gated.context)
+        for ordered in self.frozen.pop(actor, ()):
+            super().call_soon(ordered, context=ordered.context)
 
 
 class VirtualClock:

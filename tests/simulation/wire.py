@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
+from outrider.checks import CheckResult
 from outrider.errors import Unreachable
-from outrider.event import StagedEvent, Stream
-from outrider.finding import Finding
-from outrider.store import Due, Fetched, Hold, Lease, Pulse, Settlement
+from outrider.event import OutboxRow, Stream
+from outrider.outbox.model import Due, Fetched, HeartbeatResult, Lease, OptimisticClaim, Settlements
 from outrider.stores.memory import MemoryStore
 from tests.simulation.record import Record
 from tests.simulation.virtual import VirtualLoop, as_actor
@@ -53,8 +53,8 @@ def at_once(call: Coroutine[Any, Any, T]) -> T:
 class Wire:
     """One actor's line to its servers."""
 
-    def __init__(self, loop: VirtualLoop, actor: str, chance: random.Random, weather: Weather, record: Record) -> None:
-        self._loop, self._actor, self._chance, self._weather, self._record = loop, actor, chance, weather, record
+    def __init__(self, loop: VirtualLoop, actor: str, rng: random.Random, weather: Weather, record: Record) -> None:
+        self._loop, self._actor, self._chance, self._weather, self._record = loop, actor, rng, weather, record
         self._nobody = as_actor("")
 
     async def carry(self, verb: str, ids: Callable[[], tuple[object, ...]], act: Callable[[], T]) -> T:
@@ -92,12 +92,12 @@ class Wire:
         return await answer
 
     def _delay(self) -> float:
-        chance, weather, drawn = self._chance, self._weather, self._chance.random()
+        rng, weather, drawn = self._chance, self._weather, self._chance.random()
         if drawn < weather.stalled:
-            return chance.uniform(0, weather.stall_seconds)
+            return rng.uniform(0, weather.stall_seconds)
         if drawn < weather.stalled + weather.slow:
-            return chance.uniform(0, 0.5)
-        return 0.0 if drawn > 0.35 else chance.uniform(0.001, 0.02)
+            return rng.uniform(0, 0.5)
+        return 0.0 if drawn > 0.35 else rng.uniform(0.001, 0.02)
 
 
 class DistantStore:
@@ -105,10 +105,11 @@ class DistantStore:
 
     def __init__(self, inner: MemoryStore, wire: Wire, record: Record) -> None:
         self.inner, self.wire, self.record = inner, wire, record
-        self.lanes, self.desk, self.upkeep = inner.lanes, inner.desk, inner.upkeep
+        self.lanes, self.admin, self.maintenance = inner.lanes, inner.admin, inner.maintenance
+        self.topic_rule = inner.topic_rule
 
-    async def beat(self, relay: str, lease_seconds: float, *, joining: bool) -> Pulse | None:
-        return await self._ask("beat", self.inner.beat, relay, lease_seconds, joining=joining)
+    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
+        return await self._ask("heartbeat", self.inner.heartbeat, relay, lease_seconds, joining=joining)
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
         return await self._ask("claim", self.inner.claim, relay, lanes, ids=lambda: tuple(lanes))
@@ -128,37 +129,31 @@ class DistantStore:
     async def due(self, lease: Lease, events_max: int) -> Due:
         return await self._ask("due", self.inner.due, lease, events_max)
 
-    async def confirm(self, lease: Lease, events: Sequence[StagedEvent]) -> int:
+    async def settle(self, lease: Lease, settlements: Settlements) -> int:
         def ids() -> tuple[object, ...]:
-            return tuple(("Confirmed", self.record.label(event)) for event in events)
+            return tuple((type(s.outcome).__name__, self.record.label(s.event)) for s in settlements.outcomes())
 
-        return await self._ask("settle", self.inner.confirm, lease, events, ids=ids)
+        return await self._ask("settle", self.inner.settle, lease, settlements, ids=ids)
 
-    async def settle(self, lease: Lease, settlements: Sequence[Settlement], emptied: Sequence[Stream] = ()) -> int:
-        def ids() -> tuple[object, ...]:
-            return tuple((type(s.outcome).__name__, self.record.label(s.event)) for s in settlements)
+    async def renew_claim(self, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+        return await self._ask("renew_claim", self.inner.renew_claim, hold, event_ids)
 
-        return await self._ask("settle", self.inner.settle, lease, settlements, emptied, ids=ids)
+    async def settle_claim(self, hold: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
+        await self._ask("settle_claim", self.inner.settle_claim, hold, confirmed, yielded)
 
-    async def renew_hold(self, hold: Hold, event_ids: Sequence[UUID]) -> list[StagedEvent]:
-        return await self._ask("renew_hold", self.inner.renew_hold, hold, event_ids)
+    async def notify(self) -> None:
+        await self.inner.notify()
 
-    async def settle_hold(self, hold: Hold, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
-        await self._ask("settle_hold", self.inner.settle_hold, hold, confirmed, yielded)
-
-    async def hint(self) -> None:
-        await self.inner.hint()
-
-    def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         return self._listening(wake)
 
     @asynccontextmanager
     async def _listening(self, wake: Callable[[], None]) -> AsyncIterator[None]:
-        async with self.inner.wakeups(wake):
+        async with self.inner.listen(wake):
             yield
 
-    async def examine(self) -> list[Finding]:
-        return await self.inner.examine()
+    async def check(self) -> list[CheckResult]:
+        return await self.inner.check()
 
     async def close(self) -> None:
         """The store outlives the relay."""

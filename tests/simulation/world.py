@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass
 
 from outrider import Outbox, RelaySettings, RetryPolicy
-from outrider.broker import Traits
+from outrider.brokers.base import Capabilities
+from outrider.event import OnDeadLetter
 from outrider.outbox.optimistic import OptimisticWriter
-from outrider.outcome import Policy
 from outrider.stores.memory import MemoryStore
 from tests.simulation.chaos import FaultMaker, Operator
 from tests.simulation.checks import at_rest, findings
@@ -77,21 +77,21 @@ class World:
     def __init__(self, seed: int, loop: VirtualLoop, options: Options) -> None:
         self.seed, self.loop = seed, loop
         self.record = Record(loop)
-        chance = self.dice("world")
-        self.chance = chance
+        rng = self.dice("world")
+        self.rng = rng
         self.trouble = options.trouble
-        self.store = MemoryStore(lanes=chance.choice((1, 2, 3)), clock=VirtualClock(loop))
+        self.store = MemoryStore(lanes=rng.choice((1, 2, 3)), clock=VirtualClock(loop))
         self.store.tables.dead = Graveyard(self.record)
-        ordered = chance.random() < 0.25 if options.ordered is None else options.ordered
+        ordered = rng.random() < 0.25 if options.ordered is None else options.ordered
         self.exchange = Exchange(self.record, self.dice("broker"), ordered)
-        self.weather = _weather(chance) if options.trouble else Weather(slow=0.1)
-        traits = Traits(ordered=ordered if options.claims_order is None else options.claims_order)
+        self.weather = _weather(rng) if options.trouble else Weather(slow=0.1)
+        capabilities = Capabilities(ordered=ordered if options.claims_order is None else options.claims_order)
         self.crew = Crew(
-            loop, self.store, self.exchange, self.record, _settings(chance), self.weather, self.dice, traits
+            loop, self.store, self.exchange, self.record, _settings(rng), self.weather, self.dice, capabilities
         )
-        mischief = chance.choice((0.5, 1.0, 2.0)) if options.trouble else 0.0
-        self.scene = Scene(self.store, self.record, _plans(chance), late=chance.choice((0.05, 0.2)), mischief=mischief)
-        self.scene.breaking = int(chance.random() < 0.3)
+        mischief = rng.choice((0.5, 1.0, 2.0)) if options.trouble else 0.0
+        self.scene = Scene(self.store, self.record, _plans(rng), late=rng.choice((0.05, 0.2)), mischief=mischief)
+        self.scene.breaking = int(rng.random() < 0.3)
         self.findings: list[str] = []
         self.ended_at = 0.0
 
@@ -109,14 +109,14 @@ class World:
             await self.crew.clear()
 
     async def _storm(self, operator: Operator) -> None:
-        for _ in range(self.chance.choice((2, 2, 3))):
+        for _ in range(self.rng.choice((2, 2, 3))):
             self.crew.hire()
         maker = FaultMaker(self.crew, self.exchange, self.record, self.dice("faults"), [HOLDING, SKIPPING])
-        makers = [maker.run(self.chance.choice((3, 6, 12))), operator.run(6)] if self.trouble else [self._restarts()]
+        makers = [maker.run(self.rng.choice((3, 6, 12))), operator.run(6)] if self.trouble else [self._restarts()]
         tasks = [self.loop.create_task(make) for make in makers]
         writers = [self._writer(f"w{n}") for n in range(3)]
         gap = STORM_SECONDS / 8
-        await asyncio.gather(*(writer.run(self.chance.randint(4, 8), gap) for writer in writers))
+        await asyncio.gather(*(writer.run(self.rng.randint(4, 8), gap) for writer in writers))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,21 +124,24 @@ class World:
     def _writer(self, name: str) -> Writer:
         """A writer has its own line to the store and to the broker; only some publish after their commit."""
         wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
-        store, broker = DistantStore(self.store, wire, self.record), ModelBroker(self.exchange, wire, self.crew.traits)
+        store, broker = (
+            DistantStore(self.store, wire, self.record),
+            ModelBroker(self.exchange, wire, self.crew.capabilities),
+        )
         sender = OptimisticWriter(
             store,
             broker,
             Outbox().place,
-            enabled=self.chance.random() < 0.4,
-            clock=VirtualClock(self.loop, self.chance.uniform(-1000, 1000)),
+            enabled=self.rng.random() < 0.4,
+            clock=VirtualClock(self.loop, self.rng.uniform(-1000, 1000)),
         )
         return Writer(self.scene, name, self.dice(name), sender)
 
     async def _restarts(self) -> None:
         """The only trouble in a world without trouble: relays that are stopped cleanly and replaced."""
         while True:
-            await asyncio.sleep(self.chance.uniform(0.5, 5))
-            self.crew.stop(self.chance.choice(list(self.crew.members)))
+            await asyncio.sleep(self.rng.uniform(0.5, 5))
+            self.crew.stop(self.rng.choice(list(self.crew.members)))
 
     async def _calm(self, operator: Operator) -> None:
         self.record.note("world", "calm")
@@ -159,37 +162,37 @@ class World:
         return at_rest(self.record, self.store) or bool(self.record.crashes)
 
 
-def _plans(chance: random.Random) -> list[StreamPlan]:
+def _plans(rng: random.Random) -> list[StreamPlan]:
     keys = ("a", "b", "c")
     return [
-        StreamPlan(topic, key, chance.choice((1, 5, 5, 5, 8)), chance.choice(MODES))
+        StreamPlan(topic, key, rng.choice((1, 5, 5, 5, 8)), rng.choice(MODES))
         for topic in (HOLDING, SKIPPING)
-        for key in chance.sample(keys, 2)
+        for key in rng.sample(keys, 2)
     ]
 
 
-def _weather(chance: random.Random) -> Weather:
+def _weather(rng: random.Random) -> Weather:
     return Weather(
-        slow=chance.choice((0.0, 0.1, 0.3)),
-        stalled=chance.choice((0.0, 0.02, 0.06)),
+        slow=rng.choice((0.0, 0.1, 0.3)),
+        stalled=rng.choice((0.0, 0.02, 0.06)),
         stall_seconds=2.5 * LEASE_SECONDS,
-        lost=chance.choice((0.0, 0.01, 0.03)),
-        swoon=chance.choice((0.0, 0.05, 0.15)),
+        lost=rng.choice((0.0, 0.01, 0.03)),
+        swoon=rng.choice((0.0, 0.05, 0.15)),
     )
 
 
-def _settings(chance: random.Random) -> RelaySettings:
+def _settings(rng: random.Random) -> RelaySettings:
     return RelaySettings(
         lease_seconds=LEASE_SECONDS,
-        publish_timeout_seconds=chance.choice((1.0, 2.5)),
-        batch_max=chance.choice((1, 4, 100)),
-        in_flight_max=chance.choice((1, 3, 100)),
-        workers=chance.choice((1, 2)),
+        publish_timeout_seconds=rng.choice((1.0, 2.5)),
+        batch_max=rng.choice((1, 4, 100)),
+        in_flight_max=rng.choice((1, 3, 100)),
+        workers=rng.choice((1, 2)),
         poll_seconds_min=0.15,
         poll_seconds_max=4.0,
         breaker_seconds_base=2.0,
         breaker_seconds_max=4.0,
-        upkeep_seconds=10.0,
+        maintenance_interval_seconds=10.0,
         retry=RetryPolicy(base_seconds=0.5, cap_seconds=4.0, max_attempts=6),
-        dead_letter_policies={SKIPPING: Policy.SKIP},
+        dead_letter_policies={SKIPPING: OnDeadLetter.SKIP},
     )

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from outrider import Event, stage
 from outrider.event import band_of
-from outrider.outbox.optimistic import Batch, OptimisticWriter
+from outrider.outbox.optimistic import OptimisticBatch, OptimisticWriter
 from outrider.stores.memory import MemoryStore, MemoryTransaction
 from tests.simulation.record import Entry, Fate, Record
 
@@ -54,26 +54,26 @@ class Scene:
 class Writer:
     """One connection, one transaction after the other."""
 
-    def __init__(self, scene: Scene, name: str, chance: random.Random, sender: OptimisticWriter) -> None:
-        self.scene, self.name, self.chance, self.sender = scene, name, chance, sender
+    def __init__(self, scene: Scene, name: str, rng: random.Random, sender: OptimisticWriter) -> None:
+        self.scene, self.name, self.rng, self.sender = scene, name, rng, sender
         self.sending: list[asyncio.Task[None]] = []
         self.committed: list[Event] = []
         self.count = 0
 
     async def run(self, transactions: int, gap_seconds: float) -> None:
         for _ in range(transactions):
-            await asyncio.sleep(self.chance.expovariate(1 / gap_seconds))
+            await asyncio.sleep(self.rng.expovariate(1 / gap_seconds))
             await self._transact()
-            if self.chance.random() < 0.6:
-                await self.scene.store.hint()
+            if self.rng.random() < 0.6:
+                await self.scene.store.notify()
         await asyncio.gather(*self.sending)
 
     async def _transact(self) -> None:
-        if self.committed and self.chance.random() < 0.1:
-            await self._repeat(self.chance.choice(self.committed))
+        if self.committed and self.rng.random() < 0.1:
+            await self._repeat(self.rng.choice(self.committed))
             return
         # Locks are taken in one order by everybody, as a careful application would.
-        chosen = self.chance.sample(self.scene.plans, min(len(self.scene.plans), self.chance.choice((1, 1, 2, 3))))
+        chosen = self.rng.sample(self.scene.plans, min(len(self.scene.plans), self.rng.choice((1, 1, 2, 3))))
         chosen.sort(key=lambda plan: (plan.topic, plan.key))
         async with AsyncExitStack() as locks:
             for plan in chosen:
@@ -101,24 +101,26 @@ class Writer:
         else:
             self._commit(tx, made)
             # A writer that dies after its commit leaves its events to the relays.
-            if self.chance.random() < 0.85:
+            if self.rng.random() < 0.85:
                 self.sending.append(asyncio.create_task(self.sender.send(batch)))
 
-    async def _write(self, tx: MemoryTransaction, batch: Batch, chosen: list[StreamPlan], number: int) -> list[Event]:
+    async def _write(
+        self, tx: MemoryTransaction, batch: OptimisticBatch, chosen: list[StreamPlan], number: int
+    ) -> list[Event]:
         # A counter stays locked after the savepoint is undone; with a second one, the order of locks would be lost.
-        if self.chance.random() < 0.15 and sum(plan.mode == "numbered" for plan in chosen) < 2:
+        if self.rng.random() < 0.15 and sum(plan.mode == "numbered" for plan in chosen) < 2:
             await self._undone(tx, batch, chosen)
         made = await self._stage(tx, batch, chosen, number)
-        drawn = self.chance.random()
+        drawn = self.rng.random()
         if drawn < self.scene.late:
-            await asyncio.sleep(self.chance.uniform(0, 15))
+            await asyncio.sleep(self.rng.uniform(0, 15))
         elif drawn < 0.5:
-            await asyncio.sleep(self.chance.uniform(0, 0.1))
-        if self.chance.random() < 0.12:
+            await asyncio.sleep(self.rng.uniform(0, 0.1))
+        if self.rng.random() < 0.12:
             raise Undo
         return made
 
-    async def _undone(self, tx: MemoryTransaction, batch: Batch, plans: list[StreamPlan]) -> None:
+    async def _undone(self, tx: MemoryTransaction, batch: OptimisticBatch, plans: list[StreamPlan]) -> None:
         try:
             async with tx.savepoint():
                 await self._stage(tx, batch, plans, 0)
@@ -126,9 +128,11 @@ class Writer:
         except Undo:
             self.scene.record.note(self.name, "savepoint undone")
 
-    async def _stage(self, tx: MemoryTransaction, batch: Batch, chosen: list[StreamPlan], number: int) -> list[Event]:
-        plans = [plan for plan in chosen for _ in range(self.chance.choice((1, 1, 1, 2, 3)))]
-        self.chance.shuffle(plans)
+    async def _stage(
+        self, tx: MemoryTransaction, batch: OptimisticBatch, chosen: list[StreamPlan], number: int
+    ) -> list[Event]:
+        plans = [plan for plan in chosen for _ in range(self.rng.choice((1, 1, 1, 2, 3)))]
+        self.rng.shuffle(plans)
         fates = [self._fate() for _ in plans]
         events = [self._event(plan, fate) for plan, fate in zip(plans, fates, strict=True)]
         # In one transaction, numbered events come behind the others; their streams are never the same.
@@ -139,28 +143,28 @@ class Writer:
         return events
 
     def _event(self, plan: StreamPlan, fate: Fate) -> Event:
-        chance, now = self.chance, self.scene.store.clock.now()
-        early = chance.random() < 0.06 * self.scene.mischief
+        rng, now = self.rng, self.scene.store.clock.now()
+        early = rng.random() < 0.06 * self.scene.mischief
         return Event(
             "changed",
             {},
-            event_id=UUID(int=chance.getrandbits(128), version=4),
+            event_id=UUID(int=rng.getrandbits(128), version=4),
             topic=plan.topic,
             key=None if plan.mode == "keyless" else plan.key,
             priority=plan.priority,
             sequence="auto" if plan.mode == "numbered" else None,
             max_attempts=2 if fate.poison == "break" else None,
-            available_at=now + timedelta(seconds=chance.uniform(0, 8)) if early else None,
+            available_at=now + timedelta(seconds=rng.uniform(0, 8)) if early else None,
         )
 
     def _fate(self) -> Fate:
-        chance, mischief = self.chance, self.scene.mischief
-        poison = "reject" if chance.random() < 0.05 * mischief else ""
-        if self.scene.breaking and chance.random() < 0.1 * mischief:
+        rng, mischief = self.rng, self.scene.mischief
+        poison = "reject" if rng.random() < 0.05 * mischief else ""
+        if self.scene.breaking and rng.random() < 0.1 * mischief:
             self.scene.breaking -= 1
             poison = "break"
-        nacks = chance.choice((1, 1, 2)) if chance.random() < 0.15 * mischief and poison != "break" else 0
-        return Fate(nacks, int(chance.random() < 0.05 * mischief), poison, chance.random() < 0.5)
+        nacks = rng.choice((1, 1, 2)) if rng.random() < 0.15 * mischief and poison != "break" else 0
+        return Fate(nacks, int(rng.random() < 0.05 * mischief), poison, rng.random() < 0.5)
 
     def _enter(self, event: Event, plan: StreamPlan, fate: Fate, place: tuple[int, int, int]) -> None:
         assert event.event_id is not None

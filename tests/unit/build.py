@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from outrider.event import Readiness, StagedEvent, Stream
-from outrider.lifecycle import State
+from outrider.event import OutboxRow, Readiness, Stream
+from outrider.outbox.model import State
 
 
-def staged(position: int, key: str = "A", **changes: Any) -> StagedEvent:
+def staged(position: int, key: str = "A", **changes: Any) -> OutboxRow:
     """Return an event of a key on the topic `orders`, with whatever should be different."""
-    event = StagedEvent(
+    event = OutboxRow(
         position=position,
         event_id=UUID(int=position, version=4),
         event_type="order.placed",

@@ -8,22 +8,23 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from outrider.backoff import RetryPolicy
-from outrider.saga.plan import (
-    Absorb,
+from outrider.retry import RetryPolicy
+from outrider.saga.definition.steps import CommandSpec, Definition, Step, StepAction, StepKind
+from outrider.saga.model import JournalEntry, MessageKind, Phase, Status, StepStatus, Undelivered
+from outrider.saga.planner.actions import CallAction, LocalAction, SendCommand
+from outrider.saga.planner.planner import (
+    ApplyReply,
     Claimed,
-    Declined,
-    News,
+    Input,
     Plan,
     Raised,
+    StepDeclined,
     Succeeded,
     TimedOut,
     advance,
     key_of,
     overdue,
 )
-from outrider.saga.steps import Act, Command, Definition, Kind, Step
-from outrider.saga_store import Entry, MailKind, Phase, Progress, Status, Undelivered
 from tests.simulation.sagas.shelf import SAGA_ID, Shelf
 
 ACTION, COMPENSATION = Phase.ACTION, Phase.COMPENSATION
@@ -37,32 +38,36 @@ def nothing(*_: object) -> None:
     """Stand for a function of the user's, which the plan never calls."""
 
 
-def here(kind: Kind, name: str, *, attempts: int = 2, undo: bool = True, **more: Any) -> Step:
-    act = Act(nothing, retry=policy(attempts), timeout_seconds=10)
-    return Step(name, kind, act, act if undo else None, **more)
+def here(kind: StepKind, name: str, *, attempts: int = 2, compensate: bool = True, **more: Any) -> Step:
+    act = StepAction(nothing, retry=policy(attempts), timeout_seconds=10)
+    return Step(name, kind, act, act if compensate else None, **more)
 
 
 def local(name: str, **more: Any) -> Step:
-    return here(Kind.LOCAL, name, **more)
+    return here(StepKind.LOCAL, name, **more)
 
 
 def call(name: str, **more: Any) -> Step:
-    return here(Kind.CALL, name, **more)
+    return here(StepKind.CALL, name, **more)
 
 
-def request(name: str, *, attempts: int = 2, undo: bool = True, own: str = "", **more: Any) -> Step:
-    """Return a request that is answered by `yes`, `no` and `undone`, with something of its own behind if it likes."""
-    action = Act(None, Command("do", "t", f"yes{own}", f"no{own}"), policy(attempts), timeout_seconds=10)
-    undoing = Act(None, Command("undo", "t", f"undone{own}"), policy(attempts), timeout_seconds=10)
-    return Step(name, Kind.REQUEST, action, undoing if undo else None, **more)
+def request(name: str, *, attempts: int = 2, compensate: bool = True, own: str = "", **more: Any) -> Step:
+    """Return a request that is answered by `yes`, `no` and `compensated`, each followed by `own`."""
+    action = StepAction(None, CommandSpec("do", "t", f"yes{own}", f"no{own}"), policy(attempts), timeout_seconds=10)
+    compensation = StepAction(
+        None, CommandSpec("compensate", "t", f"compensated{own}"), policy(attempts), timeout_seconds=10
+    )
+    return Step(name, StepKind.REQUEST, action, compensation if compensate else None, **more)
 
 
 def wait(name: str, seconds: float | None = 10, **more: Any) -> Step:
-    return Step(name, Kind.WAIT, Act(None, Command("", "", f"event {name}"), timeout_seconds=seconds), **more)
+    return Step(
+        name, StepKind.WAIT, StepAction(None, CommandSpec("", "", f"event {name}"), timeout_seconds=seconds), **more
+    )
 
 
 def sleep(name: str, seconds: float = 10, **more: Any) -> Step:
-    return Step(name, Kind.SLEEP, Act(timeout_seconds=seconds), **more)
+    return Step(name, StepKind.SLEEP, StepAction(timeout_seconds=seconds), **more)
 
 
 def saga(*groups: Step | list[Step]) -> Definition:
@@ -83,7 +88,7 @@ class Case:
         self.definition, self.shelf, self.events, self.epoch = saga(*groups), Shelf(), 0, 0
         self.plan = self.tell(Claimed())
 
-    def tell(self, *news: News, seconds: float = 0, where: Undelivered | None = None) -> Plan:
+    def tell(self, *news: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
         """Let time pass, tell the plan, and save what it says; commands that are overdue are where it is said."""
         self.shelf.now += timedelta(seconds=seconds)
         self.shelf.instance = replace(self.shelf.instance, owner="w", epoch=1)
@@ -97,7 +102,7 @@ class Case:
         return self.tell(*(Succeeded(step, phase) for step in steps))
 
     def declines(self, step: str, phase: Phase = ACTION) -> Plan:
-        return self.tell(Declined(step, phase, "no"))
+        return self.tell(StepDeclined(step, phase, "no"))
 
     def raises(self, step: str, phase: Phase = ACTION) -> Plan:
         return self.tell(Raised(step, phase, "broke"))
@@ -114,7 +119,7 @@ class Case:
 
     def post(self, name: str, step: str | None = None, key: str | None = None) -> None:
         self.events += 1
-        kind = MailKind.ORDER if name in ("retry", "compensate", "resume", "dance") else MailKind.REPLY
+        kind = MessageKind.OPERATOR if name in ("retry", "compensate", "mark_done", "dance") else MessageKind.REPLY
         self.shelf.post(kind, name, key_of(SAGA_ID, step) if step else key, UUID(int=self.events))
 
     def answer(self, name: str, step: str | None = None) -> Plan:
@@ -135,23 +140,26 @@ class Case:
     def mail(self) -> list[str]:
         return [mail.name for mail in self.shelf.mail.values()]
 
-    def entry(self, step: str, phase: Phase = ACTION) -> Entry:
+    def entry(self, step: str, phase: Phase = ACTION) -> JournalEntry:
         return self.shelf.journal[step, phase]
 
-    def progress(self, step: str, phase: Phase = ACTION) -> Progress:
-        return self.entry(step, phase).progress
+    def progress(self, step: str, phase: Phase = ACTION) -> StepStatus:
+        return self.entry(step, phase).status
 
-    def undone(self) -> list[str]:
-        """Return the steps that are planned to be undone, are being undone, or have been, in that order."""
+    def compensated(self) -> list[str]:
+        """Return the steps that are planned to be compensated, are being compensated, or have been, in that order."""
         lines = [entry for entry in self.shelf.journal.values() if entry.phase is COMPENSATION]
-        return [entry.step for entry in sorted(lines, key=lambda entry: entry.place)]
+        return [entry.step for entry in sorted(lines, key=lambda entry: entry.position)]
+
+
+NAMES = {CallAction: "call", LocalAction: "local", SendCommand: "send"}
 
 
 def told(plan: Plan) -> list[str]:
     """Return the moves of a plan in words."""
     return [
         f"absorb {move.step}"
-        if isinstance(move, Absorb)
-        else f"{type(move).__name__.lower()} {move.step} {move.phase} {move.attempt}"
+        if isinstance(move, ApplyReply)
+        else f"{NAMES[type(move)]} {move.step} {move.phase} {move.attempt}"
         for move in plan.moves
     ]

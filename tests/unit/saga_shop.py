@@ -14,18 +14,18 @@ from uuid import UUID, uuid4
 
 import outrider
 from outrider import Event, RetryPolicy
-from outrider.codec.open import open_delivery
-from outrider.delivery import Delivery
 from outrider.errors import Unreachable
-from outrider.observer import Fact
+from outrider.event import Delivery
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
-from outrider.saga import Saga, Sagas, SagaSettings, SagaWorker
-from outrider.saga.intake import Intake
-from outrider.saga.writing import LocalStep, RequestStep
-from outrider.saga_store import Claim, MailKind, NewMail, Phase, Progress, Record, Status, Turn
+from outrider.saga import Saga, SagaRegistry, SagaSettings, SagaWorker
+from outrider.saga.definition.step_handles import LocalStep, RequestStep
+from outrider.saga.model import Claim, MessageKind, NewSagaMessage, Phase, SagaChange, SagaRecord, Status, StepStatus
+from outrider.saga.replies import ReplyHandler
 from outrider.stores.memory import MemorySagas, MemoryStore, MemoryTransaction
-from outrider.testing import ManualClock, MemoryBroker, Notebook
+from outrider.telemetry.events import TelemetryEvent
+from outrider.testing import ManualClock, MemoryBroker, RecordingObserver
+from outrider.wire import decode
 
 ONCE = RetryPolicy(jitter=0, max_attempts=1)
 TWICE = RetryPolicy(jitter=0, max_attempts=2)
@@ -34,18 +34,18 @@ LEASE_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0
 
 
-class Bell(Notebook):
+class Bell(RecordingObserver):
     """A notebook that tells when a fact was heard."""
 
     def __init__(self) -> None:
         super().__init__()
         self._rung = asyncio.Event()
 
-    def notice(self, fact: Fact) -> None:
-        super().notice(fact)
+    def emit(self, fact: TelemetryEvent) -> None:
+        super().emit(fact)
         self._rung.set()
 
-    async def heard(self, kind: type[Fact], count: int = 1) -> None:
+    async def heard(self, kind: type[TelemetryEvent], count: int = 1) -> None:
         """Wait until a fact was heard so often."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(self.of(kind)) < count:
@@ -58,9 +58,9 @@ class FlakySagas(MemorySagas):
 
     away = 0
     unheard = 0
-    saving: Callable[[Turn], None] = staticmethod(lambda turn: None)
+    saving: Callable[[SagaChange], None] = staticmethod(lambda turn: None)
 
-    async def save(self, tx: MemoryTransaction, claim: Claim, turn: Turn, lease_seconds: float) -> datetime:
+    async def save(self, tx: MemoryTransaction, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
         self.saving(turn)
         return await super().save(tx, claim, turn, lease_seconds)
 
@@ -83,18 +83,18 @@ class Shop:
         self.clock, self.notebook, self.broker = ManualClock(), Bell(), MemoryBroker()
         self.outbox = MemoryStore(clock=self.clock if own_time else None)
         self.store = FlakySagas(self.outbox)
-        self.sagas = Sagas(*sagas)
-        self.intake = Intake(self.sagas, observer=self.notebook)
+        self.sagas = SagaRegistry(*sagas)
+        self.intake = ReplyHandler(self.sagas, observer=self.notebook)
         relay = RelaySettings(workers=1)
-        self.relay = Relay(self.outbox, self.broker, relay, clock=self.clock, chance=random.Random(1))
+        self.relay = Relay(self.outbox, self.broker, relay, clock=self.clock, rng=random.Random(1))
         self.worker = self.hire()
         self._read = 0
 
     def hire(self, seed: int = 0, **settings: Any) -> SagaWorker:
         """Make another worker."""
         made = SagaSettings(**{"lease_seconds": LEASE_SECONDS, **settings})
-        chance = random.Random(seed)
-        return SagaWorker(self.store, self.sagas, outrider.stage, made, self.notebook, clock=self.clock, chance=chance)
+        rng = random.Random(seed)
+        return SagaWorker(self.store, self.sagas, outrider.stage, made, self.notebook, clock=self.clock, rng=rng)
 
     async def start(self, saga: Saga[Any], state: Any, correlation_id: str = "A-7") -> UUID:
         async with self.store.transaction() as tx:
@@ -103,7 +103,7 @@ class Shop:
     async def works(self, worker: SagaWorker | None = None) -> None:
         """Let a worker work until nothing is left that it could do now."""
         worker = worker or self.worker
-        while await worker.work():
+        while await worker.run_once():
             await worker.rest()
 
     async def passes(self, seconds: float) -> None:
@@ -114,9 +114,9 @@ class Shop:
     async def sent(self) -> list[Event]:
         """Return the events that were published since the last time."""
         # Twice: when much time has passed, it finds out with the first that it was taken for dead.
-        await self.relay.keep()
-        await self.relay.keep()
-        while await self.relay.work():
+        await self.relay.heartbeat()
+        await self.relay.heartbeat()
+        while await self.relay.run_once():
             pass
         fresh, self._read = self.broker.log[self._read :], len(self.broker.log)
         return [_opened(message) for message in fresh]
@@ -136,10 +136,10 @@ class Shop:
         """Tell a saga what to do, as a person does."""
         body = json.dumps({"actor": "ann"}).encode()
         async with self.store.transaction() as tx:
-            await self.store.post(tx, [NewMail(saga_id, MailKind.ORDER, verb, None, body, uuid4())])
+            await self.store.post(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, verb, None, body, uuid4())])
 
-    async def shown(self, saga_id: UUID) -> Record:
-        record = await self.store.desk.show(saga_id)
+    async def shown(self, saga_id: UUID) -> SagaRecord:
+        record = await self.store.admin.show(saga_id)
         assert record is not None
         return record
 
@@ -150,18 +150,18 @@ class Shop:
         found: dict[str, Any] = json.loads((await self.shown(saga_id)).instance.state)
         return found
 
-    async def progress(self, saga_id: UUID, step: str, phase: Phase = Phase.ACTION) -> tuple[Progress, int] | None:
+    async def progress(self, saga_id: UUID, step: str, phase: Phase = Phase.ACTION) -> tuple[StepStatus, int] | None:
         """Return how far a step has come, and in how many attempts."""
         journal = (await self.shown(saga_id)).journal
-        return next(((e.progress, e.attempts) for e in journal if (e.step, e.phase) == (step, phase)), None)
+        return next(((e.status, e.attempts) for e in journal if (e.step, e.phase) == (step, phase)), None)
 
     async def trail(self, saga_id: UUID) -> list[str]:
-        return [line["what"] for line in await self.store.desk.audit(saga_id)]
+        return [line["what"] for line in await self.store.admin.audit(saga_id)]
 
 
 def _opened(message: Any) -> Event:
     headers = {name: value.encode() for name, value in message.headers.items()}
-    event = open_delivery(Delivery(message.topic, message.key.encode(), message.body, headers)).event
+    event = decode(Delivery(message.topic, message.key.encode(), message.body, headers)).event
     assert event is not None
     return event
 
@@ -182,15 +182,15 @@ def order_saga() -> Saga[Order]:
 
 
 def local(saga: Saga[Order], log: list[str], name: str = "create", **options: Any) -> LocalStep[Order]:
-    """Add a local step that notes what it does, and what is undone of it."""
+    """Add a local step that notes what it does, and what is compensated of it."""
 
     @saga.local(name=name, **options)
     async def do(run: Any, tx: Any) -> None:
         log.append(name)
 
-    @do.undo()
-    async def undo(run: Any, tx: Any) -> None:
-        log.append(f"undo {name}")
+    @do.compensate()
+    async def compensate(run: Any, tx: Any) -> None:
+        log.append(f"compensate {name}")
 
     return do
 
@@ -201,9 +201,9 @@ def request(saga: Saga[Order], name: str = "reserve", **options: Any) -> Request
         "command": "stock.reserve",
         "topic": "stock",
         "reply": "stock.reserved",
-        "refusal": "stock.refused",
-        "undo": "stock.release",
-        "undone": "stock.released",
+        "rejection": "stock.refused",
+        "compensate": "stock.release",
+        "compensated": "stock.released",
         "timeout_seconds": 30,
         "retry": PLAIN,
         "name": name,

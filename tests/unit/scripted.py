@@ -11,16 +11,15 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
-from outrider.backoff import RetryPolicy
-from outrider.delivery import Delivery
-from outrider.event import Event
+from outrider.brokers.base import Revoked
+from outrider.event import Delivery, Event
 from outrider.inbox.consumer import Consumer
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
-from outrider.inbox_store import InboxStore
-from outrider.source import Revoked
+from outrider.inbox.store import InboxStore
+from outrider.retry import RetryPolicy
 from outrider.stores.memory import MemoryInbox, MemoryStore
-from outrider.testing import Notebook
+from outrider.testing import RecordingObserver
 
 PATIENCE_SECONDS = 10.0
 WAIT_SECONDS = 0.01
@@ -46,12 +45,12 @@ class Signal:
                 await future
 
 
-def delivery(name: str, *, shard: str = "s1", **headers: str) -> Delivery:
+def delivery(name: str, *, partition: str = "s1", **headers: str) -> Delivery:
     """Make the delivery `key:number`."""
     key, _, number = name.partition(":")
     said = {"message_id": str(uuid4()), "event_type": "t", "key": key, "sequence": number, "gapless": "true", **headers}
     body = json.dumps({"name": name}).encode()
-    return Delivery("orders", key.encode(), body, {k: v.encode() for k, v in said.items()}, shard, token=name)
+    return Delivery("orders", key.encode(), body, {k: v.encode() for k, v in said.items()}, partition, token=name)
 
 
 class ScriptedSource:
@@ -91,7 +90,7 @@ class ScriptedSource:
         for item in list(self._pending):
             if isinstance(item, BaseException) or len(found) == limit:
                 break
-            if item.shard not in paused:
+            if item.partition not in paused:
                 found.append(item)
                 self._pending.remove(item)
         self.given += [str(item.token) for item in found]
@@ -119,7 +118,7 @@ class Rig:
     def __init__(self, store: InboxStore | None = None, **settings: Any) -> None:
         self.happened = Signal()
         self.until = self.happened.until
-        self.source, self.notebook = ScriptedSource(self.happened), Notebook()
+        self.source, self.notebook = ScriptedSource(self.happened), RecordingObserver()
         self.store = store or MemoryInbox(MemoryStore())
         self.begun: list[str] = []
         self.effects: list[str] = []

@@ -16,8 +16,7 @@ import pytest
 from outrider import Delivery, Event, Inbox
 from outrider.app import open_inbox, open_store
 from outrider.inbox.router import Handler, Route
-from outrider.lifecycle import State
-from outrider.store import Criteria
+from outrider.outbox.model import Criteria, State
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -94,7 +93,7 @@ async def compare(code: str, urls: Iterable[str]) -> None:
 
 async def _types(url: str, state: State | None) -> list[str]:
     store = await open_store(url)
-    found = [row["event_type"] for row in await store.desk.events(Criteria(state=state))]
+    found = [row["event_type"] for row in await store.admin.events(Criteria(state=state))]
     await store.close()
     return found
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from outrider import RetryPolicy
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
 
 
 def test_without_jitter_the_wait_doubles_until_the_cap() -> None:
@@ -18,9 +18,9 @@ def test_without_jitter_the_wait_doubles_until_the_cap() -> None:
 
 @pytest.mark.parametrize("attempt", [1, 3, 50])
 def test_jitter_keeps_the_wait_within_its_share(attempt: int) -> None:
-    policy, chance = RetryPolicy(jitter=0.25), random.Random(7)
-    plain = RetryPolicy(jitter=0).delay_seconds(attempt, chance)
-    waits = [policy.delay_seconds(attempt, chance) for _ in range(500)]
+    policy, rng = RetryPolicy(jitter=0.25), random.Random(7)
+    plain = RetryPolicy(jitter=0).delay_seconds(attempt, rng)
+    waits = [policy.delay_seconds(attempt, rng) for _ in range(500)]
     assert plain * 0.75 <= min(waits) < plain < max(waits) <= plain * 1.25
 
 
@@ -46,7 +46,7 @@ def test_no_number_of_attempts_overflows() -> None:
     ],
 )
 def test_a_policy_that_cannot_work_is_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(BadSetting, match=rf"retry\.{name} = {value}"):
+    with pytest.raises(InvalidSetting, match=rf"retry\.{name} = {value}"):
         RetryPolicy(**{name: value})  # type: ignore[arg-type]
 
 
@@ -60,5 +60,5 @@ def test_a_foreign_policy_may_say_only_what_differs() -> None:
 
 
 def test_a_text_is_no_number_of_seconds() -> None:
-    with pytest.raises(BadSetting, match=r"retry\.base_seconds = '1' cannot work; use a number"):
+    with pytest.raises(InvalidSetting, match=r"retry\.base_seconds = '1' cannot work; use a number"):
         RetryPolicy(base_seconds="1")  # type: ignore[arg-type]

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import outrider
 from outrider import Event, config
 from outrider.cli import app
-from outrider.cli.errors import Group
-from outrider.cli.numbers import number
+from outrider.cli.options import number
+from outrider.cli.output import Group
 
 Call = Callable[..., Any]
 NOBODY = str(UUID(int=7))
@@ -97,30 +97,30 @@ def test_migrate_prints_every_step(bare: Shell) -> None:
 
 def test_a_relay_publishes_what_is_staged_and_stops_when_nothing_is_due(shell: Shell) -> None:
     ids = shell.stage("a", "b", "a")
-    assert [row["event_id"] for row in shell.json("events", "ls")] == ids
-    assert shell.json("relay", "--until-empty") == {"confirmed": 3, "buried": 0, "waiting": 0}
-    assert shell.json("events", "ls") == []
-    assert {row["event_id"] for row in shell.json("events", "ls", "--state", "sent")} == set(ids)
+    assert [row["event_id"] for row in shell.json("events", "list")] == ids
+    assert shell.json("relay", "--until-empty") == {"confirmed": 3, "dead_lettered": 0, "waiting": 0}
+    assert shell.json("events", "list") == []
+    assert {row["event_id"] for row in shell.json("events", "list", "--state", "sent")} == set(ids)
     assert shell.json("events", "show", ids[0])["state"] == "sent"
 
 
 def test_several_processes_relay_under_one_parent_and_their_counts_are_one_result(shell: Shell) -> None:
     shell.stage("a", "b", "c", "d")
     told = shell.json("relay", "--until-empty", "--processes", "2", "--log-level", "error")
-    assert told == {"confirmed": 4, "buried": 0, "waiting": 0}
-    assert len(shell.json("events", "ls", "--state", "sent")) == 4
+    assert told == {"confirmed": 4, "dead_lettered": 0, "waiting": 0}
+    assert len(shell.json("events", "list", "--state", "sent")) == 4
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_what_was_buried_and_what_waits_is_told_and_is_a_finding(shell: Shell, processes: str) -> None:
+def test_dead_letters_and_held_events_are_counted_and_are_a_finding(shell: Shell, processes: str) -> None:
     shell.stage("a", "b")
     with closing(sqlite3.connect(shell.path)) as conn, conn:
         conn.execute("UPDATE outbox SET payload = json_quote(printf('%.*c', 1100000, 'x')) WHERE key = 'a'")
     shell.stage("a")
     relay = ("relay", "--until-empty", "--processes", processes)
-    assert shell.json(*relay, code=1) == {"confirmed": 1, "buried": 1, "waiting": 1}
-    assert shell(*relay, code=1).stdout == "0 events confirmed, 1 waiting; see: outrider events ls\n"
-    assert len(shell.json("dead", "ls")) == len(shell.json("events", "ls")) == 1
+    assert shell.json(*relay, code=1) == {"confirmed": 1, "dead_lettered": 1, "waiting": 1}
+    assert shell(*relay, code=1).stdout == "0 events confirmed, 1 waiting; see: outrider events list\n"
+    assert len(shell.json("dead-letters", "list")) == len(shell.json("events", "list")) == 1
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -145,7 +145,7 @@ def test_a_relay_that_cannot_begin_says_why_and_ends_be_it_one_process_or_two(
 def test_a_relay_without_an_archive_keeps_nothing(shell: Shell) -> None:
     shell.stage("a")
     shell("relay", "--until-empty", "--no-archive", "--broker", "null://")
-    assert shell.json("events", "ls", "--state", "sent") == []
+    assert shell.json("events", "list", "--state", "sent") == []
 
 
 def test_every_command_with_a_store_takes_a_file_of_settings(bare: Shell, tmp_path: Path) -> None:
@@ -158,15 +158,15 @@ def test_every_command_with_a_store_takes_a_file_of_settings(bare: Shell, tmp_pa
     assert bare.json("db", "status", *named)["ready"]
     first, second = bare.stage("a", "b")
     assert bare.json("events", "show", first, *named)["state"] == "pending"
-    bare("dead", "bury", first, *named)
-    assert bare.json("dead", "ls", *named)[0]["event_id"] == first
-    assert bare.json("dead", "show", first, *named)["policy"] == "hold"
-    assert bare.json("dead", "replay", first, *named) == {"replayed": 1}
-    bare("dead", "bury", second, *named)
-    assert bare.json("dead", "discard", second, "--yes", *named) == {"discarded": 1}
+    bare("dead-letters", "add", first, *named)
+    assert bare.json("dead-letters", "list", *named)[0]["event_id"] == first
+    assert bare.json("dead-letters", "show", first, *named)["policy"] == "block"
+    assert bare.json("dead-letters", "replay", first, *named) == {"replayed": 1}
+    bare("dead-letters", "add", second, *named)
+    assert bare.json("dead-letters", "discard", second, "--yes", *named) == {"discarded": 1}
     bare.environment["OUTRIDER_CONFIG"] = str(filed)
     assert bare.json("relay", "--until-empty")["confirmed"] == 2
-    assert bare.json("events", "ls", "--state", "sent", *named) == []
+    assert bare.json("events", "list", "--state", "sent", *named) == []
 
 
 def test_a_setting_of_the_file_reaches_every_process(shell: Shell, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_setting_of_the_file_reaches_every_process(shell: Shell, tmp_path: Pat
     with closing(sqlite3.connect(shell.path)) as conn, conn:
         conn.execute("UPDATE outbox SET payload = json_quote(printf('%.*c', 1100000, 'x'))")
     shell("relay", "--until-empty", "--config", str(filed), code=1)
-    [dead] = shell.json("dead", "ls")
+    [dead] = shell.json("dead-letters", "list")
     assert (dead["event_id"], dead["policy"]) == (event_id, "skip")
 
 
@@ -201,81 +201,142 @@ def test_a_file_that_is_wrong_stops_a_command_with_its_line(bare: Shell, tmp_pat
     filed.write_text("relay:\n  lease_second: 4\n")
     assert "line 2: relay.lease_second" in bare("relay", "--config", str(filed), code=2).stderr
     filed.write_text("store: postgresql://app:hunter2@db/shop\n")
-    told = bare.json("events", "ls", "--config", str(filed), code=2)["error"]
+    told = bare.json("events", "list", "--config", str(filed), code=2)["error"]
     assert "holds a password" in told
     assert "hunter2" not in told
 
 
 def test_payloads_are_shown_only_when_asked_for(shell: Shell) -> None:
     (event_id,) = shell.stage("a")
-    assert "payload" not in shell.json("events", "ls")[0]
+    assert "payload" not in shell.json("events", "list")[0]
     assert "payload" not in shell.json("events", "show", event_id)
     assert shell.json("events", "show", event_id, "--payload")["payload"] == {"secret": "a"}
 
 
 def test_listings_are_tables_for_people(shell: Shell) -> None:
     (event_id,) = shell.stage("a")
-    assert event_id in shell("events", "ls").stdout
+    assert event_id in shell("events", "list").stdout
     assert "order.placed" in shell("events", "show", event_id).stdout
-    assert "no events match" in shell("events", "ls", "--topic", "other").stdout
-    assert "no dead letters match" in shell("dead", "ls").stdout
+    assert "no events match" in shell("events", "list", "--topic", "other").stdout
+    assert "no dead letters match" in shell("dead-letters", "list").stdout
 
 
-def test_a_buried_event_holds_its_stream_until_it_is_replayed(shell: Shell) -> None:
+def test_a_dead_letter_blocks_its_stream_until_it_is_replayed(shell: Shell) -> None:
     first, second, other = shell.stage("a", "a", "b")
-    shell("dead", "bury", first, "--reason-text", "looks wrong", "--policy", "hold")
-    assert shell.json("relay", "--until-empty", code=1) == {"confirmed": 1, "buried": 0, "waiting": 1}
-    assert [row["event_id"] for row in shell.json("events", "ls")] == [second]
-    shown = shell.json("dead", "show", first)
+    shell("dead-letters", "add", first, "--reason-text", "looks wrong", "--policy", "block")
+    assert shell.json("relay", "--until-empty", code=1) == {"confirmed": 1, "dead_lettered": 0, "waiting": 1}
+    assert [row["event_id"] for row in shell.json("events", "list")] == [second]
+    shown = shell.json("dead-letters", "show", first)
     assert (shown["reason"], shown["failure"]["error"]) == ("by_hand", "looks wrong")
-    assert shell.json("dead", "replay", first) == {"replayed": 1}
+    assert shell.json("dead-letters", "replay", first) == {"replayed": 1}
     assert shell.json("relay", "--until-empty")["confirmed"] == 2
-    sent = [row["event_id"] for row in shell.json("events", "ls", "--state", "sent")]
+    sent = [row["event_id"] for row in shell.json("events", "list", "--state", "sent")]
     assert sent.index(second) < sent.index(first)
     assert other in sent
 
 
 def test_a_stream_goes_on_after_its_dead_letter_is_discarded(shell: Shell) -> None:
     first, second = shell.stage("a", "a")
-    shell("dead", "bury", first)
-    assert shell.json("dead", "discard", "--all", "--yes") == {"discarded": 1}
+    shell("dead-letters", "add", first)
+    assert shell.json("dead-letters", "discard", "--all", "--yes") == {"discarded": 1}
     shell("relay", "--until-empty")
     assert shell.json("events", "show", second)["state"] == "sent"
     shell("events", "show", first, code=1)
 
 
+def test_an_edited_dead_letter_is_replayed_with_its_new_content_and_the_change_is_logged(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (event_id,) = shell.stage("a")
+    shell("dead-letters", "add", event_id)
+    payload = tmp_path / "payload.json"
+    payload.write_text('{"fixed": true}')
+    args = ("dead-letters", "edit", event_id)
+    changes = ("--payload-file", str(payload), "--header", "ticket=T-1", "--topic", "orders.fixed")
+    assert shell.json(*args, *changes) == {"edited": event_id}
+    shown = shell.json("dead-letters", "show", event_id, "--payload")
+    assert (shown["payload"], shown["headers"], shown["topic"]) == (
+        {"fixed": True},
+        {"ticket": "T-1"},
+        "orders.fixed",
+    )
+    with closing(sqlite3.connect(shell.path)) as conn:
+        assert conn.execute("SELECT verb FROM outbox_operation ORDER BY id").fetchall()[-1] == ("edit",)
+    shell("dead-letters", "replay", event_id)
+    shell("relay", "--until-empty")
+    assert shell.json("events", "show", event_id)["topic"] == "orders.fixed"
+
+
+def test_an_edit_follows_the_rules_of_staging(shell: Shell, tmp_path: Path) -> None:
+    (event_id,) = shell.stage("a")
+    args = ("dead-letters", "edit", event_id)
+    assert "no dead letter" in shell(*args, "--topic", "orders.fixed", code=1).stderr
+    shell("dead-letters", "add", event_id)
+    payload = tmp_path / "payload.json"
+    payload.write_text('{"total": NaN}')
+    for changes, words in (
+        ((), "say what to change"),
+        (("--payload-file", str(payload)), "payload.total: nan is not JSON"),
+        (("--payload-file", "no/such.json"), "cannot read no/such.json"),
+        (("--header", "ticket"), "write NAME=VALUE"),
+        (("--header", "gapless=true"), "filled in by outrider"),
+        (("--topic", "no topic"), "characters a broker refuses"),
+    ):
+        assert words in shell(*args, *changes, code=2).stderr
+    assert shell.json("dead-letters", "show", event_id)["topic"] == "orders"
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        (("dlq", "ls"), ("dead-letters", "list")),
+        (("events", "ls"), ("events", "list")),
+        (("inbox", "ls"), ("inbox", "list")),
+    ],
+)
+def test_a_list_has_an_alias_that_help_does_not_list(
+    shell: Shell, alias: tuple[str, str], name: tuple[str, str]
+) -> None:
+    for event_id in shell.stage("a", "b")[:1]:
+        shell("dead-letters", "add", event_id)
+    assert shell.json(*alias) == shell.json(*name)
+    commands = [line.split()[1] for line in shell(name[0], "--help", COLUMNS="200").stdout.splitlines() if "│" in line]
+    assert "list" in commands
+    assert "ls" not in commands
+
+
 def test_dead_letters_are_grouped_by_reason_and_topic(shell: Shell) -> None:
     for event_id in shell.stage("a", "b"):
-        shell("dead", "bury", event_id)
-    assert shell.json("dead", "ls", "--group") == [{"reason": "by_hand", "topic": "orders", "count": 2}]
-    assert "by_hand" in shell("dead", "ls", "--group").stdout
+        shell("dead-letters", "add", event_id)
+    assert shell.json("dead-letters", "groups") == [{"reason": "by_hand", "topic": "orders", "count": 2}]
+    assert "by_hand" in shell("dead-letters", "groups").stdout
 
 
 def test_a_dry_run_shows_what_would_be_replayed_and_changes_nothing(shell: Shell) -> None:
     first, second = shell.stage("a", "b")
-    shell("dead", "bury", first)
-    shell("dead", "bury", second)
-    found = shell.json("dead", "replay", "--key", "a", "--dry-run")
+    shell("dead-letters", "add", first)
+    shell("dead-letters", "add", second)
+    found = shell.json("dead-letters", "replay", "--key", "a", "--dry-run")
     assert [row["event_id"] for row in found["would_replay"]] == [first]
-    assert len(shell.json("dead", "ls")) == 2
+    assert len(shell.json("dead-letters", "list")) == 2
 
 
 def test_a_replay_by_filter_takes_only_what_matches_at_the_rate_given(shell: Shell) -> None:
     for event_id in shell.stage("a", "b", "c"):
-        shell("dead", "bury", event_id)
-    assert shell.json("dead", "replay", "--reason", "by_hand", "--topic", "orders", "--rate", "500", "--yes") == {
-        "replayed": 3
-    }
-    assert shell.json("dead", "replay", "--event-type", "order.paid") == {"replayed": 0}
+        shell("dead-letters", "add", event_id)
+    assert shell.json(
+        "dead-letters", "replay", "--reason", "by_hand", "--topic", "orders", "--rate", "500", "--yes"
+    ) == {"replayed": 3}
+    assert shell.json("dead-letters", "replay", "--event-type", "order.paid") == {"replayed": 0}
 
 
 def test_what_is_final_or_takes_many_at_once_needs_a_yes_where_nobody_can_be_asked(shell: Shell) -> None:
     [event_id] = shell.stage("a")
-    shell("dead", "bury", event_id)
+    shell("dead-letters", "add", event_id)
     for command in (("discard", "--all"), ("discard", event_id), ("replay", "--topic", "orders")):
-        assert "add --yes" in shell("dead", *command, code=2).stderr
-        assert "add --yes" in shell("dead", *command, "--json", code=2).stderr
-    assert len(shell.json("dead", "ls")) == 1
+        assert "add --yes" in shell("dead-letters", *command, code=2).stderr
+        assert "add --yes" in shell("dead-letters", *command, "--json", code=2).stderr
+    assert len(shell.json("dead-letters", "list")) == 1
 
 
 @pytest.mark.parametrize(
@@ -290,7 +351,7 @@ def test_what_is_final_or_takes_many_at_once_needs_a_yes_where_nobody_can_be_ask
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_without_repeating_its_secret(bare: Shell, url: str) -> None:
-    for command in (("events", "ls"), ("db", "migrate"), ("db", "status")):
+    for command in (("events", "list"), ("db", "migrate"), ("db", "status")):
         told = bare(*command, "--store", url, code=2)
         assert "hunter2" not in told.stderr + told.stdout
         assert "Traceback" not in told.stderr
@@ -299,46 +360,46 @@ def test_a_url_that_cannot_be_read_is_refused_without_repeating_its_secret(bare:
 @pytest.mark.parametrize("schema", ["Bad-Name", "x; drop table y", "1st"])
 def test_a_schema_name_that_is_no_identifier_is_refused_before_it_reaches_a_server(bare: Shell, schema: str) -> None:
     url = "postgresql://u@127.0.0.1:1/shop"
-    for command in (("events", "ls"), ("dead", "ls"), ("db", "plan")):
+    for command in (("events", "list"), ("dead-letters", "list"), ("db", "plan")):
         assert "not allowed" in bare(*command, "--store", url, "--schema", schema, code=2).stderr
 
 
 def test_replaying_needs_a_choice_and_only_one(shell: Shell) -> None:
-    assert "--all" in shell("dead", "replay", code=2).stderr
-    assert "in one way" in shell("dead", "replay", "--all", "--key", "a", code=2).stderr
+    assert "--all" in shell("dead-letters", "replay", code=2).stderr
+    assert "in one way" in shell("dead-letters", "replay", "--all", "--key", "a", code=2).stderr
 
 
 def test_a_dead_letter_that_is_not_there_is_a_finding(shell: Shell) -> None:
-    assert NOBODY in shell("dead", "replay", NOBODY, code=1).stderr
-    assert "outrider dead ls" in shell("dead", "show", NOBODY, code=1).stderr
-    assert "no event" in shell("dead", "bury", NOBODY, code=1).stderr
+    assert NOBODY in shell("dead-letters", "replay", NOBODY, code=1).stderr
+    assert "outrider dead-letters list" in shell("dead-letters", "show", NOBODY, code=1).stderr
+    assert "no event" in shell("dead-letters", "add", NOBODY, code=1).stderr
 
 
-def test_an_event_that_has_left_cannot_be_buried(shell: Shell) -> None:
+def test_an_event_that_has_left_cannot_be_dead_lettered(shell: Shell) -> None:
     (event_id,) = shell.stage("a")
     shell("relay", "--until-empty")
-    assert "was not buried" in shell("dead", "bury", event_id, code=1).stderr
+    assert "was not moved" in shell("dead-letters", "add", event_id, code=1).stderr
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["events", "show", "12"], "outrider events ls"),
-        (["events", "ls", "--state", "pendign"], "did you mean pending?"),
-        (["events", "ls", "--state", "dead_letter"], "outrider dead ls"),
-        (["dead", "ls", "--reason", "poison"], "did you mean poison_message?"),
-        (["dead", "bury", NOBODY, "--policy", "wait"], "hold"),
+        (["events", "show", "12"], "outrider events list"),
+        (["events", "list", "--state", "pendign"], "did you mean pending?"),
+        (["events", "list", "--state", "dead_letter"], "outrider dead-letters list"),
+        (["dead-letters", "list", "--reason", "poison"], "did you mean poison_message?"),
+        (["dead-letters", "add", NOBODY, "--policy", "wait"], "block"),
         (["lifecycle", "failde"], "did you mean failed?"),
         (["relay", "--lease-seconds", "4"], "less than half of lease_seconds"),
         (["relay", "--log-level", "loud"], "valid: debug"),
-        (["events", "ls", "--store", "sqlit:///x"], "did you mean sqlite://?"),
-        (["events", "ls", "--store", "sqlite://x"], "sqlite:///relative/path"),
-        (["events", "ls", "--store", "mysql://u:hunter2@db/x"], "valid: sqlite://, postgresql://, postgres://"),
+        (["events", "list", "--store", "sqlit:///x"], "did you mean sqlite://?"),
+        (["events", "list", "--store", "sqlite://x"], "sqlite:///relative/path"),
+        (["events", "list", "--store", "mysql://u:hunter2@db/x"], "valid: sqlite://, postgresql://, postgres://"),
         (["relay", "--broker", "kafak://x"], "valid: embedded://, null://"),
         (["relay", "--broker", "embedded:///x?exchange=a"], "embedded:// takes no options"),
         (["relay", "--processes", "65"], "up to 64"),
-        (["events", "ls", "--store", "postgresql://db/x?pooled=perhaps"], "pooled=true"),
-        (["events", "ls", "--config", "no/such.yaml"], "there is no file no/such.yaml"),
+        (["events", "list", "--store", "postgresql://db/x?pooled=perhaps"], "pooled=true"),
+        (["events", "list", "--config", "no/such.yaml"], "there is no file no/such.yaml"),
     ],
 )
 def test_a_wrong_use_exits_with_2_and_names_the_fix(shell: Shell, args: list[str], words: str) -> None:
@@ -352,28 +413,28 @@ def test_a_wrong_use_exits_with_2_and_names_the_fix(shell: Shell, args: list[str
 
 
 def test_typers_own_usage_errors_are_objects_too_when_json_is_asked_for(bare: Shell) -> None:
-    assert bare.json("events", "ls", "--nope", code=2)["exit"] == 2
-    assert "--nope" in bare("events", "ls", "--nope", code=2).stderr
+    assert bare.json("events", "list", "--nope", code=2)["exit"] == 2
+    assert "--nope" in bare("events", "list", "--nope", code=2).stderr
 
 
 def test_without_a_store_the_error_names_the_fix() -> None:
-    result = CliRunner().invoke(app, ["events", "ls"])
+    result = CliRunner().invoke(app, ["events", "list"])
     assert result.exit_code == 2
     assert "OUTRIDER_STORE" in result.stderr
 
 
 def test_a_store_that_was_never_migrated_says_so(bare: Shell) -> None:
-    assert "outrider db migrate" in bare("events", "ls", code=2).stderr
+    assert "outrider db migrate" in bare("events", "list", code=2).stderr
 
 
 def test_a_misspelt_variable_stops_every_command(shell: Shell) -> None:
-    result = shell("events", "ls", code=2, OUTRIDER_LEASE_SECOND="4")
+    result = shell("events", "list", code=2, OUTRIDER_LEASE_SECOND="4")
     assert "OUTRIDER_LEASE_SECONDS" in result.stderr
 
 
 def test_a_server_that_does_not_answer_exits_with_3_and_hides_the_password(bare: Shell) -> None:
     pytest.importorskip("asyncpg")
-    result = bare("events", "ls", "--store", "postgresql://u:hunter2@127.0.0.1:1/x", code=3)
+    result = bare("events", "list", "--store", "postgresql://u:hunter2@127.0.0.1:1/x", code=3)
     assert "hunter2" not in result.stderr
 
 
@@ -407,8 +468,8 @@ def test_the_place_of_an_error_is_shown_if_asked_for_without_its_secrets(broken:
 
 def test_what_was_done_and_what_could_not_be_are_both_told(shell: Shell) -> None:
     (event_id,) = shell.stage("a")
-    shell("dead", "bury", event_id)
-    told = shell("dead", "discard", event_id, NOBODY, "--yes", "--json", code=1)
+    shell("dead-letters", "add", event_id)
+    told = shell("dead-letters", "discard", event_id, NOBODY, "--yes", "--json", code=1)
     assert json.loads(told.stdout) == {"discarded": 1}
     error = json.loads(told.stderr)
     assert error["exit"] == 1
@@ -416,7 +477,7 @@ def test_what_was_done_and_what_could_not_be_are_both_told(shell: Shell) -> None
 
 
 def test_every_number_of_the_relay_is_explained_in_the_words_of_the_documentation(bare: Shell) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     rows = dict(re.findall(r"^\| `relay\.(\w+)` \| ([^|]+ \| [^|]+) \|$", page, re.MULTILINE))
     for name in config.RELAY_NUMBERS:
         default, meaning = rows[name].split(" | ")
@@ -443,7 +504,7 @@ from outrider import app, errors
 for opening in (app.open_store, app.open_inbox, app.open_sagas, app.open_schema):
     try:
         asyncio.run(opening({url!r}))
-    except errors.Misuse as error:
+    except errors.UsageError as error:
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -456,4 +517,4 @@ def test_the_lifecycle_is_shown_as_table_diagram_and_answer(bare: Shell) -> None
     assert bare("lifecycle", "--mermaid").stdout.startswith("stateDiagram-v2")
     assert bare.json("lifecycle", "dead_letter")["allowed"] == {"replay": "pending", "resume": "parked"}
     assert "final" in bare("lifecycle", "sent").stdout
-    assert {"move", "from", "to", "when"} == set(bare.json("lifecycle")[0])
+    assert {"transition", "from", "to", "when"} == set(bare.json("lifecycle")[0])

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from outrider import Delivery, Event, Inbox
 from outrider.app import open_inbox, open_schema
-from outrider.cli import app
-from outrider.cli import inbox as commands
+from outrider.cli import app, options
 
 ORDERS = "orders"
 BILLING, STATS = "billing", "stats"
@@ -44,11 +43,11 @@ class Office:
     def receive(self, *deliveries: Delivery, consumer: str = BILLING, **options: Any) -> list[str]:
         """Let deliveries be handled, one after another; return what became of each."""
 
-        async def work(inbox: Inbox) -> list[str]:
+        async def run_once(inbox: Inbox) -> list[str]:
             inbox.consumer(consumer, **options)
             return [await inbox.process(delivery, self._handle, consumer=consumer) for delivery in deliveries]
 
-        return asyncio.run(self._with_inbox(work))
+        return asyncio.run(self._with_inbox(run_once))
 
     def actors(self) -> list[tuple[str, str]]:
         """Return what is on record: the verb, and who did it."""
@@ -98,32 +97,32 @@ def held(office: Office) -> Office:
 
 
 def test_without_trouble_nothing_is_listed(office: Office) -> None:
-    assert office.json("dead") == office.json("streams") == []
-    assert "no dead letters match" in office("dead").stdout
-    assert "nothing waits" in office("streams").stdout
+    assert office.json("list") == office.json("streams") == []
+    assert "no dead letters match" in office("list").stdout
+    assert "no stream has held events" in office("streams").stdout
 
 
 def test_a_store_without_an_inbox_is_wrong_usage(tmp_path: Path) -> None:
-    assert "outrider db migrate" in Office(tmp_path).json("dead", code=2)["error"]
+    assert "outrider db migrate" in Office(tmp_path).json("list", code=2)["error"]
 
 
 def test_dead_letters_are_listed_oldest_first_and_without_their_bytes(held: Office) -> None:
-    rows = held.json("dead")
+    rows = held.json("list")
     assert [(row["id"], row["key"], row["reason"]) for row in rows] == [
         (1, "A", "poison_message"),
         (2, "B", "poison_message"),
     ]
     assert not rows[0].keys() & {"headers", "body"}
-    assert str(UUID(int=1)) in held("dead").stdout
+    assert str(UUID(int=1)) in held("list").stdout
 
 
 def test_dead_letters_are_filtered(held: Office) -> None:
     held.receive(broken(9), consumer=STATS)
-    assert [row["event_id"] for row in held.json("dead", "--consumer", STATS)] == [str(UUID(int=9))]
-    assert [row["id"] for row in held.json("dead", "--key", "B")] == [2]
-    assert [row["id"] for row in held.json("dead", "--topic", ORDERS, "--limit", "1")] == [1]
-    assert held.json("dead", "--topic", "parcels") == held.json("dead", "--reason", "by_hand") == []
-    assert "did you mean poison_message?" in held.json("dead", "--reason", "poison_mesage", code=2)["error"]
+    assert [row["event_id"] for row in held.json("list", "--consumer", STATS)] == [str(UUID(int=9))]
+    assert [row["id"] for row in held.json("list", "--key", "B")] == [2]
+    assert [row["id"] for row in held.json("list", "--topic", ORDERS, "--limit", "1")] == [1]
+    assert held.json("list", "--topic", "parcels") == held.json("list", "--reason", "by_hand") == []
+    assert "did you mean poison_message?" in held.json("list", "--reason", "poison_mesage", code=2)["error"]
 
 
 def test_one_dead_letter_is_shown_with_its_bytes_if_asked(held: Office) -> None:
@@ -146,8 +145,8 @@ def test_a_body_that_is_text_is_shown_as_text(office: Office) -> None:
 def test_an_id_that_is_not_there_is_a_finding(held: Office, args: tuple[str, ...]) -> None:
     error = held.json(*args, code=1)["error"]
     assert "7" in error
-    assert "outrider inbox dead" in error
-    assert len(held.json("dead")) == 2
+    assert "outrider inbox list" in error
+    assert len(held.json("list")) == 2
 
 
 def test_what_is_no_id_is_wrong_usage(held: Office) -> None:
@@ -157,38 +156,38 @@ def test_what_is_no_id_is_wrong_usage(held: Office) -> None:
 
 def test_streams_that_wait_are_listed(held: Office) -> None:
     first, second = held.json("streams")
-    assert (first["key"], first["band"], first["cause"], first["waiting"]) == ("A", "normal", "held", 1)
+    assert (first["key"], first["band"], first["cause"], first["waiting"]) == ("A", "normal", "dead_letter", 1)
     assert (second["key"], second["waiting"]) == ("B", 0)
     assert held.json("streams", "--consumer", STATS) == []
     assert len(held.json("streams", "--limit", "1")) == 1
-    assert "held" in held("streams").stdout
+    assert "dead_letter" in held("streams").stdout
 
 
 def test_a_replayed_dead_letter_comes_before_what_waited_for_it(office: Office) -> None:
     office.receive(broken(1), delivery(2))
     assert office.json("replay", "1") == {"replayed": 1}
-    assert office.json("dead") == []
+    assert office.json("list") == []
     [stream] = office.json("streams")
     assert (stream["cause"], stream["waiting"]) == ("draining", 2)
     [(verb, who)] = office.actors()
     assert (verb, who.startswith("cli:")) == ("inbox_replay", True)
     # It is still broken, so it is buried again, and the others go on waiting.
     assert office.receive(delivery(3)) == ["waiting"]
-    assert [row["event_id"] for row in office.json("dead")] == [str(UUID(int=1))]
+    assert [row["event_id"] for row in office.json("list")] == [str(UUID(int=1))]
     assert (office.json("streams")[0]["waiting"], office.handled) == (2, [])
 
 
 def test_what_is_there_is_replayed_and_what_is_missing_is_told(held: Office) -> None:
     result = held("replay", "2", "7", "--json", code=1)
     assert json.loads(result.stdout) == {"replayed": 1}
-    assert "no such dead letter: 7" in json.loads(result.stderr)["error"]
-    assert [row["id"] for row in held.json("dead")] == [1]
+    assert "no dead letter 7" in json.loads(result.stderr)["error"]
+    assert [row["id"] for row in held.json("list")] == [1]
 
 
 def test_replaying_by_id_asks_nothing_and_by_filter_needs_a_yes(held: Office) -> None:
     assert "--yes" in held.json("replay", "--consumer", BILLING, code=2)["error"]
     assert "replay 2 dead letters" in held.json("replay", "--all", code=2)["error"]
-    assert len(held.json("dead")) == 2
+    assert len(held.json("list")) == 2
     assert "1 dead letter will be handled by the next running consumer" in held("replay", "1").stdout
     assert held.json("replay", "--consumer", BILLING, "--yes") == {"replayed": 1}
 
@@ -196,7 +195,7 @@ def test_replaying_by_id_asks_nothing_and_by_filter_needs_a_yes(held: Office) ->
 def test_discarding_always_needs_a_yes(held: Office) -> None:
     assert "discard 1 dead letter," in held.json("discard", "1", code=2)["error"]
     assert "there is no terminal to ask" in held("discard", "1", code=2).stderr
-    assert len(held.json("dead")) == 2
+    assert len(held.json("list")) == 2
     assert held.json("discard", "1", "--yes") == {"discarded": 1}
     [(verb, who)] = held.actors()
     assert (verb, who.startswith("cli:")) == ("inbox_discard", True)
@@ -212,7 +211,7 @@ def test_what_waited_behind_a_discarded_one_goes_on(held: Office) -> None:
 def test_dead_letters_are_chosen_in_one_way_only(held: Office, verb: str) -> None:
     for choice in ((), ("1", "--all"), ("1", "--key", "A"), ("--all", "--topic", ORDERS)):
         assert f"say which dead letters to {verb}, in one way" in held.json(verb, *choice, "--yes", code=2)["error"]
-    assert len(held.json("dead")) == 2
+    assert len(held.json("list")) == 2
 
 
 @pytest.mark.parametrize(("verb", "done"), [("replay", "replayed"), ("discard", "discarded")])
@@ -223,7 +222,7 @@ def test_a_filter_that_matches_nothing_does_nothing(held: Office, verb: str, don
 def test_a_command_that_took_as_many_as_it_may_says_that_more_may_be_left(
     held: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "MOST", 1)
+    monkeypatch.setattr(options, "CHOSEN_MAX", 1)
     result = held("discard", "--all", "--yes", code=1)
     assert "1 dead letter discarded" in result.stdout
     assert "run the command again" in result.stderr
@@ -233,36 +232,36 @@ def test_a_command_that_took_as_many_as_it_may_says_that_more_may_be_left(
 def early(office: Office) -> Office:
     """Number 1 was handled, 2 is missing, and 3 waits for it."""
     numbered = [delivery(1, sequence=1), delivery(3, sequence=3)]
-    assert office.receive(*numbered, gate="strict") == ["applied", "waiting"]
+    assert office.receive(*numbered, ordering="strict") == ["applied", "waiting"]
     return office
 
 
 PLACE = ("--consumer", BILLING, "--topic", ORDERS, "--key", "A")
 
 
-def test_a_released_stream_goes_on_with_the_first_event_that_waits(early: Office) -> None:
+def test_a_stream_without_its_gap_goes_on_with_the_first_event_that_waits(early: Office) -> None:
     [stream] = early.json("streams")
     assert (stream["cause"], stream["seen"], stream["waiting"]) == ("early", 1, 1)
-    assert early.json("release", *PLACE, "--yes") == {"released": "A"}
+    assert early.json("skip-gap", *PLACE, "--yes") == {"skipped_gap": "A"}
     assert early.json("streams")[0]["cause"] == "draining"
     # The next delivery lets go of what waited before it, by itself.
-    early.receive(delivery(4, sequence=4), gate="strict")
+    early.receive(delivery(4, sequence=4), ordering="strict")
     assert early.handled == ["A1", "A3", "A4"]
     assert early.json("streams") == []
-    assert early.actors()[0][0] == "inbox_release"
+    assert early.actors()[0][0] == "inbox_skip_gap"
 
 
-def test_releasing_needs_a_yes(early: Office) -> None:
-    assert "give up on the missing events of A on orders" in early.json("release", *PLACE, code=2)["error"]
+def test_skipping_a_gap_needs_a_yes(early: Office) -> None:
+    assert "give up on the missing events of A on orders" in early.json("skip-gap", *PLACE, code=2)["error"]
     assert early.json("streams")[0]["cause"] == "early"
-    assert "A on orders goes on" in early("release", *PLACE, "--yes").stdout
+    assert "A on orders goes on" in early("skip-gap", *PLACE, "--yes").stdout
 
 
-def test_a_stream_that_does_not_wait_for_a_predecessor_cannot_be_released(held: Office) -> None:
-    assert "outrider inbox streams" in held.json("release", *PLACE, "--yes", code=1)["error"]
-    assert held.json("streams")[0]["cause"] == "held"
+def test_a_stream_that_does_not_wait_for_a_predecessor_has_no_gap_to_skip(held: Office) -> None:
+    assert "outrider inbox streams" in held.json("skip-gap", *PLACE, "--yes", code=1)["error"]
+    assert held.json("streams")[0]["cause"] == "dead_letter"
 
 
 def test_a_band_that_is_none_is_wrong_usage(early: Office) -> None:
-    assert "high, normal, low" in early.json("release", *PLACE, "--band", "urgent", "--yes", code=2)["error"]
-    early("release", *PLACE, "--band", "high", "--yes", code=1)
+    assert "high, normal, low" in early.json("skip-gap", *PLACE, "--band", "urgent", "--yes", code=2)["error"]
+    early("skip-gap", *PLACE, "--band", "high", "--yes", code=1)

@@ -21,14 +21,13 @@ from typer.testing import CliRunner
 from outrider import Event, Inbox, RetryPolicy
 from outrider.app import open_schema
 from outrider.cli import app
-from outrider.cli.saga_orders import give
-from outrider.saga.barrier import Barrier
-from outrider.saga.definition import Saga, saga_id_of
-from outrider.saga.news import Claimed, Declined, News, Raised, Succeeded
-from outrider.saga.plan import advance
-from outrider.saga.run import Run
-from outrider.saga.sagas import Sagas
-from outrider.saga_store import Claim, MailKind, NewMail, Phase, Record, Turn
+from outrider.cli.saga_operator import give
+from outrider.saga.context import StepContext
+from outrider.saga.definition.saga import Saga, SagaRegistry, saga_id_of
+from outrider.saga.model import Claim, MessageKind, NewSagaMessage, Phase, SagaChange, SagaRecord
+from outrider.saga.participant import Participant
+from outrider.saga.planner.actions import Claimed, Input, Raised, StepDeclined, Succeeded
+from outrider.saga.planner.planner import advance
 from outrider.stores.memory import MemorySagas, MemoryStore
 from outrider.stores.sqlite import SqliteSagas
 from outrider.testing import ManualClock
@@ -48,32 +47,32 @@ newer = Saga("refund", Order, version=2)
 
 
 @order.local()
-async def create(run: Run[Order], tx: Any) -> None:
+async def create(run: StepContext[Order], tx: Any) -> None:
     """Make an order."""
 
 
-@create.undo()
-async def cancel(run: Run[Order], tx: Any) -> None:
+@create.compensate()
+async def cancel(run: StepContext[Order], tx: Any) -> None:
     """Take it back."""
 
 
 @order.call(retry=RetryPolicy(max_attempts=2))
-async def charge(run: Run[Order]) -> None:
+async def charge(run: StepContext[Order]) -> None:
     """Take the money."""
 
 
 order.request("stock.reserve", topic="stock", reply="stock.reserved", name="reserve")
 refund.sleep(60, name="rest")
 newer.sleep(90, name="rest")
-sagas = Sagas(order, refund, newer)
+sagas = SagaRegistry(order, refund, newer)
 
 leaving = Saga("leaving", Order)
 inbox = Inbox()
-stock = Barrier("stock")
+stock = Participant("stock")
 
 
 @leaving.call()
-async def leave(run: Run[Order]) -> None:
+async def leave(run: StepContext[Order]) -> None:
     """Ask this very process to stop, in the middle of a step."""
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.sleep(0)
@@ -92,7 +91,7 @@ ORDER_ID = saga_id_of("order", "A-7")
 LOST = "unknown whether it happened before; it raised"
 
 
-async def save(store: SqliteSagas, claimed: Record, news: Sequence[News]) -> bool:
+async def save(store: SqliteSagas, claimed: SagaRecord, news: Sequence[Input]) -> bool:
     """Save what the plan says to the news; tell whether the saga is released with it."""
     saga_id, epoch = claimed.instance.saga_id, claimed.instance.epoch
     async with store.transaction() as tx:
@@ -102,7 +101,7 @@ async def save(store: SqliteSagas, claimed: Record, news: Sequence[News]) -> boo
         assert saga
         plan = advance(saga.definition, record, news, random.Random(1))
         written = plan.instance, plan.entries, plan.taken, plan.seen, plan.notes, plan.release, plan.wake_seconds
-        await store.save(tx, Claim("w", saga_id, epoch), Turn(*written), LEASE_SECONDS)
+        await store.save(tx, Claim("w", saga_id, epoch), SagaChange(*written), LEASE_SECONDS)
     return plan.release
 
 
@@ -135,7 +134,7 @@ class Office:
 
         self._with_store(started)
 
-    def turn(self, *news: News) -> None:
+    def turn(self, *news: Input) -> None:
         """Let the worker take what is due, tell it, and save what the plan says."""
 
         async def taken(store: SqliteSagas) -> None:
@@ -150,7 +149,7 @@ class Office:
     def post(self, name: str) -> None:
         async def posted(store: SqliteSagas) -> None:
             async with store.transaction() as tx:
-                await store.post(tx, [NewMail(ORDER_ID, MailKind.REPLY, name, None, b'{"n": 1}', uuid4())])
+                await store.post(tx, [NewSagaMessage(ORDER_ID, MessageKind.REPLY, name, None, b'{"n": 1}', uuid4())])
 
         self._with_store(posted)
 
@@ -202,9 +201,9 @@ def failed(office: Office) -> Office:
 
 @pytest.fixture
 def over(office: Office) -> Office:
-    """An order that was refused, and therefore undone."""
+    """An order that was rejected, and therefore compensated."""
     office.start(order)
-    office.turn(Declined("create", Phase.ACTION, "sold out"))
+    office.turn(StepDeclined("create", Phase.ACTION, "sold out"))
     assert office.json("ls")[0]["status"] == "compensated"
     return office
 
@@ -243,7 +242,7 @@ def test_sagas_are_filtered(failed: Office) -> None:
 
 def test_one_saga_is_shown_with_its_journal_and_the_end_of_its_trail(failed: Office) -> None:
     told = failed.json("show", str(ORDER_ID))
-    assert [(entry["step"], entry["progress"], entry["attempts"]) for entry in told["journal"]] == [
+    assert [(entry["step"], entry["status"], entry["attempts"]) for entry in told["journal"]] == [
         ("create", "done", 1),
         ("charge", "failed", 2),
     ]
@@ -275,12 +274,12 @@ def test_a_saga_is_named_by_type_and_correlation_id_too(failed: Office) -> None:
 @pytest.mark.parametrize("command", [("show",), ("why",), ("retry",), ("graph", f"{HERE}:sagas")])
 def test_a_saga_that_is_not_there_is_a_finding(failed: Office, command: tuple[str, ...]) -> None:
     error = failed.json(*command, str(UUID(int=7)), code=1)["error"]
-    assert error == f"there is no saga {UUID(int=7)}; see `outrider saga ls`"
+    assert error == f"there is no saga {UUID(int=7)}; see `outrider saga list`"
     error = failed.json(*command, "A-8", "--type", "order", code=1)["error"]
-    assert "there is no order with the correlation id A-8; see `outrider saga ls --type order`" in error
+    assert "there is no order with the correlation id A-8; see `outrider saga list --type order`" in error
 
 
-@pytest.mark.parametrize("command", ["show", "why", "retry", "compensate", "resume"])
+@pytest.mark.parametrize("command", ["show", "why", "retry", "compensate", "mark-done"])
 def test_what_is_no_id_is_wrong_usage(failed: Office, command: str) -> None:
     assert "or give a correlation id and --type" in failed.json(command, "A-7", code=2)["error"]
 
@@ -289,11 +288,11 @@ def test_why_names_the_cause_and_the_commands_that_help(failed: Office) -> None:
     told = failed.json("why", str(ORDER_ID))
     assert told["reasons"][0] == f"step charge has failed after 2 attempts: {LOST}: connection refused"
     assert [each["command"] for each in told["helps"]] == [
-        f"outrider saga {verb} {ORDER_ID}" for verb in ("retry", "resume", "compensate")
+        f"outrider saga {verb} {ORDER_ID}" for verb in ("retry", "mark-done", "compensate")
     ]
     shown = failed("why", str(ORDER_ID)).stdout
     assert shown.startswith("order A-7 is failed")
-    assert f"outrider saga resume {ORDER_ID}  goes on as if that were done" in shown
+    assert f"outrider saga mark-done {ORDER_ID}  goes on as if that were done" in shown
 
 
 def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: Office) -> None:
@@ -307,11 +306,11 @@ def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: 
     assert "does not hold version 1 of order, so a worker that runs it leaves this saga alone" in strange[-1]
 
 
-@pytest.mark.parametrize("verb", ["retry", "compensate", "resume"])
+@pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
 def test_an_order_is_mail_with_the_name_of_who_gave_it(failed: Office, verb: str) -> None:
-    assert failed.json(verb, str(ORDER_ID)) == {"order": verb, "ordered": 1, "sagas": [str(ORDER_ID)]}
+    assert failed.json(verb, str(ORDER_ID)) == {"order": verb.replace("-", "_"), "ordered": 1, "sagas": [str(ORDER_ID)]}
     [(name, body)] = failed.mail()
-    assert (name, body["actor"].startswith("cli:")) == (verb, True)
+    assert (name, body["actor"].startswith("cli:")) == (verb.replace("-", "_"), True)
     assert (
         f"A-7: {verb} is ordered; the next worker that runs acts on it" in failed(verb, "A-7", "--type", "order").stdout
     )
@@ -324,7 +323,7 @@ async def test_an_order_wakes_workers_that_listen() -> None:
     store, new, woken = MemorySagas(memory), order.new(Order("A-7"), "A-7"), asyncio.Event()
     async with store.transaction() as tx:
         await store.start(tx, new)
-    async with store.wakeups(woken.set):
+    async with store.listen(woken.set):
         assert (await give(store, "retry", {new.saga_id: "A-7"}, None)).saga_ids == [new.saga_id]
         assert woken.is_set()
 
@@ -334,15 +333,15 @@ def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Office) 
     failed.turn(Succeeded("create", Phase.COMPENSATION))
     told = failed.json("show", str(ORDER_ID))
     assert (told["status"], told["mail"]) == ("compensated", [])
-    [answer] = [line for line in told["audit"] if line["what"] == "order compensate"]
+    [answer] = [line for line in told["audit"] if line["what"] == "operator compensate"]
     assert answer["actor"].startswith("cli:")
-    assert "undoes everything" in answer["detail"]
+    assert "compensates everything" in answer["detail"]
 
 
-@pytest.mark.parametrize("verb", ["retry", "compensate", "resume"])
+@pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
 def test_a_saga_that_is_over_takes_no_orders(over: Office, verb: str) -> None:
     error = over.json(verb, str(ORDER_ID), code=1)["error"]
-    assert f"{ORDER_ID} takes no order {verb}: it is compensated" in error
+    assert f"{ORDER_ID} takes no order {verb.replace('-', '_')}: it is compensated" in error
     assert over.mail() == []
 
 
@@ -380,8 +379,8 @@ def test_a_run_is_drawn_from_the_store(failed: Office) -> None:
         ("shop.sagas", "write module:name, such as shop.sagas:sagas"),
         ("no_such_module:sagas", "there is no module no_such_module here"),
         (f"{HERE}:saga", f"did you mean {HERE}:sagas?"),
-        ("json:sagas", "define some: sagas = outrider.saga.Sagas(order)"),
-        (f"{HERE}:no_sagas", "name a Saga, a list of them, or Sagas"),
+        ("json:sagas", "define some: sagas = outrider.saga.SagaRegistry(order)"),
+        (f"{HERE}:no_sagas", "name a Saga, a list of them, or SagaRegistry"),
     ],
 )
 def test_what_names_no_sagas_is_wrong_usage(office: Office, command: str, target: str, hint: str) -> None:

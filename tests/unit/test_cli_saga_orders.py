@@ -18,9 +18,9 @@ import outrider
 from outrider import RetryPolicy
 from outrider.app import open_schema, open_store
 from outrider.cli import app
-from outrider.saga import Run, Saga, Sagas, SagaWorker
-from outrider.saga.definition import saga_id_of
-from outrider.store import Criteria
+from outrider.outbox.model import Criteria
+from outrider.saga import Saga, SagaRegistry, SagaWorker, StepContext
+from outrider.saga.definition.saga import saga_id_of
 from outrider.stores.sqlite import SqliteSagas
 
 HERE = __name__
@@ -38,18 +38,18 @@ parcel = Saga("parcel", Order)
 
 
 @order.call(retry=RetryPolicy(max_attempts=1))
-async def charge(run: Run[Order]) -> None:
+async def charge(run: StepContext[Order]) -> None:
     """Take the money from a bank that is away."""
     raise ConnectionError("the bank is away")
 
 
 @order.local()
-async def confirm(run: Run[Order], tx: Any) -> None:
+async def confirm(run: StepContext[Order], tx: Any) -> None:
     assert run.state.charge == "C-1"
 
 
 parcel.request("parcel.send", topic="parcel", reply="parcel.sent", name="send")
-sagas = Sagas(order, parcel)
+sagas = SagaRegistry(order, parcel)
 
 
 class Office:
@@ -77,12 +77,12 @@ class Office:
                     await saga.start(tx, Order(name), correlation_id=name)
 
         self.do(started)
-        self.work()
+        self.run_once()
 
-    def work(self) -> None:
+    def run_once(self) -> None:
         async def worked(store: SqliteSagas) -> None:
             worker = SagaWorker(store, sagas, outrider.stage)
-            while await worker.work():
+            while await worker.run_once():
                 await worker.rest()
 
         self.do(worked)
@@ -155,29 +155,29 @@ def test_a_choice_that_is_none_is_wrong_usage(office: Office, options: tuple[str
 
 
 def test_what_a_person_sets_is_in_the_state_that_the_next_step_gets(failed: Office) -> None:
-    named = ("saga", "resume", "A-1", "--type", "order")
+    named = ("saga", "mark-done", "A-1", "--type", "order")
     failed(*named, "--set", 'charge="C-1"', "--sagas", f"{HERE}:sagas")
-    failed.work()
+    failed.run_once()
     shown = failed.json("saga", "show", str(ORDER_ID), "--state")
     assert (shown["status"], shown["state"]["charge"]) == ("completed", "C-1")
-    [line] = [line for line in shown["audit"] if line["what"] == "order resume"]
+    [line] = [line for line in shown["audit"] if line["what"] == "operator mark_done"]
     assert line["detail"] == "counts as done: charge; set: charge"
 
 
 @pytest.mark.parametrize("text", ["charge=C-1", "charge", "=1", "charge=NaN"])
 def test_what_is_set_is_json(failed: Office, text: str) -> None:
-    assert "FIELD=JSON" in failed("saga", "resume", str(ORDER_ID), "--set", text, code=2)
+    assert "FIELD=JSON" in failed("saga", "mark-done", str(ORDER_ID), "--set", text, code=2)
 
 
 @pytest.mark.parametrize(("text", "problem"), [("charge=7", "Order.charge"), ("charg=null", "no such field")])
 def test_what_does_not_fit_the_state_is_refused_by_the_command_and_by_the_worker(
     failed: Office, text: str, problem: str
 ) -> None:
-    named = ("saga", "resume", str(ORDER_ID), "--set", text)
+    named = ("saga", "mark-done", str(ORDER_ID), "--set", text)
     assert problem in failed(*named, "--sagas", f"{HERE}:sagas", code=2)
     assert failed.orders("A-1") == []
     failed(*named)
-    failed.work()
+    failed.run_once()
     shown = failed.json("saga", "show", str(ORDER_ID))
     assert (shown["status"], shown["needs_attention"]) == ("failed", True)
     assert problem in shown["audit"][-1]["detail"]
@@ -197,25 +197,25 @@ def test_why_says_that_a_command_never_left_since_no_relay_is_running(office: Of
 def test_why_names_the_dead_letter_that_a_command_became(office: Office) -> None:
     office.start(parcel, "P-1")
     [event] = office.json("saga", "show", "P-1", "--type", "parcel")["outbox"]["events"]
-    office("dead", "bury", event["event_id"])
+    office("dead-letters", "add", event["event_id"])
     told = office("saga", "why", "P-1", "--type", "parcel")
     assert "the command parcel.send is in the dead letters" in told
-    assert f"outrider dead replay {event['event_id']}" in told
+    assert f"outrider dead-letters replay {event['event_id']}" in told
 
 
 def test_why_sends_who_asks_to_the_participant_once_the_command_has_left(office: Office) -> None:
     office.start(parcel, "P-1")
     asyncio.run(_take_out(office.url, saga_id_of("parcel", "P-1")))
     told = office("saga", "why", "P-1", "--type", "parcel", "--sagas", f"{HERE}:sagas")
-    assert "outrider inbox dead --store" in told
+    assert "outrider inbox list --store" in told
     assert "outrider relay" not in told
 
 
 async def _take_out(url: str, saga_id: UUID) -> None:
     """Let the outbox forget what is staged under the key of a saga, as if it had been delivered long ago."""
     store = await open_store(url)
-    ids = [row["event_id"] for row in await store.desk.events(Criteria(key=str(saga_id)))]
+    ids = [row["event_id"] for row in await store.admin.events(Criteria(key=str(saga_id)))]
     for event_id in ids:
-        assert await store.desk.bury(event_id, "test", {"kind": "by_hand", "error": "no"}, "skip")
-    assert await store.desk.discard(ids, "test") == 1
+        assert await store.admin.dead_letter(event_id, "test", {"kind": "by_hand", "error": "no"}, "skip")
+    assert await store.admin.discard(ids, "test") == 1
     await store.close()

@@ -19,10 +19,10 @@ from outrider.app import open_broker
 from outrider.brokers.cloudevents import CloudEvents, attributes, text
 from outrider.brokers.kafka import KafkaBroker
 from outrider.brokers.rabbitmq import RabbitBroker
-from outrider.brokers.rabbitmq.frames import encode
-from outrider.codec.seal import seal
-from outrider.errors import BadSetting
+from outrider.brokers.rabbitmq.frames import encode as to_frames
+from outrider.errors import InvalidSetting
 from outrider.event import SKIPPED_TYPE, Message
+from outrider.wire import encode
 from tests.unit.build import staged
 
 SOURCE = "/shop/orders"
@@ -36,7 +36,7 @@ def read_from_kafka(message: Message) -> BaseCloudEvent:
 
 def read_from_rabbitmq(message: Message) -> BaseCloudEvent:
     """Through the frames, because the content type is a property there."""
-    data = encode(ON_RABBITMQ.dress(message), 1, "", "orders", 131_072)
+    data = to_frames(ON_RABBITMQ.dress(message), 1, "", "orders", 131_072)
     frames = []
     while data:
         size, _, found = frame.unmarshal(data)
@@ -54,7 +54,7 @@ on_both_wires = pytest.mark.parametrize(
 
 
 def sealed(headers: Mapping[str, Any] | None = None, key: str = "A-7", **changes: Any) -> Message:
-    return seal(staged(1, key, headers=json.dumps(headers or {}).encode(), **changes), "orders")
+    return encode(staged(1, key, headers=json.dumps(headers or {}).encode(), **changes), "orders")
 
 
 FULL = sealed(
@@ -235,13 +235,13 @@ def test_a_time_is_written_as_the_specification_wants_it_or_not_at_all(given: st
 
 @on_both_wires
 def test_whatever_the_headers_are_the_library_reads_the_event(read: Read, wire: CloudEvents) -> None:
-    chance = random.Random(11)
+    rng = random.Random(11)
     names = [f"{wire.prefix}{name}" for name in ("id", "time", "a_b", "x", "data", "subject", "sequence")]
     names += [*(name.upper() for name in names), "created_at", "content-type", "tracestate", "event_type", "sequence"]
     values = ["", "x", "-1", "☂", "a\tb", "1.0", "2026-01-02T03:04:05+00:00"]
     for _ in range(2000):
-        own = {chance.choice(names): chance.choice(values) for _ in range(chance.randint(0, 6))}
-        message = sealed(own, key=chance.choice(["A", "☂", "a\tb", "x" * 300]))
+        own = {rng.choice(names): rng.choice(values) for _ in range(rng.randint(0, 6))}
+        message = sealed(own, key=rng.choice(["A", "☂", "a\tb", "x" * 300]))
         event = cast(CloudEvent, read(message))
         assert (event.get_id(), event.get_source()) == (message.message_id, SOURCE)
         kept = wire.dress(message).headers
@@ -270,11 +270,11 @@ def test_a_source_is_any_uri_reference(source: str) -> None:
 @pytest.mark.parametrize("source", BAD)
 def test_what_cannot_be_a_source_is_refused_with_an_example(source: str) -> None:
     for broker in (lambda: KafkaBroker("localhost", cloudevents=source), lambda: RabbitBroker(cloudevents=source)):
-        with pytest.raises(BadSetting, match=r"cannot be the source of events; .* such as /shop/orders"):
+        with pytest.raises(InvalidSetting, match=r"cannot be the source of events; .* such as /shop/orders"):
             broker()
 
 
 @pytest.mark.parametrize("url", ["kafka://localhost:9092?cloudevents=", "amqp://localhost/shop?cloudevents="])
 async def test_a_url_with_an_empty_source_is_refused(url: str) -> None:
-    with pytest.raises(BadSetting, match="cannot be the source of events"):
+    with pytest.raises(InvalidSetting, match="cannot be the source of events"):
         await open_broker(url)

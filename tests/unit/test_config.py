@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider import RelaySettings, config
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
 
 
 def test_an_option_wins_over_its_variable_and_a_variable_over_the_default() -> None:
@@ -18,13 +18,13 @@ def test_an_option_wins_over_its_variable_and_a_variable_over_the_default() -> N
 
 def test_a_misspelt_variable_is_refused_with_the_nearest_valid_name() -> None:
     with pytest.raises(
-        BadSetting, match=r"OUTRIDER_LEASE_SECOND is not a setting.*did you mean OUTRIDER_LEASE_SECONDS"
+        InvalidSetting, match=r"OUTRIDER_LEASE_SECOND is not a setting.*did you mean OUTRIDER_LEASE_SECONDS"
     ):
         config.load({}, {"OUTRIDER_LEASE_SECOND": "4"})
 
 
 def test_a_variable_like_no_other_is_refused_with_the_whole_list() -> None:
-    with pytest.raises(BadSetting, match=r"OUTRIDER_XYZ is not a setting.*OUTRIDER_STORE, OUTRIDER_BROKER"):
+    with pytest.raises(InvalidSetting, match=r"OUTRIDER_XYZ is not a setting.*OUTRIDER_STORE, OUTRIDER_BROKER"):
         config.load({}, {"OUTRIDER_XYZ": "4"})
 
 
@@ -33,29 +33,29 @@ def test_variables_of_the_test_suite_and_of_other_programs_are_left_alone() -> N
 
 
 def test_a_misspelt_option_is_refused_with_the_nearest_valid_name() -> None:
-    with pytest.raises(BadSetting, match=r"did you mean batch_max"):
+    with pytest.raises(InvalidSetting, match=r"did you mean batch_max"):
         config.load({"batch_maximum": 4}, {})
 
 
 @pytest.mark.parametrize("text", ["many", "", "1.5"])
 def test_a_count_that_is_not_a_whole_number_is_refused(text: str) -> None:
-    with pytest.raises(BadSetting, match=r"OUTRIDER_BATCH_MAX.*is not a whole number"):
+    with pytest.raises(InvalidSetting, match=r"OUTRIDER_BATCH_MAX.*is not a whole number"):
         config.load({}, {"OUTRIDER_BATCH_MAX": text})
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "0", "-1"])
 def test_a_time_that_cannot_pass_is_refused(text: str) -> None:
-    with pytest.raises(BadSetting, match=r"OUTRIDER_PUBLISH_TIMEOUT_SECONDS.*above 0"):
+    with pytest.raises(InvalidSetting, match=r"OUTRIDER_PUBLISH_TIMEOUT_SECONDS.*above 0"):
         config.load({}, {"OUTRIDER_PUBLISH_TIMEOUT_SECONDS": text})
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(BadSetting, match=r"less than half of lease_seconds"):
+    with pytest.raises(InvalidSetting, match=r"less than half of lease_seconds"):
         config.load({"lease_seconds": 2.0}, {})
 
 
 def test_a_missing_store_is_an_error_that_names_the_fix() -> None:
-    with pytest.raises(BadSetting, match=r"pass --store URL or set OUTRIDER_STORE"):
+    with pytest.raises(InvalidSetting, match=r"pass --store URL or set OUTRIDER_STORE"):
         config.load({}, {"OUTRIDER_STORE": ""}).store_url()
 
 

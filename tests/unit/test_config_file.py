@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from outrider import config
-from outrider.backoff import RetryPolicy
 from outrider.cli.config import effective
 from outrider.config import Config
-from outrider.config.names import SETTINGS
-from outrider.errors import BadSetting
+from outrider.config.schema import SETTINGS
+from outrider.errors import InvalidSetting
+from outrider.event import OnDeadLetter
+from outrider.outbox.model import Retention
 from outrider.outbox.settings import RelaySettings
-from outrider.outcome import Policy
-from outrider.store import Retention
+from outrider.retry import RetryPolicy
 
 Load = Callable[..., Config]
-PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "configuration.md"
 
 WHOLE = """
 store: postgresql://app:${DB_PASSWORD}@db/shop
@@ -41,7 +41,7 @@ relay:
   retention: {archive_days: 1, dead_letter_days: 2, operation_days: 3.5}
 dead_letters:
   policy: skip
-  topics: {"audit.*": hold, "audit.log": skip}
+  topics: {"audit.*": block, "audit.log": skip}
 topics: [orders, payments]
 """
 SECRETS = {"DB_PASSWORD": "p@ss/w#rd", "MQ_PASSWORD": "hunter2"}
@@ -74,8 +74,8 @@ def test_a_file_can_set_everything(load: Load) -> None:
             batch_max=100,
             retry=RetryPolicy(base_seconds=2, factor=3, cap_seconds=90, jitter=0, max_attempts=4),
             retention=Retention(archive_days=1, dead_letter_days=2, operation_days=3.5),
-            dead_letter_policy=Policy.SKIP,
-            dead_letter_policies={"audit.*": Policy.HOLD, "audit.log": Policy.SKIP},
+            on_dead_letter=OnDeadLetter.SKIP,
+            dead_letter_policies={"audit.*": OnDeadLetter.BLOCK, "audit.log": OnDeadLetter.SKIP},
         ),
     )
 
@@ -99,7 +99,7 @@ def test_everything_a_file_can_set_is_a_variable_too(load: Load) -> None:
         "OUTRIDER_RETRY_MAX_ATTEMPTS": "3",
         "OUTRIDER_RETENTION_ARCHIVE_DAYS": "2",
         "OUTRIDER_DEAD_LETTERS_POLICY": "skip",
-        "OUTRIDER_DEAD_LETTERS_TOPICS": '{"audit.*": hold}',
+        "OUTRIDER_DEAD_LETTERS_TOPICS": '{"audit.*": block}',
         "OUTRIDER_TOPICS": "[orders, payments]",
         "OUTRIDER_ARCHIVE": "off",
         "OUTRIDER_PROCESSES": "3",
@@ -107,8 +107,8 @@ def test_everything_a_file_can_set_is_a_variable_too(load: Load) -> None:
     found = config.load({}, environ)
     assert (found.archive, found.processes, found.topics) == (False, 3, ("orders", "payments"))
     assert (found.relay.retry.max_attempts, found.relay.retention.archive_days) == (3, 2)
-    assert found.relay.policy_of("audit.x") is Policy.HOLD
-    assert found.relay.policy_of("orders") is Policy.SKIP
+    assert found.relay.policy_of("audit.x") is OnDeadLetter.BLOCK
+    assert found.relay.policy_of("orders") is OnDeadLetter.SKIP
 
 
 def test_a_child_process_gets_exactly_what_its_parent_read_whatever_happens_to_the_file(
@@ -153,11 +153,11 @@ def test_a_file_or_a_section_with_nothing_in_it_is_fine(load: Load, text: str) -
         ("log_level: inof", r"log_level = 'inof' is not known; did you mean info\?"),
         ("topics: orders", r"topics = 'orders' is not a list of names; write one such as \[orders, payments\]"),
         ("topics: [[a]]", r"topics is not a list of names"),
-        ("dead_letters: {policy: hodl}", r"dead_letters\.policy = 'hodl' is not known; did you mean hold\?"),
-        ("dead_letters: {topics: hold}", r"dead_letters\.topics = 'hold' is not a mapping of topics"),
+        ("dead_letters: {policy: blcok}", r"dead_letters\.policy = 'blcok' is not known; did you mean block\?"),
+        ("dead_letters: {topics: block}", r"dead_letters\.topics = 'block' is not a mapping of topics"),
         ("dead_letters: {topics: {a: skpi}}", r"dead_letters\.topics\.a = 'skpi' is not known; did you mean skip\?"),
         ("dead_letters: {topics: {a: [skip]}}", r"dead_letters\.topics\.a is a list or a mapping; give a word"),
-        ("broker: {exchange: a}", r"broker names no place; add the key url"),
+        ("broker: {exchange: a}", r"broker names no URL; add the key url"),
         ("broker: {url: kafka://b, x: {y: z}}", r"broker has a x that is neither a text nor a list of them"),
         ("store: a\nstore: b", r"line 2: it has store a second time; keep one \(see line 1\)"),
         ("relay: {workers: 1, workers: 2}", r"line 1: it has workers a second time"),
@@ -178,7 +178,7 @@ def test_a_file_or_a_section_with_nothing_in_it_is_fine(load: Load, text: str) -
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_line_and_the_fix(load: Load, text: str, words: str) -> None:
-    with pytest.raises(BadSetting, match=words):
+    with pytest.raises(InvalidSetting, match=words):
         load(text)
 
 
@@ -194,9 +194,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes | Non
     path = tmp_path / "outrider.yaml"
     if data is not None:
         path.write_bytes(data)
-    with pytest.raises(BadSetting, match=words):
+    with pytest.raises(InvalidSetting, match=words):
         config.load({"config": path}, {})
-    with pytest.raises(BadSetting, match="cannot be read"):
+    with pytest.raises(InvalidSetting, match="cannot be read"):
         config.load({"config": tmp_path}, {})
 
 
@@ -225,16 +225,18 @@ class TestReferences:
         assert found.processes == 3
 
     def test_a_variable_that_is_not_set_is_refused_by_name(self, load: Load) -> None:
-        with pytest.raises(BadSetting, match=r"line 1: store: the variable DB_URL is not set; .*\$\{DB_URL:-default\}"):
+        with pytest.raises(
+            InvalidSetting, match=r"line 1: store: the variable DB_URL is not set; .*\$\{DB_URL:-default\}"
+        ):
             load("store: ${DB_URL}")
 
     def test_the_key_is_named_where_a_mapping_has_it(self, load: Load) -> None:
-        with pytest.raises(BadSetting, match=r"broker\.sasl\.password: the variable PW is not set"):
+        with pytest.raises(InvalidSetting, match=r"broker\.sasl\.password: the variable PW is not set"):
             load("broker: {url: kafka://b, sasl.password: '${PW}'}")
 
     @pytest.mark.parametrize("text", ["${}", "${a b}", "${A-x}"])
     def test_one_that_cannot_be_read_is_refused(self, load: Load, text: str) -> None:
-        with pytest.raises(BadSetting, match=r"cannot be read; write \$\{NAME\}"):
+        with pytest.raises(InvalidSetting, match=r"cannot be read; write \$\{NAME\}"):
             load(f"schema: {text}", {"A": "x"})
 
     @pytest.mark.parametrize(
@@ -273,19 +275,24 @@ class TestSecrets:
         ],
     )
     def test_one_that_is_spelt_out_in_the_file_is_refused_and_not_repeated(self, load: Load, text: str) -> None:
-        with pytest.raises(BadSetting, match=r"line 1: (store|broker) holds a password; keep it in the env") as refused:
+        with pytest.raises(
+            InvalidSetting, match=r"line 1: (store|broker) holds a password; keep it in the env"
+        ) as refused:
             load(text)
         assert "hunter2" not in str(refused.value)
 
     def test_a_topic_that_is_called_like_one_is_none(self, load: Load) -> None:
-        assert load("dead_letters: {topics: {reset.password: skip}}").relay.policy_of("reset.password") is Policy.SKIP
+        assert (
+            load("dead_letters: {topics: {reset.password: skip}}").relay.policy_of("reset.password")
+            is OnDeadLetter.SKIP
+        )
 
     def test_one_in_the_environment_or_an_option_is_fine(self, load: Load) -> None:
         url = "postgresql://app:hunter2@db/shop"
         assert config.load({}, {"OUTRIDER_STORE": url}).store == config.load({"store": url}, {}).store == url
 
     def test_errors_show_what_was_written_and_not_what_the_variable_holds(self, load: Load) -> None:
-        with pytest.raises(BadSetting, match=r"relay\.workers = '\$\{PASSWORD\}' is not") as refused:
+        with pytest.raises(InvalidSetting, match=r"relay\.workers = '\$\{PASSWORD\}' is not") as refused:
             load("relay: {workers: '${PASSWORD}'}", {"PASSWORD": "hunter2"})
         assert "hunter2" not in str(refused.value)
 

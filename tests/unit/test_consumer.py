@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from outrider.backoff import RetryPolicy
-from outrider.delivery import Arrival
-from outrider.errors import Misuse, Transient, UnfitHandler, Unreachable
+from outrider.errors import InvalidHandler, Transient, Unreachable, UsageError
+from outrider.event import ReceivedEvent
+from outrider.inbox.model import Receipts
 from outrider.inbox.router import Route
-from outrider.inbox_store import Admitted
-from outrider.observer import (
+from outrider.retry import RetryPolicy
+from outrider.stores.memory import MemoryInbox, MemoryStore
+from outrider.telemetry.events import (
     ConsumerBroken,
-    ConsumerBuried,
+    ConsumerDeadLettered,
     ConsumerRecovered,
     ConsumerStopped,
-    ConsumerTroubled,
+    ConsumerUnavailable,
     Handled,
-    HandlerCutOff,
     HandlerRetried,
+    HandlerTimedOut,
+    HeldEventsFull,
     NoHandler,
-    ShardsRevoked,
-    WaitingFull,
+    PartitionsRevoked,
 )
-from outrider.stores.memory import MemoryInbox, MemoryStore
 from tests.unit.scripted import Rig, delivery, running
 
 NEVER = RetryPolicy(base_seconds=3600, cap_seconds=3600, jitter=0)
@@ -90,7 +90,7 @@ async def test_an_event_whose_attempts_are_spent_is_buried_and_acked() -> None:
         rig.failing["A:1"] += [ValueError("no")] * 3
         rig.source.put("A:1", "B:1")
         await rig.until(lambda: len(rig.source.acked) == 2)
-    assert [fact.error for fact in rig.notebook.of(ConsumerBuried)] == ["ValueError: no"]
+    assert [fact.error for fact in rig.notebook.of(ConsumerDeadLettered)] == ["ValueError: no"]
     assert rig.effects == ["B:1"]
 
 
@@ -138,9 +138,9 @@ async def test_no_more_is_in_flight_than_allowed() -> None:
 async def test_a_slow_shard_leaves_room_for_the_others() -> None:
     async with running(in_flight_max=16, concurrency=2) as rig:
         rig.hold("A:1")
-        rig.source.put(*(delivery(name, shard="slow") for name in names("A", 100)))
+        rig.source.put(*(delivery(name, partition="slow") for name in names("A", 100)))
         await rig.until(lambda: "A:1" in rig.begun)
-        rig.source.put(*(delivery(name, shard="quick") for name in names("BC", 50)))
+        rig.source.put(*(delivery(name, partition="quick") for name in names("BC", 50)))
         await rig.until(lambda: len(rig.source.acked) == 100)
         assert rig.effects == names("BC", 50)
 
@@ -148,7 +148,7 @@ async def test_a_slow_shard_leaves_room_for_the_others() -> None:
 async def test_revoked_waits_for_what_is_being_handled_and_drops_the_rest() -> None:
     async with running() as rig:
         rig.hold("A:1")
-        rig.source.put("A:1", "A:2", delivery("B:1", shard="s2"))
+        rig.source.put("A:1", "A:2", delivery("B:1", partition="s2"))
         await rig.until(lambda: len(rig.source.given) == 3 and "A:1" in rig.begun)
         assert rig.source.revoked is not None
         revoked = asyncio.ensure_future(rig.source.revoked(frozenset(["s1"])))
@@ -158,11 +158,11 @@ async def test_revoked_waits_for_what_is_being_handled_and_drops_the_rest() -> N
         await revoked
         # It is acked by now: whoever gets the shard next begins behind it.
         assert rig.source.acked == ["B:1", "A:1"]
-        rig.source.put(delivery("A:2", shard="s3"))
+        rig.source.put(delivery("A:2", partition="s3"))
         await rig.until(lambda: "A:2" in rig.source.acked)
     assert rig.effects == ["B:1", "A:1", "A:2"]
     assert rig.begun.count("A:2") == 1
-    assert [fact.shards for fact in rig.notebook.of(ShardsRevoked)] == [("s1",)]
+    assert [fact.partitions for fact in rig.notebook.of(PartitionsRevoked)] == [("s1",)]
 
 
 async def test_revoked_does_not_wait_for_a_key_that_rests() -> None:
@@ -183,7 +183,7 @@ async def test_a_handler_that_fails_while_its_shard_is_revoked_is_not_tried_agai
         await rig.until(lambda: rig.begun)
         assert rig.source.revoked is not None
         revoked = asyncio.ensure_future(rig.source.revoked(frozenset(["s1"])))
-        await rig.until(lambda: rig.notebook.of(ShardsRevoked))
+        await rig.until(lambda: rig.notebook.of(PartitionsRevoked))
         rig.let_go("A:1")
         await revoked
         rig.source.put("B:1")
@@ -204,7 +204,7 @@ async def test_a_clean_stop_finishes_what_is_being_handled_and_acks_it() -> None
 
 
 async def test_what_takes_too_long_at_a_stop_is_undone_and_not_acked() -> None:
-    rig = Rig(stop_seconds=0.05)
+    rig = Rig(shutdown_timeout_seconds=0.05)
     rig.hold("A:1")
     rig.source.put("A:1")
     task = asyncio.create_task(rig.consumer.run())
@@ -218,7 +218,7 @@ async def test_what_takes_too_long_at_a_stop_is_undone_and_not_acked() -> None:
 
 async def test_nothing_goes_on_after_a_stop() -> None:
     """The last event handled lets others go that waited for it; even so, nothing is left running."""
-    async with running(gate="strict", start="one") as rig:
+    async with running(ordering="strict", first_sequence="one") as rig:
         rig.source.put("A:2", "A:3")
         await rig.until(lambda: len(rig.source.acked) == 2)
         rig.hold("A:1", "A:2", "A:3")
@@ -242,13 +242,13 @@ async def test_a_lost_connection_is_made_again_and_what_was_not_begun_is_forgott
         await rig.until(lambda: rig.begun == ["A:1"])
         rig.source.put(Transient("gone"))
         await rig.until(lambda: rig.source.starts == 2)
-        rig.source.put(delivery("B:1", shard="s2"), delivery("C:1", shard="s2"))
+        rig.source.put(delivery("B:1", partition="s2"), delivery("C:1", partition="s2"))
         await rig.until(lambda: len(rig.source.given) == 4)
         rig.let_go("A:1")
         await rig.until(lambda: "C:1" in rig.source.acked)
     assert rig.effects == ["A:1", "B:1", "C:1"]
     assert rig.begun == ["A:1", "B:1", "C:1"]
-    assert [fact.error for fact in rig.notebook.of(ConsumerTroubled)] == ["gone"]
+    assert [fact.error for fact in rig.notebook.of(ConsumerUnavailable)] == ["gone"]
     assert len(rig.notebook.of(ConsumerRecovered)) == 1
 
 
@@ -259,12 +259,12 @@ async def test_a_broker_that_stays_away_is_tried_again_and_again_and_told_once()
         rig.source.put(Transient("gone"), "A:1")
         await rig.until(lambda: "A:1" in rig.source.acked)
     assert rig.source.starts == 4
-    assert len(rig.notebook.of(ConsumerTroubled)) == 1
+    assert len(rig.notebook.of(ConsumerUnavailable)) == 1
 
 
 async def test_a_source_that_cannot_work_ends_the_consumer() -> None:
     rig = Rig()
-    rig.source.put("A:1", Misuse("not allowed"))
+    rig.source.put("A:1", UsageError("not allowed"))
     with pytest.raises(ExceptionGroup) as raised:
         await rig.consumer.run()
     assert [str(error) for error in raised.value.exceptions] == ["not allowed"]
@@ -285,12 +285,12 @@ class Deaf(MemoryInbox):
 
 @pytest.mark.parametrize("drains", [False, True], ids=["a worker", "a drain"])
 async def test_a_consumer_ends_even_if_one_of_its_hands_misses_that_it_is_cancelled(drains: bool) -> None:
-    rig = Rig(Deaf(MemoryStore()), gate="strict", start="one", concurrency=1)
+    rig = Rig(Deaf(MemoryStore()), ordering="strict", first_sequence="one", concurrency=1)
     rig.hold("A:2" if drains else "A:1")
     rig.source.put("A:2", "A:1")
     task = asyncio.create_task(rig.consumer.run())
     await rig.until(lambda: rig.begun == (["A:1", "A:2"] if drains else ["A:1"]))
-    rig.source.put(Misuse("not allowed"))
+    rig.source.put(UsageError("not allowed"))
     async with asyncio.timeout(10):
         with pytest.raises(ExceptionGroup, match="unhandled errors"):
             await task
@@ -302,31 +302,33 @@ async def test_a_store_that_is_away_charges_nothing() -> None:
     class Absent(MemoryInbox):
         times = 3
 
-        async def admit(self, tx: Any, consumer: str, arrivals: Sequence[Arrival], *, gated: bool) -> Admitted:
+        async def record_receipts(
+            self, tx: Any, consumer: str, arrivals: Sequence[ReceivedEvent], *, ordered: bool
+        ) -> Receipts:
             if self.times:
                 self.times -= 1
                 raise Unreachable("the database is away")
-            return await super().admit(tx, consumer, arrivals, gated=gated)
+            return await super().record_receipts(tx, consumer, arrivals, ordered=ordered)
 
     async with running(Absent(MemoryStore()), concurrency=1) as rig:
         rig.source.put("A:1")
         await rig.until(lambda: "A:1" in rig.source.acked)
     assert rig.notebook.of(HandlerRetried) == []
-    assert [fact.error for fact in rig.notebook.of(ConsumerTroubled)] == ["the database is away"]
+    assert [fact.error for fact in rig.notebook.of(ConsumerUnavailable)] == ["the database is away"]
     assert len(rig.notebook.of(ConsumerRecovered)) == 1
 
 
 async def test_a_second_delivery_of_the_same_event_is_acked_and_has_no_effect() -> None:
     async with running() as rig:
         first = delivery("A:1")
-        rig.source.put(first, first._replace(shard="s2"), "A:2")
+        rig.source.put(first, first._replace(partition="s2"), "A:2")
         await rig.until(lambda: len(rig.source.acked) == 3)
     assert rig.effects == ["A:1", "A:2"]
     assert sum(fact.duplicates for fact in rig.notebook.of(Handled)) == 1
 
 
 async def test_an_event_that_others_wait_for_is_not_stuck_behind_those_that_found_no_room() -> None:
-    async with running(gate="strict", waiting_max=2) as rig:
+    async with running(ordering="strict", held_per_stream_max=2) as rig:
         rig.source.put(*(f"A:{number}" for number in (1, 3, 4, 5, 6, 2)))
         await rig.until(lambda: len(rig.source.acked) == 6)
     assert rig.effects == names("A", 6)
@@ -352,7 +354,7 @@ async def test_an_error_that_cannot_be_told_is_charged_like_any_other() -> None:
         rig.failing["A:1"] += [Speechless()] * 3
         rig.source.put("A:1", "B:1")
         await rig.until(lambda: len(rig.source.acked) == 2)
-    assert [fact.error for fact in rig.notebook.of(ConsumerBuried)] == [
+    assert [fact.error for fact in rig.notebook.of(ConsumerDeadLettered)] == [
         "Speechless: (its text cannot be made: TypeError)"
     ]
     assert rig.effects == ["B:1"]
@@ -366,7 +368,7 @@ async def test_attempts_are_counted_anew_when_a_shard_comes_back() -> None:
         await rig.until(lambda: rig.notebook.of(HandlerRetried))
         assert rig.source.revoked is not None
         await rig.source.revoked(frozenset(["s1"]))
-        rig.source.put(again._replace(shard="s2"))
+        rig.source.put(again._replace(partition="s2"))
         await rig.until(lambda: rig.source.acked)
     assert [fact.attempt for fact in rig.notebook.of(HandlerRetried)] == [1, 1]
 
@@ -380,13 +382,13 @@ async def test_an_event_whose_last_attempt_was_lost_with_its_shard_is_tried_befo
         await rig.until(lambda: rig.begun)
         assert rig.source.revoked is not None
         revoked = asyncio.ensure_future(rig.source.revoked(frozenset(["s1"])))
-        await rig.until(lambda: rig.notebook.of(ShardsRevoked))
+        await rig.until(lambda: rig.notebook.of(PartitionsRevoked))
         rig.let_go("A:1")
         await revoked
-        rig.source.put(again._replace(shard="s2"))
+        rig.source.put(again._replace(partition="s2"))
         await rig.until(lambda: rig.source.acked)
     assert rig.effects == ["A:1"]
-    assert rig.notebook.of(ConsumerBuried) == []
+    assert rig.notebook.of(ConsumerDeadLettered) == []
 
 
 async def test_a_consumer_is_busy_while_something_is_handled_or_due_again() -> None:
@@ -405,22 +407,22 @@ async def test_a_consumer_is_busy_while_something_is_handled_or_due_again() -> N
 
 
 async def test_a_consumer_is_not_busy_with_what_finds_no_room_to_wait_in() -> None:
-    async with running(gate="strict", start="one", waiting_max=1) as rig:
+    async with running(ordering="strict", first_sequence="one", held_per_stream_max=1) as rig:
         rig.source.put("A:3", "A:4")
-        await rig.until(lambda: rig.notebook.of(WaitingFull))
+        await rig.until(lambda: rig.notebook.of(HeldEventsFull))
         await rig.until(lambda: not rig.consumer.busy)
     assert [fact.unhandled for fact in rig.notebook.of(ConsumerStopped)] == [1]
 
 
 async def test_a_handler_that_is_cut_off_at_a_stop_is_told_and_counted() -> None:
-    async with running(stop_seconds=0.05, concurrency=1) as rig:
+    async with running(shutdown_timeout_seconds=0.05, concurrency=1) as rig:
         rig.hold("A:1")
         rig.source.put("A:1", "A:2")
         await rig.until(lambda: rig.begun and len(rig.source.given) == 2)
         rig.consumer.stop()
         await rig.until(lambda: rig.source.closes)
-    [fact] = rig.notebook.of(HandlerCutOff)
-    assert (fact.topic, fact.key, fact.stop_seconds) == ("orders", "A", 0.05)
+    [fact] = rig.notebook.of(HandlerTimedOut)
+    assert (fact.topic, fact.key, fact.shutdown_timeout_seconds) == ("orders", "A", 0.05)
     assert [fact.unhandled for fact in rig.notebook.of(ConsumerStopped)] == [2]
 
 
@@ -438,7 +440,7 @@ async def test_a_handler_that_takes_too_long_is_told_with_the_limit_and_where_it
         rig.hold("A:1")
         rig.source.put("A:1")
         await rig.until(lambda: rig.source.acked)
-    [fact] = rig.notebook.of(ConsumerBuried)
+    [fact] = rig.notebook.of(ConsumerDeadLettered)
     assert fact.error == "TimeoutError: took longer than handler_timeout_seconds = 0.02"
     assert fact.where is not None
     assert fact.where.startswith("tests/unit/scripted.py:")
@@ -456,14 +458,14 @@ async def test_a_handler_that_ends_its_transaction_ends_the_consumer() -> None:
     async with asyncio.timeout(10):
         with pytest.raises(ExceptionGroup) as raised:
             await rig.consumer.run()
-    assert all(isinstance(error, UnfitHandler) for error in raised.value.exceptions)
+    assert all(isinstance(error, InvalidHandler) for error in raised.value.exceptions)
     assert rig.source.acked == []
     assert rig.source.closes == 1
     assert rig.notebook.of(ConsumerBroken)
 
 
 async def test_a_handler_that_ends_its_transaction_in_a_stream_that_drains_ends_the_consumer() -> None:
-    rig = Rig(gate="strict", start="one")
+    rig = Rig(ordering="strict", first_sequence="one")
 
     async def end(event: Any, tx: Any) -> None:
         if event.sequence == 2:
@@ -474,5 +476,5 @@ async def test_a_handler_that_ends_its_transaction_in_a_stream_that_drains_ends_
     async with asyncio.timeout(10):
         with pytest.raises(ExceptionGroup) as raised:
             await rig.consumer.run()
-    assert [type(error) for error in raised.value.exceptions] == [UnfitHandler]
+    assert [type(error) for error in raised.value.exceptions] == [InvalidHandler]
     assert rig.source.closes == 1

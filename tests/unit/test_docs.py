@@ -17,14 +17,15 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outrider import Inbox, Saga
-from outrider.brokers.rabbitmq.routing import takes
+from outrider.brokers.rabbitmq.management import takes
 from outrider.brokers.rabbitmq.settings import RabbitSettings
 from outrider.event import default_topic
 from outrider.stores.sqlite import SqliteSchema
 from outrider.testing import MemoryBroker
+from scripts import check_links
 from tests.unit.snippets import PAGES, ROOT, Snippet, called, deliver, load, snippets
 
-ELSEWHERE = [ROOT / "docs" / "alembic.md", *(ROOT / "docs" / "drivers").glob("*.md")]
+ELSEWHERE = [ROOT / "docs" / "how-to" / "alembic.md", *(ROOT / "docs" / "how-to" / "drivers").glob("*.md")]
 """Pages whose programs need more around them: tests named after the pages run those."""
 HERE = [page for page in PAGES if page not in ELSEWHERE]
 
@@ -99,8 +100,31 @@ def test_every_queue_that_the_documentation_declares_takes_events_without_a_topi
 
 def test_every_command_in_the_documentation_exists() -> None:
     shown = "\n".join(snippet.code for snippet in snippets("console"))
-    commands = re.findall(r"^\$ (outrider [a-z]+(?: [a-z]+)?)", shown, re.MULTILINE)
-    reference = (ROOT / "docs" / "command-line.md").read_text()
+    commands = re.findall(r"^\$ (outrider [a-z-]+(?: [a-z-]+)?)", shown, re.MULTILINE)
+    reference = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     assert commands
     for command in commands:
         assert f"## `{command}`" in reference or f"## `{command.rsplit(' ', 1)[0]}`" in reference, command
+
+
+def test_every_link_in_the_markdown_files_leads_to_a_file_and_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_links.main() == 0, capsys.readouterr().out
+
+
+def test_the_glossary_has_at_most_fifteen_words_of_our_own() -> None:
+    ours, of_the_field = (ROOT / "docs" / "glossary.md").read_text().split("## Words of the field")
+    words = re.findall(r"^\| (\w[^|]*?) \|", ours.partition("|---|---|")[2], re.MULTILINE)
+    assert 10 <= len(words) <= 15
+    assert all(f"| {word} |" not in of_the_field for word in words)
+
+
+def test_every_page_is_a_tutorial_a_guide_reference_or_an_explanation() -> None:
+    folders = {page.relative_to(ROOT / "docs").parts[0] for page in PAGES if page != ROOT / "README.md"}
+    assert folders == {"README.md", "glossary.md", "tutorial", "how-to", "reference", "explanation"}
+
+
+def test_no_file_of_a_tutorial_is_left_to_the_reader() -> None:
+    tutorials = [page for page in PAGES if page.parent.name == "tutorial"]
+    assert len(tutorials) == 3
+    # Blocks with a file's name are run by the test of the tutorials; one without would be run by nothing.
+    assert snippets("python", "sql", "diff", pages=tutorials) == []

@@ -17,26 +17,25 @@ from typer.testing import CliRunner
 
 from outrider.brokers import null
 from outrider.brokers.embedded import EmbeddedBroker
-from outrider.brokers.embedded import examine as of_embedded
-from outrider.brokers.kafka import examine as of_kafka
-from outrider.brokers.rabbitmq import RabbitBroker, consumed, judging
-from outrider.brokers.rabbitmq.management import Binding, Exchange, Queue, Topology
-from outrider.brokers.rabbitmq.routing import reached, takes
+from outrider.brokers.embedded import broker as of_embedded
+from outrider.brokers.kafka import checks as of_kafka
+from outrider.brokers.rabbitmq import RabbitBroker, checks
+from outrider.brokers.rabbitmq.management import Binding, Exchange, QueueInfo, Topology, reached, takes
 from outrider.brokers.rabbitmq.settings import RabbitSettings
-from outrider.cli import app, examination
+from outrider.checks import CheckResult, Level, is_loopback, remote_filesystem
+from outrider.cli import app
+from outrider.cli import doctor as doctor_command
 from outrider.cli.doctor import exit_code
-from outrider.errors import BadSetting
-from outrider.finding import Finding, Level
-from outrider.stores.memory import examine as of_memory
-from outrider.stores.mongo import examine as of_mongo
-from outrider.stores.postgres import examine as of_postgres
-from outrider.stores.sqlite import examine as of_sqlite
-from outrider.surroundings import is_loopback, remote_filesystem
+from outrider.errors import InvalidSetting
+from outrider.stores.memory import outbox as of_memory
+from outrider.stores.mongo import checks as of_mongo
+from outrider.stores.postgres import checks as of_postgres
+from outrider.stores.sqlite import checks as of_sqlite
 
-OK, WARN, REFUSE = Level.OK, Level.WARN, Level.REFUSE
+OK, WARN, ERROR = Level.OK, Level.WARN, Level.ERROR
 NOBODY = 65_534
-PAGE = Path(__file__).parent.parent.parent / "docs" / "doctor.md"
-MODULES = (examination, of_postgres, of_mongo, of_sqlite, of_memory, of_kafka, judging, consumed, of_embedded, null)
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "doctor.md"
+MODULES = (doctor_command, of_postgres, of_mongo, of_sqlite, of_memory, of_kafka, checks, of_embedded, null)
 CHECKS = {name for module in MODULES for name in module.CHECKS}
 
 
@@ -56,8 +55,8 @@ class Doctor:
 
     def findings(self, *args: str, code: int = 0) -> dict[str, dict[str, str]]:
         told = json.loads(self("doctor", "--json", *args, code=code).stdout)
-        assert {found["check"] for found in told["findings"]} <= CHECKS
-        return {found["check"]: found for found in told["findings"]}
+        assert {found["check"] for found in told["results"]} <= CHECKS
+        return {found["check"]: found for found in told["results"]}
 
 
 @pytest.fixture
@@ -72,25 +71,25 @@ def test_when_all_is_well_nothing_is_to_be_done(doctor: Doctor) -> None:
     assert {facts["level"] for facts in found.values()} == {"ok"}
     assert {facts["remedy"] for facts in found.values()} == {""}
     assert not (doctor.directory / "log.db").exists()
-    assert "0 refused, 0 warned about" in doctor("doctor").stdout
+    assert "0 wrong, 0 warned about" in doctor("doctor").stdout
 
 
-def test_refusals_come_first_with_their_remedy_and_make_it_exit_with_1(doctor: Doctor) -> None:
+def test_rejections_come_first_with_their_remedy_and_make_it_exit_with_1(doctor: Doctor) -> None:
     lines = doctor("doctor", "--broker", "null://", code=1).stdout.splitlines()
-    assert re.match(r"refuse +null-broker +every message is confirmed and forgotten", lines[1])
+    assert re.match(r"error +null-broker +every message is confirmed and forgotten", lines[1])
     assert lines[2].strip().startswith("→ name a broker")
     assert lines[3].startswith("ok")
 
 
 def test_a_warning_is_fine_unless_asked_to_be_strict() -> None:
-    finding = examination.judge_timeout(3.0, 4.0)
+    finding = doctor_command.check_timeout(3.0, 4.0)
     assert (finding.level, "more than 4" in finding.remedy) == (WARN, True)
     assert [exit_code([finding], strict=strict) for strict in (False, True)] == [0, 1]
 
 
 def test_a_side_that_does_not_answer_makes_it_exit_with_3_and_the_other_is_examined(doctor: Doctor) -> None:
     found = doctor.findings("--broker", "amqp://u:hunter2@127.0.0.1:9", code=3)
-    assert found["broker-answers"]["level"] == "refuse"
+    assert found["broker-answers"]["level"] == "error"
     assert found["sqlite-journal"]["level"] == "ok"
     assert "hunter2" not in str(found)
 
@@ -109,14 +108,14 @@ def test_what_a_relay_would_refuse_is_refused_with_the_fix(
     doctor: Doctor, args: list[str], check: str, words: str
 ) -> None:
     found = doctor.findings(*args, code=1)[check]
-    assert found["level"] == "refuse"
+    assert found["level"] == "error"
     assert words in found["text"] + found["remedy"]
     assert found["remedy"]
 
 
 def test_a_file_that_is_no_database_is_refused(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_bytes(b"x" * 5000)
-    assert doctor.findings("--store", f"sqlite:///{tmp_path}/junk.db", code=1)["store-usable"]["level"] == "refuse"
+    assert doctor.findings("--store", f"sqlite:///{tmp_path}/junk.db", code=1)["store-usable"]["level"] == "error"
 
 
 def test_without_store_and_broker_it_says_how_to_name_them(doctor: Doctor) -> None:
@@ -183,28 +182,28 @@ MONGO_READER = {
         (of_postgres.judge_encryption("postgresql:///x?host=/run/postgresql", encrypted=False), OK),
         (of_postgres.judge_encryption("postgresql://a@db-1:5432,localhost/x", encrypted=False), WARN),
         (of_postgres.judge_version(140_000, "14.0"), OK),
-        (of_postgres.judge_version(139_999, "13.9"), REFUSE),
+        (of_postgres.judge_version(139_999, "13.9"), ERROR),
         (of_kafka.judge_encryption("localhost:9092,broker-2:9092", "plaintext"), WARN),
         (of_kafka.judge_encryption("broker-1:9092", "SASL_PLAINTEXT"), WARN),
         (of_kafka.judge_encryption("broker-1:9092", "SASL_SSL"), OK),
         (of_kafka.judge_encryption("127.0.0.1:9092", "plaintext"), OK),
         (of_kafka.judge_auto_create(["false", None]), WARN),
-        (judging.encryption(RabbitSettings(host="mq")), WARN),
-        (judging.encryption(RabbitSettings(host="mq", tls=True)), OK),
-        (judging.credentials(RabbitSettings(host="mq")), WARN),
-        (judging.credentials(RabbitSettings(host="mq", user="relay", password="x")), OK),
-        (judging.credentials(RabbitSettings()), OK),
-        (judging.replicas([Queue("a"), Queue("b", "quorum")], 3), WARN),
-        (judging.replicas([Queue("a", limits={"ha-mode": "all"}), Queue("b", "quorum")], 3), OK),
-        (judging.replicas([Queue("a")], 1), OK),
-        (judging.expiry([Queue("a", limits={"expires": 5})]), WARN),
+        (checks.encryption(RabbitSettings(host="mq")), WARN),
+        (checks.encryption(RabbitSettings(host="mq", tls=True)), OK),
+        (checks.credentials(RabbitSettings(host="mq")), WARN),
+        (checks.credentials(RabbitSettings(host="mq", user="relay", password="x")), OK),
+        (checks.credentials(RabbitSettings()), OK),
+        (checks.replicas([QueueInfo("a"), QueueInfo("b", "quorum")], 3), WARN),
+        (checks.replicas([QueueInfo("a", limits={"ha-mode": "all"}), QueueInfo("b", "quorum")], 3), OK),
+        (checks.replicas([QueueInfo("a")], 1), OK),
+        (checks.expiry([QueueInfo("a", limits={"expires": 5})]), WARN),
         (of_mongo.judge_version("5.0.31"), OK),
-        (of_mongo.judge_version("4.4.29"), REFUSE),
+        (of_mongo.judge_version("4.4.29"), ERROR),
         (of_mongo.judge_members({"setName": "rs0", "hosts": ["a", "b", "c"]}), OK),
         (of_mongo.judge_members({"setName": "rs0", "hosts": ["a", "b"], "arbiters": ["c"]}), WARN),
         (of_mongo.judge_members({"msg": "isdbgrid"}), OK),
         (of_mongo.judge_journal({"config": {}}), OK),
-        (of_mongo.judge_journal({"config": {"writeConcernMajorityJournalDefault": False}}), REFUSE),
+        (of_mongo.judge_journal({"config": {"writeConcernMajorityJournalDefault": False}}), ERROR),
         (of_mongo.judge_journal(None), WARN),
         (of_mongo.judge_write_concern({"defaultWriteConcern": {"w": "majority"}}), OK),
         (of_mongo.judge_write_concern({"defaultWriteConcern": {"w": 1}}), WARN),
@@ -212,12 +211,12 @@ MONGO_READER = {
         (of_mongo.judge_write_concern(None), WARN),
         (of_mongo.judge_rights("outrider", MONGO_READER), WARN),
         (of_mongo.judge_rights("outrider", None), OK),
-        (of_sqlite.judge_journal("delete", 2), REFUSE),
-        (of_sqlite.judge_journal("wal", 1), REFUSE),
-        (examination.judge_error("broker", TimeoutError()), REFUSE),
+        (of_sqlite.judge_journal("delete", 2), ERROR),
+        (of_sqlite.judge_journal("wal", 1), ERROR),
+        (doctor_command.error_result("broker", TimeoutError()), ERROR),
     ],
 )
-def test_a_fact_has_its_level(finding: Finding, level: Level) -> None:
+def test_a_fact_has_its_level(finding: CheckResult, level: Level) -> None:
     assert finding.level is level
     assert bool(finding.remedy) == (level is not OK)
 
@@ -248,7 +247,7 @@ cut off
 )
 def test_a_network_filesystem_is_known_by_its_mount(path: str, kind: str | None) -> None:
     assert remote_filesystem(Path(path), MOUNTS) == kind
-    expected = OK if kind is None else REFUSE
+    expected = OK if kind is None else ERROR
     assert of_sqlite.judge_filesystem(kind).level is of_embedded.judge_filesystem(kind).level is expected
 
 
@@ -279,30 +278,30 @@ def test_a_directory_that_cannot_be_written_is_refused(open_directory: Path) -> 
         path.chmod(0o666)
         open_directory.chmod(0o777)
         with unprivileged():
-            assert {finding.level for finding in of_sqlite.examine(conn, path)} == {OK}
+            assert {finding.level for finding in of_sqlite.check(conn, path)} == {OK}
         open_directory.chmod(0o555)
         with unprivileged():
-            found = {finding.check: finding for finding in of_sqlite.examine(conn, path)}["sqlite-writable"]
-        assert (found.level, "the directory" in found.text) == (REFUSE, True)
+            found = {finding.check: finding for finding in of_sqlite.check(conn, path)}["sqlite-writable"]
+        assert (found.level, "the directory" in found.text) == (ERROR, True)
         path.chmod(0o444)
         with unprivileged():
-            found = {finding.check: finding for finding in of_sqlite.examine(conn, path)}["sqlite-writable"]
-        assert (found.level, "the file" in found.text) == (REFUSE, True)
+            found = {finding.check: finding for finding in of_sqlite.check(conn, path)}["sqlite-writable"]
+        assert (found.level, "the file" in found.text) == (ERROR, True)
 
 
 async def test_a_log_that_cannot_be_made_or_written_is_refused(open_directory: Path, tmp_path: Path) -> None:
     with unprivileged():
-        [found, _] = await EmbeddedBroker(open_directory / "log.db").examine([])
-    assert (found.level, "is not there" in found.text) == (REFUSE, True)
+        [found, _] = await EmbeddedBroker(open_directory / "log.db").check([])
+    assert (found.level, "is not there" in found.text) == (ERROR, True)
     (tmp_path / "junk.db").write_bytes(b"x" * 5000)
     broken = EmbeddedBroker(tmp_path / "junk.db")
     [found, _] = await broker_findings(broken)
-    assert (found.level, "cannot be written" in found.text) == (REFUSE, True)
+    assert (found.level, "cannot be written" in found.text) == (ERROR, True)
 
 
-async def broker_findings(broker: EmbeddedBroker) -> list[Finding]:
+async def broker_findings(broker: EmbeddedBroker) -> list[CheckResult]:
     try:
-        return await broker.examine(["orders"])
+        return await broker.check(["orders"])
     finally:
         await broker.close()
 
@@ -355,7 +354,7 @@ def test_routes_follow_exchanges_alternates_and_circles() -> None:
         Binding("inner", "gone", True, "order.placed"),
         Binding("rest", "leftovers", True, ""),
     )
-    topology = Topology(exchanges, {"audit": Queue("audit"), "leftovers": Queue("leftovers")}, bindings)
+    topology = Topology(exchanges, {"audit": QueueInfo("audit"), "leftovers": QueueInfo("leftovers")}, bindings)
     assert [queue.name for queue in reached(topology, "shop", "order.placed")] == ["audit"]
     assert [queue.name for queue in reached(topology, "shop", "parcel")] == ["leftovers"]
     assert reached(topology, "nowhere", "order.placed") == []
@@ -363,7 +362,7 @@ def test_routes_follow_exchanges_alternates_and_circles() -> None:
 
 @pytest.mark.parametrize("url", ["mq:15672", "ftp://mq", "http://", "http://mq:99999999", "http://u:hunter2@:x"])
 def test_a_management_url_that_is_none_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(BadSetting, match="write http://host:15672") as refused:
+    with pytest.raises(InvalidSetting, match="write http://host:15672") as refused:
         RabbitBroker("amqp://localhost", management=url)
     assert "hunter2" not in str(refused.value)
 
@@ -371,14 +370,14 @@ def test_a_management_url_that_is_none_is_refused_without_repeating_it(url: str)
 @pytest.mark.parametrize("option", ["--sagas", "--consume"])
 def test_the_topics_of_sagas_are_examined_and_their_receipts_are_not(doctor: Doctor, option: str) -> None:
     seen: list[list[str]] = []
-    looked = EmbeddedBroker.examine
+    looked = EmbeddedBroker.check
 
-    async def examine(self: EmbeddedBroker, topics: Any) -> list[Finding]:
+    async def check(self: EmbeddedBroker, topics: Any) -> list[CheckResult]:
         seen.append(list(topics))
         return await looked(self, topics)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EmbeddedBroker, "examine", examine)
+        patch.setattr(EmbeddedBroker, "check", check)
         found = doctor.findings(option, "tests.unit.test_cli_saga_orders:sagas")
     assert seen == [["parcel", "events.parcel.sent"]]
     assert "receipts-shorter-than-retention" not in found

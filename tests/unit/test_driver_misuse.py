@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import outrider
-from outrider import Event, Misuse, NotInTransaction
-from outrider.event import uuid7
-from outrider.saga_store import NewSaga
-from outrider.staging import Outbox
+from outrider import Event, NotInTransaction, UsageError
+from outrider.outbox.staging import Outbox
+from outrider.saga import Saga
 from outrider.stores.memory import MemoryStore
 from tests.contract.drivers.django_case import ALIAS
 
@@ -117,7 +117,7 @@ REFUSED_ASYNC: dict[str, tuple[Callable[[], Any], str]] = {
 def test_staging_is_refused_with_the_remedy(what: str) -> None:
     make, remedy = (REFUSED | REFUSED_SYNC)[what]
     thing = make()
-    with pytest.raises(Misuse, match=f"(?s){remedy}"):
+    with pytest.raises(UsageError, match=f"(?s){remedy}"):
         outrider.stage_sync(thing, EVENT)
     if isinstance(thing, sqlite3.Connection | sa.Connection | MongoClient):
         thing.close()
@@ -126,13 +126,13 @@ def test_staging_is_refused_with_the_remedy(what: str) -> None:
 @pytest.mark.parametrize("what", [*REFUSED, *REFUSED_ASYNC])
 async def test_awaited_staging_is_refused_with_the_remedy(what: str) -> None:
     make, remedy = (REFUSED | REFUSED_ASYNC)[what]
-    with pytest.raises(Misuse, match=f"(?s){remedy}"):
+    with pytest.raises(UsageError, match=f"(?s){remedy}"):
         await outrider.stage(make(), EVENT)
 
 
 async def test_what_was_not_awaited_is_refused_with_the_remedy() -> None:
     connecting = asyncpg.connect(NOWHERE)
-    with pytest.raises(Misuse, match="await it first"):
+    with pytest.raises(UsageError, match="await it first"):
         await outrider.stage(connecting, EVENT)
     connecting.close()
 
@@ -140,22 +140,32 @@ async def test_what_was_not_awaited_is_refused_with_the_remedy() -> None:
 async def test_a_closed_aiosqlite_connection_is_refused_with_the_remedy() -> None:
     async with aiosqlite.connect(":memory:") as conn:
         cursor = await conn.cursor()
-        with pytest.raises(Misuse, match="pass the connection it came from"):
+        with pytest.raises(UsageError, match="pass the connection it came from"):
             await outrider.stage(cursor, EVENT)
         with pytest.raises(NotInTransaction, match="BEGIN IMMEDIATE"):
             await outrider.stage(conn, EVENT)
-        with pytest.raises(Misuse, match=r"use: await outrider.stage"):
+        with pytest.raises(UsageError, match=r"use: await outrider.stage"):
             outrider.stage_sync(conn, EVENT)
-    with pytest.raises(Misuse, match="is not open"):
+    with pytest.raises(UsageError, match="is not open"):
         await outrider.stage(conn, EVENT)
 
 
-async def test_a_verb_of_sagas_names_its_own_counterpart() -> None:
-    saga = NewSaga(uuid7(), "order", 1, "A-7", b"{}", None)
-    with pytest.raises(Misuse, match=r"use: Outbox.start_saga_sync\(conn, ...\)"):
-        await Outbox().start_saga(Session(ENGINE), saga)
-    with pytest.raises(Misuse, match=r"use: await Outbox.start_saga\(conn, ...\)"):
-        Outbox().start_saga_sync(AsyncSession(), saga)
+@dataclass
+class Order:
+    """The state of a saga."""
+
+
+async def test_starting_a_saga_names_its_own_counterpart() -> None:
+    saga = Saga("order", Order)
+    saga.sleep(60, name="cool_down")
+    with pytest.raises(UsageError, match=r"use: order.start_sync\(conn, ...\)"):
+        await saga.start(Session(ENGINE), Order(), correlation_id="A-7")
+    with pytest.raises(UsageError, match=r"use: await order.start\(conn, ...\)"):
+        saga.start_sync(AsyncSession(), Order(), correlation_id="A-7")
+    with pytest.raises(UsageError, match="use: an asynchronous connection"):
+        await Outbox().perform(Session(ENGINE), "deliver_messages", [])
+    with pytest.raises(UsageError, match="use: a connection that is not asynchronous"):
+        Outbox().perform_sync(AsyncSession(), "deliver_messages", [])
 
 
 def test_an_atomic_block_that_will_be_rolled_back_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -164,9 +174,9 @@ def test_an_atomic_block_that_will_be_rolled_back_is_refused_with_the_remedy(tmp
     try:
         with transaction.atomic(using=ALIAS):
             # Nothing is installed, so this fails; as with Django's own queries, the block is lost.
-            with pytest.raises(Misuse, match=r"run `outrider db migrate`; or .* run: manage\.py migrate outrider"):
+            with pytest.raises(UsageError, match=r"run `outrider db migrate`; or .* run: manage\.py migrate outrider"):
                 outrider.stage_sync(connections[ALIAS], EVENT)
-            with pytest.raises(Misuse, match=r"put what may fail into a `with transaction.atomic\(\):` of its own"):
+            with pytest.raises(UsageError, match=r"put what may fail into a `with transaction.atomic\(\):` of its own"):
                 outrider.stage_sync(connections[ALIAS], EVENT)
     finally:
         connections[ALIAS].close()
@@ -198,11 +208,11 @@ def test_sqlalchemy_needs_no_greenlet_for_plain_sessions() -> None:
         "sys.modules['greenlet'] = None\n"
         "import sqlalchemy, outrider\n"
         "from sqlalchemy.orm import Session\n"
-        "from outrider.drivers.hooks import after_commit\n"
+        "from outrider.drivers.commit_hooks import after_commit\n"
         "with Session(sqlalchemy.create_engine('sqlite://')) as session, session.begin():\n"
         "    print(after_commit(session, print))\n"
         "    try:\n        outrider.stage_sync(session, outrider.Event('a', {}))\n"
-        "    except outrider.Misuse as error: print(error)\n"
+        "    except outrider.UsageError as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert said.stdout.startswith("True\nthe database has no outbox")

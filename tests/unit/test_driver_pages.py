@@ -24,15 +24,15 @@ from sqlalchemy.orm import sessionmaker
 
 from outrider import Inbox
 from outrider.app import open_schema
-from outrider.broker import Broker
-from outrider.drivers.recognise import WAYS, Manner
+from outrider.brokers.base import Broker
+from outrider.drivers.detect import DRIVERS_BY_TYPE, Mode
 from outrider.testing import MemoryBroker
 from tests.unit.snippets import ROOT, Snippet, compare, deliver, load, sides, snippets
 
-DRIVERS = ROOT / "docs" / "drivers"
+DRIVERS = ROOT / "docs" / "how-to" / "drivers"
 PAGES = [page for page in sorted(DRIVERS.glob("*.md")) if page.name != "django.md"]
 """Django's programs need a project, and run in `test_django_page`."""
-STAGING = ROOT / "docs" / "staging.md"
+STAGING = ROOT / "docs" / "how-to" / "staging.md"
 ADDED_LINES_MAX = 5
 SERVERS = {"sqlite.md": "sqlite_url", "mongodb.md": "mongo_default"}
 """The fixture that gives the database of a page; PostgreSQL, unless it is named here."""
@@ -105,12 +105,14 @@ def test_the_index_names_every_page() -> None:
 def test_the_page_on_staging_names_every_type_that_is_accepted_and_how() -> None:
     table = re.findall(r"^\| \[([a-zA-Z0-9]+).*?\] *\([^|]*\| (.*?)\| (.*?)\|$", STAGING.read_text(), re.MULTILINE)
     rows = {driver.lower(): (awaited, plain) for driver, awaited, plain in table}
-    assert rows.keys() == {"memory" if package == "outrider" else package for package, _ in WAYS}
+    assert rows.keys() == {"memory" if package == "outrider" else package for package, _ in DRIVERS_BY_TYPE}
     # What a saga's worker passes to itself is nothing that people stage through.
-    for (package, kind), way in ((known, way) for known, way in WAYS.items() if known != ("outrider", "Loan")):
+    for (package, kind), info in (
+        (known, info) for known, info in DRIVERS_BY_TYPE.items() if known != ("outrider", "HandlerTransaction")
+    ):
         awaited, plain = rows["memory" if package == "outrider" else package]
-        assert (f"`{kind}`" in awaited) == (way.manner is not Manner.SYNC), kind
-        assert (f"`{kind}`" in plain) == (way.manner is not Manner.ASYNC), kind
+        assert (f"`{kind}`" in awaited) == (info.mode is not Mode.SYNC), kind
+        assert (f"`{kind}`" in plain) == (info.mode is not Mode.ASYNC), kind
 
 
 class _Run:

@@ -14,15 +14,15 @@ import asyncpg
 import pytest
 from pymongo import AsyncMongoClient
 
-from outrider.delivery import Delivery, InboxStream
 from outrider.errors import Permanent
-from outrider.inbox_store import InboxCriteria
+from outrider.event import Delivery, InboxStream
+from outrider.inbox.model import InboxCriteria
 from outrider.stores.memory import MemoryStore
 from outrider.stores.mongo import MongoInbox
 from outrider.stores.postgres import PostgresInbox
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import InboxBench, delivery, marker
+from outrider.testing.contracts import InboxBench, delivery, marker
 from tests.contract.test_memory_inbox import MemoryBench
 from tests.contract.test_mongo_inbox import MongoBench, shop
 from tests.contract.test_postgres import OWN_THE_CLOCK
@@ -44,9 +44,9 @@ class Pair:
         self.dice = dice
         self.sent: list[Delivery] = []
         settings: dict[str, Any] = {
-            "gate": dice.choice(["off", "monotonic", "strict"]),
-            "start": dice.choice(["one", "first_seen"]),
-            "dead_letter_policy": dice.choice(["hold", "skip"]),
+            "ordering": dice.choice(["off", "monotonic", "strict"]),
+            "first_sequence": dice.choice(["one", "first_seen"]),
+            "on_dead_letter": dice.choice(["block", "skip"]),
             "batch_max": 4,
         }
         self.hands = [bench.consumer(**settings) for bench in self.benches]
@@ -84,12 +84,12 @@ class Pair:
         verb = self.dice.choice(["replay", "discard", "release"])
         if verb == "release":
             stream = InboxStream("orders", self.dice.choice([*BANDS]), self.dice.choice([0, 1]))
-            answers: list[Any] = [await bench.store.desk.release("billing", stream, "ann") for bench in self.benches]
+            answers: list[Any] = [await bench.store.admin.skip_gap("billing", stream, "ann") for bench in self.benches]
         else:
             letters = [await self._letters(bench) for bench in self.benches]
             chosen = self.dice.sample(range(len(letters[0])), min(len(letters[0]), 2))
             answers = [
-                await getattr(bench.store.desk, verb)([found[place]["id"] for place in chosen], "ann")
+                await getattr(bench.store.admin, verb)([found[place]["id"] for place in chosen], "ann")
                 for bench, found in zip(self.benches, letters, strict=True)
             ]
         assert answers[0] == answers[1]
@@ -111,22 +111,27 @@ class Pair:
 
     async def _letters(self, bench: InboxBench) -> list[dict[str, Any]]:
         """List dead letters, in an order that does not depend on which stream was faster."""
-        letters = await bench.store.desk.dead_letters(InboxCriteria(limit=1000))
+        letters = await bench.store.admin.dead_letters(InboxCriteria(limit=1000))
         return sorted(letters, key=lambda letter: letter["event_id"])
 
     async def _state(self, bench: InboxBench) -> tuple[Any, ...]:
         streams = [
             tuple(stream[name] for name in ("topic", "key", "band", "seen", "cause", "waiting"))
-            for stream in await bench.store.desk.streams(None, 1000)
+            for stream in await bench.store.admin.streams(None, 1000)
         ]
         effects = await bench.effects()
         by_key = {key: [effect for effect in effects if effect.startswith(key)] for key in BANDS}
-        return by_key, await bench.store.desk.counts(), sorted(streams), [_named(x) for x in await self._letters(bench)]
+        return (
+            by_key,
+            await bench.store.admin.counts(),
+            sorted(streams),
+            [_named(x) for x in await self._letters(bench)],
+        )
 
 
 def _named(letter: dict[str, Any]) -> dict[str, Any]:
     """All of a dead letter that stores must agree on."""
-    return {name: value for name, value in letter.items() if name not in ("id", "buried_at")}
+    return {name: value for name, value in letter.items() if name not in ("id", "dead_lettered_at")}
 
 
 async def _compare(bench: InboxBench, seed: int) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from outrider.brokers.kafka import KafkaSource, consumer_settings, settings
-from outrider.brokers.kafka.assignment import Assignment, Kept
-from outrider.brokers.kafka.names import CONSUMER_ONLY, PRODUCER_ONLY
-from outrider.delivery import Delivery
-from outrider.errors import BadSetting, Misuse, Transient, Unreachable
+from outrider.brokers.kafka import KafkaSource, settings
+from outrider.brokers.kafka.group_member import Assignment, Prefetched
+from outrider.brokers.kafka.settings import CONSUMER_ONLY, PRODUCER_ONLY
+from outrider.errors import InvalidSetting, Transient, Unreachable, UsageError
+from outrider.event import Delivery
 
 VALUES = {
     "acks": "all",
@@ -50,7 +50,7 @@ OURS_ALONE = {"message.max.bytes", "topic.metadata.propagation.max.ms"}
 """What librdkafka shares, and we leave to the producer."""
 
 
-async def ignore(shards: frozenset[str]) -> None:
+async def ignore(partitions: frozenset[str]) -> None:
     """Nothing is under way."""
 
 
@@ -58,7 +58,7 @@ def test_one_url_serves_producer_and_consumer() -> None:
     url = "kafka://a:9092?linger.ms=5&session.timeout.ms=6000&sasl.username=me&client.id=shop"
     bootstrap, given = settings.parse(url)
     producer = settings.complete(bootstrap, given)
-    consumer = consumer_settings.complete(bootstrap, "billing", given)
+    consumer = settings.complete_consumer(bootstrap, "billing", given)
     assert (producer["linger.ms"], consumer["session.timeout.ms"]) == ("5", "6000")
     for side in (producer, consumer):
         assert (side["bootstrap.servers"], side["sasl.username"], side["client.id"]) == ("a:9092", "me", "shop")
@@ -99,16 +99,16 @@ def test_what_we_leave_out_librdkafka_would_ignore(
     ],
 )
 def test_settings_that_the_promise_rests_on_are_refused(name: str, value: str) -> None:
-    with pytest.raises(BadSetting, match=name):
+    with pytest.raises(InvalidSetting, match=name):
         KafkaSource("localhost:9092", "billing", ["orders"], {name: value})
 
 
 def test_a_setting_that_says_what_is_fixed_anyway_is_fine() -> None:
-    assert consumer_settings.complete("a:1", "billing", {"enable.auto.commit": "True"})["enable.auto.commit"] == "true"
+    assert settings.complete_consumer("a:1", "billing", {"enable.auto.commit": "True"})["enable.auto.commit"] == "true"
 
 
 def test_heartbeats_fit_into_the_session() -> None:
-    complete = consumer_settings.complete
+    complete = settings.complete_consumer
     assert complete("a:1", "c", {})["heartbeat.interval.ms"] == "3000"
     assert complete("a:1", "c", {"session.timeout.ms": "1500"})["heartbeat.interval.ms"] == "500"
     assert complete("a:1", "c", {"heartbeat.interval.ms": "700"})["heartbeat.interval.ms"] == "700"
@@ -116,19 +116,19 @@ def test_heartbeats_fit_into_the_session() -> None:
 
 async def test_a_setting_that_the_driver_does_not_know_is_named() -> None:
     source = KafkaSource("localhost:9092", "billing", ["orders"], {"no.such.thing": "1"})
-    with pytest.raises(BadSetting, match=r"no\.such\.thing"):
+    with pytest.raises(InvalidSetting, match=r"no\.such\.thing"):
         await source.start(ignore)
     await source.close()
 
 
 async def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(Misuse, match=r"pip install 'outrider\[kafka\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'outrider\[kafka\]'"):
         await KafkaSource("localhost:9092", "billing", ["orders"]).start(ignore)
 
 
 async def test_a_server_that_does_not_answer_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.brokers.kafka.source.START_SECONDS_MAX", 0.3)
+    monkeypatch.setattr("outrider.brokers.kafka.consumer.START_SECONDS_MAX", 0.3)
     source = KafkaSource("127.0.0.1:9", "billing", ["orders"])
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9 does not answer .*refused"):
         await source.start(ignore)
@@ -143,14 +143,14 @@ async def test_a_source_that_was_not_started_says_so() -> None:
     await source.close()
 
 
-def delivery(name: str, shard: str) -> Delivery:
-    return Delivery("orders", name.encode(), b"", {}, shard, token=name)
+def delivery(name: str, partition: str) -> Delivery:
+    return Delivery("orders", name.encode(), b"", {}, partition, token=name)
 
 
-def kept(*deliveries: tuple[str, str]) -> Kept:
-    kept = Kept()
-    for name, shard in deliveries:
-        kept.add(delivery(name, shard))
+def kept(*deliveries: tuple[str, str]) -> Prefetched:
+    kept = Prefetched()
+    for name, partition in deliveries:
+        kept.add(delivery(name, partition))
     return kept
 
 
@@ -185,5 +185,5 @@ def test_a_partition_that_comes_back_is_another_shard_and_begins_anew() -> None:
     assert assignment.find("orders", 0) is None
     second = assignment.add("orders", 0)
     assert first.name != second.name
-    assert second.progress.place is None
+    assert second.progress.position is None
     assert assignment.names == {second.name}

@@ -7,23 +7,21 @@ import random
 import pytest
 
 from outrider.event import BANDS
-from outrider.outbox.lanes import SHARES, quotas, rebalance
+from outrider.outbox.lane_ownership import SHARES, quotas, rebalance
 
 LANES = 32
 ALL = range(LANES * BANDS)
 
 
-def keep_in_turn(relays: list[set[int]], chance: random.Random) -> None:
+def keep_in_turn(relays: list[set[int]], rng: random.Random) -> None:
     """Let every relay look at what is free, take its part, and hand over what is too much."""
     for mine in relays:
         owned = set().union(*relays)
-        change = rebalance(
-            mine, [lane for lane in ALL if lane not in owned], lanes=LANES, relays=len(relays), chance=chance
-        )
-        assert set(change.surrender) <= mine
+        change = rebalance(mine, [lane for lane in ALL if lane not in owned], lanes=LANES, relays=len(relays), rng=rng)
+        assert set(change.release) <= mine
         assert not set(change.claim) & owned
         mine |= set(change.claim)
-        mine -= set(change.surrender)
+        mine -= set(change.release)
 
 
 def per_band(mine: set[int]) -> list[int]:
@@ -73,7 +71,7 @@ def test_the_lanes_of_a_relay_that_is_gone_find_new_owners(count: int) -> None:
 
 
 def test_relays_that_start_together_do_not_all_reach_for_the_same_lanes() -> None:
-    choices = {rebalance((), ALL, lanes=LANES, relays=4, chance=random.Random(n)).claim for n in range(10)}
+    choices = {rebalance((), ALL, lanes=LANES, relays=4, rng=random.Random(n)).claim for n in range(10)}
     assert len(choices) == 10
 
 

@@ -11,10 +11,17 @@ from uuid import UUID
 import pytest
 
 from outrider import app
-from outrider.observer import Buried, Fact, LanesClaimed, Passed, RelayStarted, StoreTroubled
-from outrider.observers.logs import LogObserver, configure_logging, words
+from outrider.telemetry.events import (
+    EventDeadLettered,
+    LanesClaimed,
+    PassCompleted,
+    RelayStarted,
+    StoreUnavailable,
+    TelemetryEvent,
+)
+from outrider.telemetry.log_observer import LogObserver, configure_logging, words
 
-BURIED = Buried(UUID(int=1), "orders", "order.placed", "poison_message", "hold", "it broke\ntwice")
+BURIED = EventDeadLettered(UUID(int=1), "orders", "order.placed", "poison_message", "block", "it broke\ntwice")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +34,7 @@ def _logging_as_before() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Awkward(Fact):
+class Awkward(TelemetryEvent):
     """Has fields whose names logging keeps for itself."""
 
     name: str
@@ -36,7 +43,7 @@ class Awkward(Fact):
 
 def test_the_message_is_constant_and_the_facts_are_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "outrider"):
-        LogObserver().notice(RelayStarted("relay-1", 96))
+        LogObserver().emit(RelayStarted("relay-1", 96))
     (record,) = caplog.records
     assert record.getMessage() == "relay started"
     assert (record.__dict__["relay"], record.__dict__["lanes"]) == ("relay-1", 96)
@@ -44,31 +51,31 @@ def test_the_message_is_constant_and_the_facts_are_fields(caplog: pytest.LogCapt
 
 def test_every_fact_has_a_message_and_a_level_that_logging_knows(caplog: pytest.LogCaptureFixture) -> None:
     known = logging.getLevelNamesMapping()
-    for kind in Fact.__subclasses__():
+    for kind in TelemetryEvent.__subclasses__():
         assert words(kind)
         assert kind.level.upper() in known
 
 
 def test_a_fact_is_logged_at_its_own_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", "outrider"):
-        for fact in (BURIED, Passed(1, 1, 1, 0.1, 0.1)):
-            LogObserver().notice(fact)
+        for fact in (BURIED, PassCompleted(1, 1, 1, 0.1, 0.1)):
+            LogObserver().emit(fact)
     assert [record.levelname for record in caplog.records] == ["ERROR", "DEBUG"]
 
 
 def test_field_names_that_logging_keeps_for_itself_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "outrider"):
-        LogObserver().notice(Awkward("n", "m"))
+        LogObserver().emit(Awkward("n", "m"))
     assert (caplog.records[0].__dict__["name_"], caplog.records[0].__dict__["message_"]) == ("n", "m")
 
 
 def test_json_lines_are_one_object_per_record(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(json=True, level="info")
-    LogObserver().notice(BURIED)
-    LogObserver().notice(LanesClaimed("relay-1", (1, 2)))
-    LogObserver().notice(Passed(1, 1, 1, 0.1, 0.1))
+    LogObserver().emit(BURIED)
+    LogObserver().emit(LanesClaimed("relay-1", (1, 2)))
+    LogObserver().emit(PassCompleted(1, 1, 1, 0.1, 0.1))
     first, second = map(json.loads, capsys.readouterr().err.splitlines())
-    assert (first["level"], first["message"], first["error"]) == ("error", "buried", "it broke\ntwice")
+    assert (first["level"], first["message"], first["error"]) == ("error", "event dead lettered", "it broke\ntwice")
     assert first["event_id"] == str(UUID(int=1))
     assert first["timestamp"].endswith("+00:00")
     assert second["lanes"] == 2
@@ -77,7 +84,7 @@ def test_json_lines_are_one_object_per_record(capsys: pytest.CaptureFixture[str]
 def test_which_of_many_are_meant_is_logged_only_at_debug_level(capsys: pytest.CaptureFixture[str]) -> None:
     for level in ("info", "debug"):
         configure_logging(json=True, level=level)
-        LogObserver().notice(LanesClaimed("relay-1", tuple(range(96))))
+        LogObserver().emit(LanesClaimed("relay-1", tuple(range(96))))
     usual, close = map(json.loads, capsys.readouterr().err.splitlines())
     assert usual["lanes"] == close["lanes"] == 96
     assert "lanes_list" not in usual
@@ -86,9 +93,9 @@ def test_which_of_many_are_meant_is_logged_only_at_debug_level(capsys: pytest.Ca
 
 def test_compact_lines_show_message_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(json=False, level="info")
-    LogObserver().notice(BURIED)
+    LogObserver().emit(BURIED)
     line = capsys.readouterr().err
-    assert "error   buried  " in line
+    assert "error   event dead lettered  " in line
     assert "topic=orders" in line
     assert line.count("\n") == 1
 
@@ -96,14 +103,14 @@ def test_compact_lines_show_message_and_fields(capsys: pytest.CaptureFixture[str
 def test_configuring_twice_does_not_log_twice(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging()
     configure_logging()
-    LogObserver().notice(RelayStarted("relay-1", 96))
+    LogObserver().emit(RelayStarted("relay-1", 96))
     assert capsys.readouterr().err.count("relay started") == 1
 
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_passwords_do_not_reach_the_log(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     app.configure_logging(json=as_json)
-    app.log_observer().notice(StoreTroubled("relay-1", "cannot reach postgresql://u:hunter2@db/x"))
+    app.log_observer().emit(StoreUnavailable("relay-1", "cannot reach postgresql://u:hunter2@db/x"))
     try:
         raise ValueError("postgresql://u:hunter2@db/x")
     except ValueError:

@@ -10,19 +10,24 @@ from uuid import UUID
 import pytest
 from pymongo import errors as mongo
 
-from outrider.errors import Misuse, OutriderError, Permanent, RaceLost, Transient, Unreachable
-from outrider.event import Event, StagedEvent, Stream, lane_of
-from outrider.lifecycle import State
-from outrider.outbox.stage import StagingRules, drafts
-from outrider.store import Drafts, Hold, Placed
-from outrider.stores.mongo.collections import Collection, Index, command_of, steps
-from outrider.stores.mongo.database import ceiling, floor, milliseconds, objection
+from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError, WriteConflict
+from outrider.event import Event, OutboxRow, Stream, lane_of
+from outrider.outbox.model import OptimisticClaim, StagedRow, StageRequest, State
+from outrider.outbox.validation import StagingRules, drafts
+from outrider.stores.mongo.database import (
+    ceiling,
+    check_handler,
+    check_url,
+    client_options,
+    floor,
+    milliseconds,
+    translation,
+)
 from outrider.stores.mongo.documents import departed, drafted, to_event
-from outrider.stores.mongo.errors import translation
-from outrider.stores.mongo.markers import marker_of
-from outrider.stores.mongo.place import check_url, client_options
+from outrider.stores.mongo.operations import Operation, Steps
+from outrider.stores.mongo.outbox_settle import marker_of
+from outrider.stores.mongo.schema import Collection, Index, command_of, steps
 from outrider.stores.mongo.staging import stage
-from outrider.stores.mongo.steps import Step, Steps
 from tests.unit.build import staged
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -43,7 +48,7 @@ MILLISECONDS = int(NOW.timestamp() * 1000)
     ],
 )
 def test_a_url_that_would_be_read_differently_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(Misuse) as refusal:
+    with pytest.raises(UsageError) as refusal:
         check_url(url)
     assert "sec" not in str(refusal.value)
     assert "percent-encoded" in str(refusal.value)
@@ -80,15 +85,15 @@ def _failure(code: int, *labels: str) -> mongo.OperationFailure:
         (mongo.ServerSelectionTimeoutError("No replica set members match"), Unreachable, "is replicaSet in the URL"),
         (mongo.NotPrimaryError("stepped down"), Unreachable, "has it a primary"),
         (_failure(189), Unreachable, "has it a primary"),
-        (_failure(112, "TransientTransactionError"), RaceLost, "try again"),
-        (_failure(7777, "TransientTransactionError"), RaceLost, "try again"),
+        (_failure(112, "TransientTransactionError"), WriteConflict, "try again"),
+        (_failure(7777, "TransientTransactionError"), WriteConflict, "try again"),
         (_failure(7777, "UnknownTransactionCommitResult"), Transient, "try again"),
         (mongo.ExecutionTimeout("slow", 50), Transient, "try again"),
-        (_failure(13), Misuse, "roles of the user"),
-        (_failure(18), Misuse, "authSource"),
-        (_failure(26), Misuse, "outrider db migrate"),
-        (mongo.OperationFailure("only allowed on a replica set member", 20), Misuse, "--replSet"),
-        (mongo.ConfigurationError("no such option"), Misuse, "options of the URL"),
+        (_failure(13), UsageError, "roles of the user"),
+        (_failure(18), UsageError, "authSource"),
+        (_failure(26), UsageError, "outrider db migrate"),
+        (mongo.OperationFailure("only allowed on a replica set member", 20), UsageError, "--replSet"),
+        (mongo.ConfigurationError("no such option"), UsageError, "options of the URL"),
         (_failure(121), Permanent, "said so"),
         (mongo.BulkWriteError({"writeErrors": [{"code": 11000, "errmsg": "E11000"}]}), Permanent, "E11000"),
     ],
@@ -111,7 +116,7 @@ def test_an_error_is_told_in_our_words(error: mongo.PyMongoError, kind: type[Out
     ],
 )
 def test_a_server_that_will_not_do_is_refused_with_the_remedy(hello: dict[str, Any], remedy: str | None) -> None:
-    found = objection(hello)
+    found = check_handler(hello)
     assert found is None if remedy is None else remedy in str(found)
 
 
@@ -143,22 +148,22 @@ def test_an_event_comes_back_as_it_was_staged() -> None:
     assert departed(event._replace(), lanes=32) == {**gone, "priority": 8}
 
 
-@pytest.mark.parametrize(("held", "readiness"), [(1, "held"), (0, "ready"), (-1, "ready")])
+@pytest.mark.parametrize(("held", "readiness"), [(1, "optimistic"), (0, "ready"), (-1, "ready")])
 def test_a_hold_counts_until_its_last_millisecond(held: int, readiness: str) -> None:
     [draft] = drafts([Event("a", 1)], StagingRules()).plain
     row = drafted(draft, Stream(3, draft.topic, "A"), 7, NOW)
-    row |= {"state": "optimistic", "held_by": "w", "held_until": NOW + timedelta(milliseconds=held)}
+    row |= {"state": "optimistic", "claimed_by": "w", "claimed_until": NOW + timedelta(milliseconds=held)}
     assert to_event(row, NOW).readiness == readiness
 
 
 def test_a_marker_has_the_place_and_the_number_and_no_content() -> None:
-    event: StagedEvent = staged(9)._replace(sequence=4, attempts=3)
-    dead = {**departed(event, 32), "failure": "{}", "policy": "skip", "reason": "x", "buried_at": NOW}
+    event: OutboxRow = staged(9)._replace(sequence=4, attempts=3)
+    dead = {**departed(event, 32), "failure": "{}", "policy": "skip", "reason": "x", "dead_lettered_at": NOW}
     marker = marker_of(dead, State.FAILED)
     assert marker is not None
     assert (marker["position"], marker["sequence"], marker["waiting"], marker["attempts"]) == (9, 4, event.lane, 0)
     assert json.loads(marker["headers"]) == {"skipped": str(event.event_id)}
-    assert marker.keys().isdisjoint({"policy", "reason", "buried_at", "failure", "fetchable"})
+    assert marker.keys().isdisjoint({"policy", "reason", "dead_lettered_at", "failure", "fetchable"})
     assert marker_of({**dead, **marker}, State.FAILED) is None
 
 
@@ -166,22 +171,22 @@ class Server:
     """Answers steps as a server would that holds nothing but counters, and writes down what it was asked."""
 
     def __init__(self, **known: list[dict[str, Any]]) -> None:
-        self.asked: list[Step] = []
+        self.asked: list[Operation] = []
         self.known = known
         self.inserted: list[dict[str, Any]] = []
 
-    def run(self, work: Steps[list[Placed]]) -> list[Placed]:
+    def run(self, work: Steps[list[StagedRow]]) -> list[StagedRow]:
         answer: Any = None
         while True:
             try:
                 step = work.send(answer)
             except StopIteration as end:
-                placed: list[Placed] = end.value
+                placed: list[StagedRow] = end.value
                 return placed
             self.asked.append(step)
             answer = self._answer(step)
 
-    def _answer(self, step: Step) -> Any:
+    def _answer(self, step: Operation) -> Any:
         if step.collection == "outbox_meta":
             return [{"value": 32, "now": NOW}]
         if step.verb == "find_one_and_update":
@@ -193,7 +198,7 @@ class Server:
         return self.known.get(step.collection, [])
 
 
-def _drafts(*events: Event) -> Drafts:
+def _drafts(*events: Event) -> StageRequest:
     return drafts(events, StagingRules())
 
 
@@ -225,7 +230,7 @@ def test_known_ids_are_dropped_before_anything_is_numbered() -> None:
     known = {"outbox": [{"_id": ids[0]}], "outbox_archive": [{"_id": ids[1]}], "outbox_dead_letter": [{"_id": ids[2]}]}
     server = Server(**known)
     events = [Event("a", n, key="K", event_id=event_id, sequence="auto") for n, event_id in enumerate(ids)]
-    assert server.run(stage(_drafts(*events), None)) == [Placed(ids[3], False)]
+    assert server.run(stage(_drafts(*events), None)) == [StagedRow(ids[3], False)]
     [counted] = [step for step in server.asked if step.collection == "outbox_counter"]
     assert json.dumps(counted.args[1], default=str).count('"$sequence"') == 1
     assert [row["sequence"] for row in server.inserted] == [50]
@@ -241,19 +246,23 @@ def test_when_all_ids_are_known_nothing_is_counted_or_written() -> None:
 def test_an_outbox_that_is_not_there_is_told_before_anything_is_written() -> None:
     work = stage(_drafts(Event("a", 1)), None)
     next(work)
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         work.send([])
 
 
-HOLD = Hold("writer", 4.0)
+BLOCK = OptimisticClaim("writer", 4.0)
 
 
 def test_a_quiet_stream_is_held_until_the_servers_time_and_the_hold() -> None:
     server = Server()
-    [placed] = server.run(stage(_drafts(Event("a", 1, key="K")), HOLD))
+    [placed] = server.run(stage(_drafts(Event("a", 1, key="K")), BLOCK))
     assert placed.optimistic
     [row] = server.inserted
-    assert (row["state"], row["held_by"], row["held_until"]) == ("optimistic", "writer", NOW + timedelta(seconds=4))
+    assert (row["state"], row["claimed_by"], row["claimed_until"]) == (
+        "optimistic",
+        "writer",
+        NOW + timedelta(seconds=4),
+    )
 
 
 @pytest.mark.parametrize("busy", ["outbox", "outbox_blocked"])
@@ -264,12 +273,12 @@ def test_a_stream_with_something_before_it_is_left_to_the_relay(busy: str) -> No
         "outbox_blocked": [{"_id": {"lane": lane, "topic": topic, "key": "K"}}],
     }
     server = Server(**{busy: rows[busy]})
-    server.run(stage(_drafts(Event("a", 1, key="K")), HOLD))
+    server.run(stage(_drafts(Event("a", 1, key="K")), BLOCK))
     [row] = server.inserted
-    assert (row["state"], "held_by" in row) == ("pending", False)
+    assert (row["state"], "claimed_by" in row) == ("pending", False)
 
 
 def test_an_event_without_a_key_is_held_whatever_else_lies_in_its_lane() -> None:
     server = Server(outbox=[{"_id": lane} for lane in range(96)])
-    [placed] = server.run(stage(_drafts(Event("a", 1)), HOLD))
+    [placed] = server.run(stage(_drafts(Event("a", 1)), BLOCK))
     assert placed.optimistic

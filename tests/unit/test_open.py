@@ -8,10 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from outrider.codec.open import open_delivery
-from outrider.codec.seal import seal
-from outrider.delivery import Delivery, InboxStream
-from outrider.event import BAND_NAMES, GAPLESS, SKIPPED_TYPE, Message, Priority
+from outrider.event import BAND_NAMES, GAPLESS, SKIPPED_TYPE, Delivery, InboxStream, Message, Priority
+from outrider.wire import decode, encode
 from tests.unit.build import staged
 
 GOOD = {"message_id": str(UUID(int=7, version=4)), "event_type": "order.placed", "key": "A"}
@@ -26,7 +24,7 @@ def raw(body: bytes = b"{}", *, wire_key: bytes | None = b"A", place: str = "ord
     """Make a delivery whose headers are good but for these; None leaves one out."""
     said = {name: text for name, text in {**GOOD, **headers}.items() if text is not None}
     encoded = {name: text if isinstance(text, bytes) else str(text).encode() for name, text in said.items()}
-    return Delivery("orders", wire_key, body, encoded, place=place)
+    return Delivery("orders", wire_key, body, encoded, position=place)
 
 
 @pytest.mark.parametrize("band", BAND_NAMES)
@@ -42,7 +40,7 @@ def test_what_was_sealed_comes_back(band: str) -> None:
         sequence=17,
         headers=json.dumps({**GAPLESS, "trace_id": "0" * 31 + "1", "shop": "Zürich"}).encode(),
     )
-    opened = open_delivery(delivered(seal(event, "orders", band)))
+    opened = decode(delivered(encode(event, "orders", band)))
     assert opened.problem == ""
     assert opened.event is not None
     found = opened.event
@@ -67,7 +65,7 @@ def test_what_was_sealed_comes_back(band: str) -> None:
 
 
 def test_an_event_without_extras_comes_back() -> None:
-    opened = open_delivery(delivered(seal(staged(1), "orders")))
+    opened = decode(delivered(encode(staged(1), "orders")))
     assert opened.problem == ""
     assert opened.event is not None
     assert (opened.event.aggregate_type, opened.event.sequence, opened.gapless) == (None, None, False)
@@ -102,14 +100,14 @@ def test_an_event_without_extras_comes_back() -> None:
     ],
 )
 def test_what_is_malformed_says_why(delivery: Delivery, problem: str) -> None:
-    opened = open_delivery(delivery)
+    opened = decode(delivery)
     assert opened.event is None
     assert opened.problem == problem
     assert opened.delivery == delivery
 
 
 def test_a_malformed_message_keeps_its_place_in_its_stream() -> None:
-    opened = open_delivery(raw(b"{", sequence=5, gapless="true", band="high"))
+    opened = decode(raw(b"{", sequence=5, gapless="true", band="high"))
     assert opened.event_id == UUID(GOOD["message_id"])
     assert (opened.stream, opened.sequence, opened.gapless, opened.keyed) == (
         InboxStream("orders", "A", 0),
@@ -120,29 +118,29 @@ def test_a_malformed_message_keeps_its_place_in_its_stream() -> None:
 
 
 def test_a_problem_never_quotes_the_payload() -> None:
-    assert "secret" not in open_delivery(raw(b'{"password": secret}')).problem
+    assert "secret" not in decode(raw(b'{"password": secret}')).problem
 
 
 def test_a_message_without_an_id_is_recognised_by_its_place() -> None:
     first, again, other = (
-        open_delivery(raw(message_id=None, place=place)) for place in ("orders/0/1", "orders/0/1", "orders/0/2")
+        decode(raw(message_id=None, place=place)) for place in ("orders/0/1", "orders/0/1", "orders/0/2")
     )
     assert first.event_id == again.event_id != other.event_id
 
 
 def test_a_message_with_neither_id_nor_place_is_like_no_other() -> None:
-    first, second = (open_delivery(raw(message_id=None, place="")) for _ in range(2))
+    first, second = (decode(raw(message_id=None, place="")) for _ in range(2))
     assert first.event_id != second.event_id
 
 
 def test_the_key_of_the_header_counts_before_that_of_the_wire() -> None:
-    assert open_delivery(raw(wire_key=b"B")).stream.key == "A"
-    assert open_delivery(raw(wire_key=b"B", key=None)).stream.key == "B"
+    assert decode(raw(wire_key=b"B")).stream.key == "A"
+    assert decode(raw(wire_key=b"B", key=None)).stream.key == "B"
 
 
 @pytest.mark.parametrize("wire_key", [None, b""])
 def test_a_message_without_a_key_is_a_stream_of_its_own(wire_key: bytes | None) -> None:
-    opened = open_delivery(raw(wire_key=wire_key, key=None))
+    opened = decode(raw(wire_key=wire_key, key=None))
     assert opened.problem == ""
     assert not opened.keyed
     assert opened.stream.key == str(opened.event_id)
@@ -152,13 +150,13 @@ def test_a_message_without_a_key_is_a_stream_of_its_own(wire_key: bytes | None) 
 
 def test_any_json_is_a_payload() -> None:
     for text, value in ((b"null", None), (b"[1, 2]", [1, 2]), (b'"text"', "text"), (b"1e3", 1000.0)):
-        opened = open_delivery(raw(text))
+        opened = decode(raw(text))
         assert opened.event is not None
         assert opened.event.payload == value
 
 
 def test_marks_of_the_relay_are_read() -> None:
-    marker = open_delivery(raw(event_type=SKIPPED_TYPE, sequence=4))
+    marker = decode(raw(event_type=SKIPPED_TYPE, sequence=4))
     assert (marker.skipped, marker.sequence) == (True, 4)
-    replayed = open_delivery(raw(replayed="true"))
+    replayed = decode(raw(replayed="true"))
     assert (replayed.replayed, replayed.skipped, replayed.event_type) == (True, False, "order.placed")

@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from outrider import Event, InvalidEvent
-from outrider.outbox.stage import StagingRules, drafts
-from outrider.store import Draft
+from outrider.outbox.model import NewEvent
+from outrider.outbox.validation import StagingRules, drafts
 
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - refusing it is the point
 AWARE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -24,7 +24,7 @@ class Unknown:
     """A type JSON has never heard of."""
 
 
-def stage(*events: Event, **rules: Any) -> list[Draft]:
+def stage(*events: Event, **rules: Any) -> list[NewEvent]:
     return drafts(events, StagingRules(**rules)).plain
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.testing.servers import ServerMissing
-from outrider.testing.servers.programs import cached, fetch
+from outrider.testing.servers.server import cached, fetch
 
 
 @pytest.fixture(autouse=True)

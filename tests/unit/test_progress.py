@@ -6,23 +6,23 @@ import random
 
 import pytest
 
-from outrider.brokers.progress import Progress
+from outrider.brokers.offsets import OffsetTracker
 
 
-def received(*offsets: int) -> tuple[Progress, list[int]]:
-    progress = Progress()
+def received(*offsets: int) -> tuple[OffsetTracker, list[int]]:
+    progress = OffsetTracker()
     return progress, [progress.received(offset) for offset in offsets]
 
 
 def test_before_anything_is_received_there_is_no_place() -> None:
-    progress = Progress()
-    assert progress.place is None
+    progress = OffsetTracker()
+    assert progress.position is None
     assert progress.untold is None
 
 
 def test_nothing_is_told_before_something_is_done() -> None:
     progress, _ = received(5, 6)
-    assert progress.place == 5
+    assert progress.position == 5
     assert progress.untold is None
 
 
@@ -34,17 +34,17 @@ def test_the_place_is_the_first_that_is_not_done(done: list[int], place: int) ->
     progress, numbers = received(10, 11, 12, 13)
     for index in done:
         progress.done(numbers[index])
-    assert progress.place == place
+    assert progress.position == place
     assert len(progress) == len([offset for offset in (10, 11, 12, 13) if offset >= place])
 
 
 def test_offsets_that_a_log_leaves_out_are_no_gap() -> None:
     progress, (first, second, third) = received(10, 15, 40)
     progress.done(first)
-    assert progress.place == 15
+    assert progress.position == 15
     progress.done(third)
     progress.done(second)
-    assert progress.place == 41
+    assert progress.position == 41
 
 
 def test_what_was_told_is_not_told_again() -> None:
@@ -64,18 +64,18 @@ def test_done_twice_is_done_once() -> None:
     progress.done(second)
     progress.done(first)
     progress.done(first)
-    assert progress.place == 3
+    assert progress.position == 3
     third = progress.received(3)
-    assert progress.place == 3
+    assert progress.position == 3
     progress.done(third)
-    assert progress.place == 4
+    assert progress.position == 4
 
 
 def test_a_number_that_was_never_given_is_ignored() -> None:
     progress, _ = received(1)
     progress.done(7)
     progress.done(-1)
-    assert progress.place == 1
+    assert progress.position == 1
 
 
 def test_a_message_in_the_place_of_one_that_was_lost_must_be_done_itself() -> None:
@@ -83,24 +83,24 @@ def test_a_message_in_the_place_of_one_that_was_lost_must_be_done_itself() -> No
     again = progress.received(100)
     progress.done(first)
     progress.done(second)
-    assert progress.place == 100
+    assert progress.position == 100
     progress.done(again)
-    assert progress.place == 101
+    assert progress.position == 101
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_in_whatever_order_things_get_done_nothing_undone_is_told(seed: int) -> None:
-    chance = random.Random(seed)
-    progress = Progress()
+    rng = random.Random(seed)
+    progress = OffsetTracker()
     open_numbers: dict[int, int] = {}
     offset = 0
     for _ in range(500):
-        if chance.random() < 0.5:
-            offset += chance.randint(1, 3)
+        if rng.random() < 0.5:
+            offset += rng.randint(1, 3)
             open_numbers[progress.received(offset)] = offset
         elif open_numbers:
-            number = chance.choice(list(open_numbers))
+            number = rng.choice(list(open_numbers))
             progress.done(number)
             del open_numbers[number]
         expected = min(open_numbers.values(), default=offset + 1 if offset else None)
-        assert progress.place == expected
+        assert progress.position == expected

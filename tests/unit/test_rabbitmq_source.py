@@ -14,13 +14,12 @@ import pytest
 from pamqp import commands, encode, frame, header
 
 from outrider.brokers.rabbitmq import RabbitSource
-from outrider.brokers.rabbitmq.acks import Acks
-from outrider.brokers.rabbitmq.fields import UNREADABLE, read_content
-from outrider.brokers.rabbitmq.protocol import ChannelClosed
+from outrider.brokers.rabbitmq.connection import ChannelClosed
+from outrider.brokers.rabbitmq.consumer import Acks, Subscription
+from outrider.brokers.rabbitmq.frames import UNREADABLE, read_content
 from outrider.brokers.rabbitmq.queues import Difference, Queue, difference, queue_arguments
-from outrider.brokers.rabbitmq.subscription import Subscription
-from outrider.delivery import Delivery
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
+from outrider.event import Delivery
 
 
 class PickyServer:
@@ -98,20 +97,20 @@ class TestAcks:
 
     @pytest.mark.parametrize("seed", range(50))
     def test_the_server_hears_of_everything_that_is_done_once_and_of_nothing_else(self, seed: int) -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         acks, server = Acks(), PickyServer()
         waiting, done, tag = list[int](), set[int](), 0
         for _ in range(300):
-            if chance.random() < 0.5:
+            if rng.random() < 0.5:
                 tag += 1
                 acks.delivered(tag)
                 server.unacked.add(tag)
                 waiting.append(tag)
             elif waiting:
-                found = waiting.pop(chance.randrange(len(waiting)))
+                found = waiting.pop(rng.randrange(len(waiting)))
                 acks.done(found)
                 done.add(found)
-            if chance.random() < 0.3:
+            if rng.random() < 0.3:
                 server.hear(acks.take())
                 assert server.unacked == set(waiting)
         server.hear(acks.take())
@@ -337,11 +336,11 @@ class TestQueues:
 class TestNames:
     @pytest.mark.parametrize("queue", ["q" * 256, "schlüssel"])
     def test_a_queue_that_amqp_has_no_room_for_is_refused_at_once(self, queue: str) -> None:
-        with pytest.raises(BadSetting, match="has a name that RabbitMQ does not take"):
+        with pytest.raises(InvalidSetting, match="has a name that RabbitMQ does not take"):
             RabbitSource("amqp://localhost", queue, ["orders"])
 
     def test_a_topic_that_is_no_routing_key_is_refused_at_once(self) -> None:
-        with pytest.raises(BadSetting, match="has a name that RabbitMQ does not take"):
+        with pytest.raises(InvalidSetting, match="has a name that RabbitMQ does not take"):
             RabbitSource("amqp://localhost?declare=", "billing", ["t" * 300])
 
     @pytest.mark.parametrize("value", ["", "true", "billing:orders,audit"])
@@ -350,5 +349,5 @@ class TestNames:
         assert (source.queue, source.settings.declare) == ("billing", True)
 
     def test_nothing_in_flight_is_refused(self) -> None:
-        with pytest.raises(BadSetting, match="in_flight_max = 0"):
+        with pytest.raises(InvalidSetting, match="in_flight_max = 0"):
             RabbitSource("amqp://localhost", "billing", ["orders"], in_flight_max=0)

@@ -10,13 +10,13 @@ import pytest
 
 from outrider import Event, RetryPolicy
 from outrider.app import saga_inbox
-from outrider.errors import InvalidEvent, Misuse, Permanent
-from outrider.observer import MailUnknown
-from outrider.outcome import Policy
-from outrider.saga import Barrier, Refusal, Saga, Sagas
-from outrider.saga.barrier import Passed
-from outrider.saga.definition import saga_id_of
-from outrider.saga_store import MailKind
+from outrider.errors import InvalidEvent, Permanent, UsageError
+from outrider.event import OnDeadLetter
+from outrider.saga import Participant, Rejection, Saga, SagaRegistry
+from outrider.saga.definition.saga import saga_id_of
+from outrider.saga.model import MessageKind
+from outrider.saga.participant import CommandOutcome
+from outrider.telemetry.events import ReplyOfUnknownSaga
 from tests.unit.saga_shop import Order, Shop, begun, order_saga, request
 
 SAGA_ID = UUID(int=7)
@@ -37,24 +37,24 @@ def command(phase: str = "action", step: str = "reserve", **fields: Any) -> Even
 class Stock:
     """A participant, and what it has done."""
 
-    answer: Event | Refusal = RESERVED
+    answer: Event | Rejection = RESERVED
     done: list[str] = field(default_factory=list)
     shop: Shop = field(default_factory=lambda: Shop(_saga()))
-    barrier: Barrier = field(default_factory=lambda: Barrier("stock"))
+    barrier: Participant = field(default_factory=lambda: Participant("stock"))
 
-    async def act(self, asked: Event) -> Passed:
+    async def act(self, asked: Event) -> CommandOutcome:
         async with self.shop.store.transaction() as tx:
             return await self.barrier.act(tx, asked, self._do)
 
-    async def undo(self, asked: Event) -> Passed:
+    async def compensate(self, asked: Event) -> CommandOutcome:
         async with self.shop.store.transaction() as tx:
-            return await self.barrier.undo(tx, asked, self._undo, nothing=NOTHING)
+            return await self.barrier.compensate(tx, asked, self._compensate, nothing=NOTHING)
 
-    async def _do(self, asked: Event, tx: Any) -> Event | Refusal:
+    async def _do(self, asked: Event, tx: Any) -> Event | Rejection:
         self.done.append("did")
         return self.answer
 
-    def _undo(self, asked: Event, tx: Any) -> Event:
+    def _compensate(self, asked: Event, tx: Any) -> Event:
         self.done.append("undid")
         return Event("stock.released", {"nothing": False})
 
@@ -70,7 +70,7 @@ def _saga() -> Saga[Order]:
 
 async def test_a_reply_finds_its_saga_by_id_and_key() -> None:
     stock, asked = Stock(), command()
-    assert await stock.act(asked) is Passed.DONE
+    assert await stock.act(asked) is CommandOutcome.DONE
     [reply] = await stock.shop.sent()
     assert (reply.event_type, reply.payload) == ("stock.reserved", {"reservation": "R-1"})
     assert (reply.saga_id, reply.key) == (str(SAGA_ID), str(SAGA_ID))
@@ -90,8 +90,8 @@ async def test_a_repeated_command_is_done_once_and_answered_again() -> None:
         retry=RetryPolicy(max_attempts=3),
     )
     stock = Stock(answer)
-    assert await stock.act(command()) is Passed.DONE
-    assert await stock.act(command()) is Passed.REPEATED
+    assert await stock.act(command()) is CommandOutcome.DONE
+    assert await stock.act(command()) is CommandOutcome.REPEATED
     assert stock.done == ["did"]
     first, again = await stock.shop.sent()
     assert first.event_id != again.event_id
@@ -116,44 +116,44 @@ async def test_steps_of_one_saga_are_told_apart_at_the_same_participant() -> Non
     assert stock.done == ["did", "did"]
 
 
-async def test_an_undo_undoes_once_and_is_answered_again() -> None:
+async def test_a_compensation_compensates_once_and_is_answered_again() -> None:
     stock = Stock()
     await stock.act(command())
-    assert await stock.undo(command("compensation")) is Passed.DONE
-    assert await stock.undo(command("compensation")) is Passed.REPEATED
+    assert await stock.compensate(command("compensation")) is CommandOutcome.DONE
+    assert await stock.compensate(command("compensation")) is CommandOutcome.REPEATED
     assert stock.done == ["did", "undid"]
     assert (await stock.replies())[1:] == [("stock.released", {"nothing": False})] * 2
 
 
-async def test_an_action_that_comes_after_its_undo_is_ignored() -> None:
+async def test_an_action_that_comes_after_its_compensation_is_ignored() -> None:
     stock = Stock()
-    assert await stock.undo(command("compensation")) is Passed.DONE
-    assert await stock.act(command()) is Passed.BARRED
-    assert await stock.act(command()) is Passed.BARRED
+    assert await stock.compensate(command("compensation")) is CommandOutcome.DONE
+    assert await stock.act(command()) is CommandOutcome.BARRED
+    assert await stock.act(command()) is CommandOutcome.BARRED
     assert stock.done == []
     assert await stock.replies() == [("stock.released", {"nothing": True})]
 
 
-async def test_a_repeated_action_after_its_undo_gets_its_old_answer() -> None:
+async def test_a_repeated_action_after_its_compensation_gets_its_old_answer() -> None:
     stock = Stock()
     await stock.act(command())
-    await stock.undo(command("compensation"))
-    assert await stock.act(command()) is Passed.REPEATED
+    await stock.compensate(command("compensation"))
+    assert await stock.act(command()) is CommandOutcome.REPEATED
     assert stock.done == ["did", "undid"]
 
 
-async def test_what_was_refused_is_not_undone() -> None:
-    stock = Stock(Refusal(Event("stock.refused", {"why": "sold out"})))
-    assert await stock.act(command()) is Passed.DONE
-    assert await stock.act(command()) is Passed.REPEATED
-    assert await stock.undo(command("compensation")) is Passed.DONE
+async def test_what_was_refused_is_not_compensated() -> None:
+    stock = Stock(Rejection(Event("stock.refused", {"why": "sold out"})))
+    assert await stock.act(command()) is CommandOutcome.DONE
+    assert await stock.act(command()) is CommandOutcome.REPEATED
+    assert await stock.compensate(command("compensation")) is CommandOutcome.DONE
     assert stock.done == ["did"]
     refused = ("stock.refused", {"why": "sold out"})
     # They are on two topics, so the one may overtake the other.
     assert sorted(await stock.replies(), key=str) == [refused, refused, ("stock.released", {"nothing": True})]
 
 
-async def test_what_was_answered_is_undone_although_the_barrier_has_forgotten_it() -> None:
+async def test_what_was_answered_is_compensated_although_the_barrier_has_forgotten_it() -> None:
     saga = _waiting()
     stock = Stock(shop=Shop(saga))
     saga_id = await begun(stock.shop, saga)
@@ -165,8 +165,8 @@ async def test_what_was_answered_is_undone_although_the_barrier_has_forgotten_it
     await stock.shop.worker.tend()
     await stock.shop.order(saga_id, "compensate")
     await stock.shop.works()
-    [undo] = [event for event in await stock.shop.sent() if event.event_type == "stock.release"]
-    assert await stock.undo(undo) is Passed.DONE
+    [compensate] = [event for event in await stock.shop.sent() if event.event_type == "stock.release"]
+    assert await stock.compensate(compensate) is CommandOutcome.DONE
     assert stock.done == ["did", "undid"]
 
 
@@ -176,9 +176,9 @@ async def test_what_no_event_has_answered_is_not_said_to_be_answered() -> None:
     saga_id = await begun(stock.shop, saga)
     await stock.shop.order(saga_id, "compensate")
     await stock.shop.works()
-    undo = (await stock.shop.sent())[-1]
-    assert await stock.undo(undo) is Passed.DONE
-    assert (undo.event_type, stock.done) == ("stock.release", [])
+    compensate = (await stock.shop.sent())[-1]
+    assert await stock.compensate(compensate) is CommandOutcome.DONE
+    assert (compensate.event_type, stock.done) == ("stock.release", [])
 
 
 async def test_an_action_that_raises_leaves_no_trace() -> None:
@@ -186,7 +186,7 @@ async def test_an_action_that_raises_leaves_no_trace() -> None:
     with pytest.raises(InvalidEvent, match="price"):
         await stock.act(command())
     stock.answer = Event("stock.reserved", {})
-    assert await stock.act(command()) is Passed.DONE
+    assert await stock.act(command()) is CommandOutcome.DONE
     assert stock.done == ["did", "did"]
 
 
@@ -200,34 +200,36 @@ async def test_an_event_that_is_no_command_is_refused_for_good() -> None:
         await stock.act(command(step="a\0b"))
     with pytest.raises(Permanent, match="saga_key is longer"):
         await stock.act(command(step="x" * 1000))
-    with pytest.raises(Permanent, match=r"let its handler call undo\(\)"):
+    with pytest.raises(Permanent, match=r"let its handler call compensate\(\)"):
         await stock.act(command("compensation"))
     with pytest.raises(Permanent, match=r"let its handler call act\(\)"):
-        await stock.undo(command())
+        await stock.compensate(command())
     assert stock.done == []
 
 
 async def test_a_handler_must_return_its_reply() -> None:
     stock = Stock()
     async with stock.shop.store.transaction() as tx:
-        with pytest.raises(Misuse, match="returned None; return the reply"):
+        with pytest.raises(UsageError, match="returned None; return the reply"):
             await stock.barrier.act(tx, command(), lambda asked, tx: None)
-        with pytest.raises(Misuse, match="cannot refuse"):
-            await stock.barrier.undo(tx, command("compensation"), lambda asked, tx: Refusal(NOTHING), nothing=NOTHING)
+        with pytest.raises(UsageError, match="cannot reject"):
+            await stock.barrier.compensate(
+                tx, command("compensation"), lambda asked, tx: Rejection(NOTHING), nothing=NOTHING
+            )
 
 
 async def test_a_handler_that_hides_an_error_is_told_when_the_command_comes_again() -> None:
     stock = Stock()
     async with stock.shop.store.transaction() as tx:
-        with pytest.raises(Misuse):
+        with pytest.raises(UsageError):
             await stock.barrier.act(tx, command(), lambda asked, tx: None)
     with pytest.raises(Permanent, match="committed without a reply"):
         await stock.act(command())
 
 
 def test_a_barrier_needs_a_name() -> None:
-    with pytest.raises(Misuse, match="name"):
-        Barrier("")
+    with pytest.raises(UsageError, match="name"):
+        Participant("")
 
 
 # Where replies come in.
@@ -248,7 +250,7 @@ async def test_an_event_belongs_to_the_saga_that_correlate_finds_before_the_one_
     assert await shop.arrives(Event("parcel.collected", {"order": "A-7"}, saga_id=other, event_id=uuid4()))
     [mail] = (await shop.shown(saga_id)).mail
     assert (mail.kind, mail.name, mail.key, mail.body) == (
-        MailKind.REPLY,
+        MessageKind.REPLY,
         "parcel.collected",
         None,
         b'{"order": "A-7"}',
@@ -267,7 +269,7 @@ async def test_an_event_of_an_unknown_saga_is_dropped_and_told(saga_id: str | No
     shop = Shop(_waiting())
     event = Event("parcel.collected", {}, saga_id=saga_id, event_id=UUID(int=1))
     assert not await shop.arrives(event)
-    [fact] = shop.notebook.of(MailUnknown)
+    [fact] = shop.notebook.of(ReplyOfUnknownSaga)
     known = SAGA_ID if saga_id == str(SAGA_ID) else None
     assert (fact.saga_type, fact.saga_id, fact.event_id, fact.event_type) == (
         *("order", known, UUID(int=1)),
@@ -281,9 +283,9 @@ async def test_the_inbox_of_sagas_has_a_consumer_for_each_type_and_a_handler_for
     request(new, reply_topic="answers")
     quiet = Saga("quiet", Order)
     quiet.sleep(seconds=1, name="nap")
-    inbox = saga_inbox(Sagas(old, new, quiet))
+    inbox = saga_inbox(SagaRegistry(old, new, quiet))
     assert list(inbox.consumers) == ["saga.order"]
     routes = inbox.consumers["saga.order"]
     topics = {topic for topic, kind in routes.handlers if kind == "stock.reserved"}
     assert topics == {"answers", "events.stock.reserved"}
-    assert routes.settings.dead_letter_policy is Policy.SKIP
+    assert routes.settings.on_dead_letter is OnDeadLetter.SKIP

@@ -11,15 +11,9 @@ import pytest
 
 import outrider
 from outrider import Event, RetryPolicy
-from outrider.observer import (
-    SagaDropped,
-    SagaEnded,
-    SagaMoved,
-    SagaWorkerRecovered,
-    SagaWorkerTroubled,
-)
 from outrider.saga import Saga
-from outrider.saga_store import Claim, Progress, Status, Turn
+from outrider.saga.model import Claim, SagaChange, Status, StepStatus
+from outrider.telemetry.events import SagaAdvanced, SagaEnded, SagaReleased, SagaWorkerRecovered, SagaWorkerUnavailable
 from tests.unit.saga_shop import (
     LEASE_SECONDS,
     ONCE,
@@ -35,7 +29,7 @@ from tests.unit.saga_shop import (
     until,
 )
 
-DONE, RETRYING, REFUSED = Progress.DONE, Progress.RETRYING, Progress.REFUSED
+DONE, RETRYING, REJECTED = StepStatus.DONE, StepStatus.RETRYING, StepStatus.REJECTED
 
 
 async def test_what_a_lost_worker_had_begun_is_begun_again_by_another_with_the_same_key() -> None:
@@ -80,7 +74,7 @@ async def test_who_has_lost_its_claim_drops_the_saga_at_once() -> None:
     saga_id = await shop.start(saga, Order("A-7"))
     # It looks for mail so seldom, that only the renewal can tell it in time.
     worker = shop.hire(lease_seconds=100 * PATIENCE_SECONDS, poll_seconds_max=10 * PATIENCE_SECONDS)
-    await worker.work()
+    await worker.run_once()
     await until(begins)
     shop.clock.advance(seconds=100 * PATIENCE_SECONDS)
     await shop.works(shop.hire(seed=1))
@@ -89,7 +83,7 @@ async def test_who_has_lost_its_claim_drops_the_saga_at_once() -> None:
     await worker.rest()
     assert attempts == [1, 2]
     assert await shop.status(saga_id) is Status.COMPLETED
-    assert [fact.saga_id for fact in shop.notebook.of(SagaDropped)] == [saga_id]
+    assert [fact.saga_id for fact in shop.notebook.of(SagaReleased)] == [saga_id]
 
 
 async def test_the_result_of_who_has_lost_its_claim_is_thrown_away() -> None:
@@ -106,7 +100,7 @@ async def test_the_result_of_who_has_lost_its_claim_is_thrown_away() -> None:
     local(saga, log)
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    await shop.worker.work()
+    await shop.worker.run_once()
     await until(begins)
     shop.clock.advance(seconds=LEASE_SECONDS)
     await shop.works(shop.hire(seed=1))
@@ -115,7 +109,7 @@ async def test_the_result_of_who_has_lost_its_claim_is_thrown_away() -> None:
     assert (await shop.state(saga_id))["charge"] == "attempt 2"
     assert [event.payload for event in await shop.sent()] == [{"attempt": 2}]
     assert log == ["create"]
-    assert len(shop.notebook.of(SagaDropped)) == 1
+    assert len(shop.notebook.of(SagaReleased)) == 1
 
 
 async def test_a_renewed_claim_outlasts_its_lease() -> None:
@@ -128,12 +122,12 @@ async def test_a_renewed_claim_outlasts_its_lease() -> None:
 
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    await shop.worker.work()
+    await shop.worker.run_once()
     await until(begins)
     for _ in range(4):
         shop.clock.advance(seconds=LEASE_SECONDS / 2)
         await shop.worker.renew()
-        assert await shop.hire(seed=1).work() == 0
+        assert await shop.hire(seed=1).run_once() == 0
     goes_on.set()
     await shop.worker.rest()
     assert await shop.progress(saga_id, "charge") == (DONE, 1)
@@ -150,10 +144,10 @@ async def test_nobody_takes_a_saga_while_its_local_function_runs_however_long_th
 
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    await shop.worker.work()
+    await shop.worker.run_once()
     await until(begins)
     shop.clock.advance(seconds=2 * LEASE_SECONDS)
-    assert await shop.hire(seed=1).work() == 0
+    assert await shop.hire(seed=1).run_once() == 0
     goes_on.set()
     await shop.worker.rest()
     assert attempts == [1]
@@ -208,16 +202,16 @@ async def test_a_worker_that_claims_anew_what_it_still_drives_goes_on_with_it() 
 
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    await shop.worker.work()
+    await shop.worker.run_once()
     await until(begins)
     shop.clock.advance(seconds=LEASE_SECONDS)
-    assert await shop.worker.work() == 1
+    assert await shop.worker.run_once() == 1
     await shop.worker.renew()
     goes_on.set()
     await shop.worker.rest()
     assert attempts == [1]
     assert await shop.progress(saga_id, "charge") == (DONE, 1)
-    assert not shop.notebook.of(SagaDropped)
+    assert not shop.notebook.of(SagaReleased)
 
 
 async def test_a_worker_lets_go_of_what_another_has_written_before_it_claims_it_anew() -> None:
@@ -234,7 +228,7 @@ async def test_a_worker_lets_go_of_what_another_has_written_before_it_claims_it_
     saga_id = await shop.start(saga, Order("A-7"))
     for worker in (shop.worker, other := shop.hire(seed=1), shop.worker):
         begins.clear()
-        await worker.work()
+        await worker.run_once()
         await until(begins)
         shop.clock.advance(seconds=LEASE_SECONDS)
     await shop.worker.rest()
@@ -262,13 +256,13 @@ async def test_calls_keep_their_claims_while_a_local_step_keeps_a_whole_store_wa
     shop, found = Shop(saga, slow), list[int]()
     shop.store.one_at_a_time = True
     saga_id = await shop.start(saga, Order("A-7"))
-    await shop.worker.work()
+    await shop.worker.run_once()
     await until(begins)
     await shop.start(slow, Order("A-8"))
-    await shop.worker.work()
+    await shop.worker.run_once()
     await shop.notebook.heard(SagaEnded)
     assert found == [1]
-    assert await shop.hire(seed=1).work() == 0
+    assert await shop.hire(seed=1).run_once() == 0
     goes_on.set()
     await shop.worker.rest()
     assert await shop.progress(saga_id, "charge") == (DONE, 1)
@@ -404,7 +398,7 @@ async def test_a_stop_waits_for_all_that_is_under_way_side_by_side() -> None:
             await both.wait()
         shop.worker.stop()
         first.set()
-        await shop.notebook.heard(SagaMoved, 2)
+        await shop.notebook.heard(SagaAdvanced, 2)
         second.set()
         await task
     assert await shop.progress(saga_id, "hotel") == (DONE, 1)
@@ -424,7 +418,7 @@ async def test_a_stop_that_takes_too_long_abandons_a_call_and_gives_its_saga_bac
 
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    worker = shop.hire(stop_seconds=0.01)
+    worker = shop.hire(shutdown_timeout_seconds=0.01)
     async with running(worker):
         await until(begins)
     assert (await shop.shown(saga_id)).instance.owner is None
@@ -447,7 +441,7 @@ async def test_a_store_that_does_not_answer_is_told_once_and_costs_no_attempt() 
     saga_id = await begun(shop, saga)
     assert await shop.status(saga_id) is Status.COMPLETED
     assert await shop.progress(saga_id, "create") == (DONE, 1)
-    assert len(shop.notebook.of(SagaWorkerTroubled)) == 1
+    assert len(shop.notebook.of(SagaWorkerUnavailable)) == 1
     assert len(shop.notebook.of(SagaWorkerRecovered)) == 1
 
 
@@ -465,7 +459,7 @@ async def test_a_commit_that_nobody_heard_of_loses_no_step_and_repeats_none(turn
     saga_id = await shop.start(saga, Order("A-7"))
     turns = iter(range(1, 100))
 
-    def saving(_: Turn) -> None:
+    def saving(_: SagaChange) -> None:
         shop.store.unheard = int(next(turns) == turn)
 
     shop.store.saving = saving
@@ -479,7 +473,7 @@ async def test_a_saga_that_cannot_be_saved_is_dropped_and_does_not_spin() -> Non
     request(saga)
     shop = Shop(saga)
 
-    def broken(_: Turn) -> None:
+    def broken(_: SagaChange) -> None:
         log.append("save")
         if len(log) == 1:
             raise RuntimeError("a bug")
@@ -487,7 +481,7 @@ async def test_a_saga_that_cannot_be_saved_is_dropped_and_does_not_spin() -> Non
     shop.store.saving = broken
     saga_id = await begun(shop, saga)
     assert log == ["save"]
-    [fact] = shop.notebook.of(SagaDropped)
+    [fact] = shop.notebook.of(SagaReleased)
     assert fact.error.startswith("RuntimeError: a bug (tests/unit/test_saga_claims.py:")
     await shop.passes(LEASE_SECONDS)
     assert len(await shop.sent()) == 1
@@ -504,15 +498,15 @@ async def test_a_local_function_that_spoils_its_transaction_is_at_fault() -> Non
 
     shop = Shop(saga)
 
-    def refusing(turn: Turn) -> None:
-        if any((entry.step, entry.progress) == ("spoils", DONE) for entry in turn.entries):
+    def refusing(turn: SagaChange) -> None:
+        if any((entry.step, entry.status) == ("spoils", DONE) for entry in turn.entries):
             raise outrider.Permanent("a row breaks a rule")
 
     shop.store.saving = refusing
     saga_id = await begun(shop, saga)
     assert await shop.status(saga_id) is Status.COMPENSATED
-    assert (await shop.progress(saga_id, "spoils")) == (REFUSED, 1)
-    assert log == ["a", "spoils", "undo a"]
+    assert (await shop.progress(saga_id, "spoils")) == (REJECTED, 1)
+    assert log == ["a", "spoils", "compensate a"]
 
 
 async def test_a_saga_of_a_version_that_is_not_here_is_left_alone() -> None:

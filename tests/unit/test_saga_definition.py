@@ -11,15 +11,13 @@ from uuid import UUID
 
 import pytest
 
-from outrider.backoff import RetryPolicy
-from outrider.errors import Misuse, Permanent
+from outrider.errors import Permanent, StepRejected, UsageError
 from outrider.event import Event
-from outrider.saga.definition import Saga, saga_id_of
-from outrider.saga.errors import Refused
-from outrider.saga.run import Reply, Run
-from outrider.saga.sagas import Sagas
-from outrider.saga.state import decode
-from outrider.saga.steps import Kind
+from outrider.retry import RetryPolicy
+from outrider.saga.context import Reply, StepContext
+from outrider.saga.definition.saga import Saga, SagaRegistry, saga_id_of
+from outrider.saga.definition.steps import StepKind
+from outrider.saga.state.codec import decode
 
 
 @dataclass
@@ -34,10 +32,10 @@ class Tagged:
     tags: set[str] = field(default_factory=set)
 
 
-async def local(run: Run[Order], tx: Any) -> None: ...
+async def local(run: StepContext[Order], tx: Any) -> None: ...
 
 
-async def call(run: Run[Order]) -> None: ...
+async def call(run: StepContext[Order]) -> None: ...
 
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -54,11 +52,11 @@ def line(offset: int = 0) -> str:
 
 
 @contextmanager
-def refusal(text: str, at: str | None = None) -> Iterator[None]:
+def rejection(text: str, at: str | None = None) -> Iterator[None]:
     """Expect an error about the line below the `with`, or about another."""
     # The frames between are this generator's and contextlib's.
     below = f"{__file__}:{sys._getframe(2).f_lineno + 1}"
-    with pytest.raises(Misuse) as caught:
+    with pytest.raises(UsageError) as caught:
         yield
     assert str(caught.value).startswith(f"{at or below}: ")
     assert text in str(caught.value)
@@ -112,27 +110,27 @@ def test_a_request_says_what_it_sends_and_what_answers_it() -> None:
     order = order_saga()
     step = order.request(
         **STOCK,
-        refusal="stock.refused",
-        undo="stock.release",
-        undone="stock.released",
+        rejection="stock.refused",
+        compensate="stock.release",
+        compensated="stock.released",
         reply_topic="answers",
         timeout_seconds=5,
         retry=RetryPolicy(max_attempts=3),
-        undo_retry=RetryPolicy(max_attempts=4),
+        compensation_retry=RetryPolicy(max_attempts=4),
     )
     step.payload(lambda state: {"order": state.order_id})
-    step.undo_payload(lambda state: {"reservation": state.reservation})
+    step.compensation_payload(lambda state: {"reservation": state.reservation})
     kept = order.definition.steps["stock.reserve"]
     assert kept.action.command
-    assert kept.undo
-    assert kept.undo.command
+    assert kept.compensation
+    assert kept.compensation.command
     assert kept.action.command.payload
-    assert kept.undo.command.payload
+    assert kept.compensation.command.payload
     assert kept.action.command.payload(Order("A-7")) == {"order": "A-7"}
-    assert kept.undo.command.payload(Order("A-7", reservation="R")) == {"reservation": "R"}
-    assert (kept.undo.command.event_type, kept.undo.command.topic) == ("stock.release", "stock")
-    assert (kept.action.timeout_seconds, kept.undo.timeout_seconds) == (5, 5)
-    assert (kept.action.retry.max_attempts, kept.undo.retry.max_attempts) == (3, 4)
+    assert kept.compensation.command.payload(Order("A-7", reservation="R")) == {"reservation": "R"}
+    assert (kept.compensation.command.event_type, kept.compensation.command.topic) == ("stock.release", "stock")
+    assert (kept.action.timeout_seconds, kept.compensation.timeout_seconds) == (5, 5)
+    assert (kept.action.retry.max_attempts, kept.compensation.retry.max_attempts) == (3, 4)
     assert kept.replies == dict.fromkeys(("stock.reserved", "stock.refused", "stock.released"), "answers")
 
 
@@ -140,10 +138,10 @@ def test_a_reply_is_taken_by_the_function_of_its_type() -> None:
     order = order_saga()
 
     @order.request(**STOCK).on("stock.reserved")
-    def reserved(run: Run[Order], reply: Reply) -> None:
+    def reserved(run: StepContext[Order], reply: Reply) -> None:
         run.state.reservation = reply.payload["reservation"]
 
-    run = Run(Order("A-7"), UUID(int=1), "1:stock.reserve", 1, "A-7")
+    run = StepContext(Order("A-7"), UUID(int=1), "1:stock.reserve", 1, "A-7")
     order.definition.steps["stock.reserve"].takes["stock.reserved"](run, Reply("stock.reserved", {"reservation": "R"}))
     assert run.state.reservation == "R"
 
@@ -154,25 +152,29 @@ def test_a_wait_keeps_how_its_event_finds_the_saga() -> None:
     step = order.definition.steps["parcel.collected"]
     assert step.correlate
     assert step.correlate(Event("parcel.collected", {}, key="A-7")) == "A-7"
-    assert (step.kind, step.replies, step.action.timeout_seconds) == (Kind.WAIT, {"parcel.collected": "parcels"}, 86400)
+    assert (step.kind, step.replies, step.action.timeout_seconds) == (
+        StepKind.WAIT,
+        {"parcel.collected": "parcels"},
+        86400,
+    )
 
 
-def test_undoing_a_call_has_the_time_of_its_action_unless_it_says_otherwise() -> None:
+def test_compensating_a_call_has_the_time_of_its_action_unless_it_says_otherwise() -> None:
     order = order_saga()
-    order.call(name="pay", timeout_seconds=7)(call).undo()(call)
-    order.call(name="ship", timeout_seconds=7)(call).undo(timeout_seconds=9)(call)
-    undos = [step.undo for step in order.definition.steps.values()]
-    assert [undo.timeout_seconds for undo in undos if undo] == [7, 9]
+    order.call(name="pay", timeout_seconds=7)(call).compensate()(call)
+    order.call(name="ship", timeout_seconds=7)(call).compensate(timeout_seconds=9)(call)
+    compensations = [step.compensation for step in order.definition.steps.values()]
+    assert [compensate.timeout_seconds for compensate in compensations if compensate] == [7, 9]
 
 
 async def test_a_step_can_be_called_like_its_function() -> None:
     order = order_saga()
 
     @order.call()
-    async def charge(run: Run[Order]) -> None:
+    async def charge(run: StepContext[Order]) -> None:
         run.state.amount += 1
 
-    run = Run(Order("A-7"), UUID(int=1), "1:charge", 1, "A-7")
+    run = StepContext(Order("A-7"), UUID(int=1), "1:charge", 1, "A-7")
     await charge(run)
     assert run.state.amount == 1
 
@@ -182,9 +184,9 @@ def test_a_definition_is_made_once_and_anew_when_a_step_is_added() -> None:
     step = order.local(name="create")(local)
     first = order.definition
     assert order.definition is first
-    step.undo()(local)
-    assert first.steps["create"].undo is None
-    assert order.definition.steps["create"].undo
+    step.compensate()(local)
+    assert first.steps["create"].compensation is None
+    assert order.definition.steps["create"].compensation
 
 
 def test_the_same_type_and_correlation_id_are_the_same_saga() -> None:
@@ -201,33 +203,33 @@ def test_the_same_type_and_correlation_id_are_the_same_saga() -> None:
 def test_a_saga_is_started_with_its_own_state_and_a_correlation_id() -> None:
     order = order_saga()
     order.local(name="create")(local)
-    with pytest.raises(Misuse, match="keeps a Order, not a Tagged"):
+    with pytest.raises(UsageError, match="keeps a Order, not a Tagged"):
         order.new(Tagged(), "A-7")  # type: ignore[arg-type]
-    with pytest.raises(Misuse, match="correlation id"):
+    with pytest.raises(UsageError, match="correlation id"):
         order.new(Order("A-7"), "")
 
 
 def test_staged_events_get_the_id_of_the_saga_unless_they_have_one() -> None:
-    run = Run(Order("A-7"), UUID(int=7), "7:create", 1, "A-7")
+    run = StepContext(Order("A-7"), UUID(int=7), "7:create", 1, "A-7")
     run.stage(Event("order.placed", {}), Event("order.seen", {}, saga_id="another"))
     assert [event.saga_id for event in run.staged] == [str(UUID(int=7)), "another"]
 
 
-def test_a_refusal_is_permanent() -> None:
-    assert issubclass(Refused, Permanent)
+def test_a_rejection_is_permanent() -> None:
+    assert issubclass(StepRejected, Permanent)
 
 
 def test_sagas_are_found_by_type_and_version() -> None:
     first, second = Saga("order", Order, version=1), Saga("order", Order, version=2)
     for saga in (first, second):
         saga.local(name="create")(local)
-    sagas = Sagas(first, second)
+    sagas = SagaRegistry(first, second)
     assert sagas.find("order", 2) is second
     assert sagas.find("order", 3) is None
     assert sagas.versions == {("order", 1), ("order", 2)}
-    assert list(Sagas.of([first, second])) == list(sagas) == [first, second]
-    assert list(Sagas.of(first)) == [first]
-    assert Sagas.of(sagas) is sagas
+    assert list(SagaRegistry.of([first, second])) == list(sagas) == [first, second]
+    assert list(SagaRegistry.of(first)) == [first]
+    assert SagaRegistry.of(sagas) is sagas
 
 
 def test_two_sagas_of_one_type_and_version_cannot_run_together() -> None:
@@ -236,29 +238,29 @@ def test_two_sagas_of_one_type_and_version_cannot_run_together() -> None:
     second = Saga("order", Order)
     at = line(-1)
     second.local(name="create")(local)
-    with refusal("there is a saga order version 1 already", at):
-        Sagas(first, second)
+    with rejection("there is a saga order version 1 already", at):
+        SagaRegistry(first, second)
 
 
 def test_there_must_be_sagas_to_run() -> None:
-    with pytest.raises(Misuse, match="there are no sagas"):
-        Sagas()
-    with pytest.raises(Misuse, match="'order' is no saga"):
-        Sagas("order")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="there are no sagas"):
+        SagaRegistry()
+    with pytest.raises(UsageError, match="'order' is no saga"):
+        SagaRegistry("order")  # type: ignore[arg-type]
 
 
 def test_a_saga_without_steps_cannot_run() -> None:
     order = Saga("order", Order)
     at = line(-1)
-    with refusal("has no steps", at):
-        Sagas(order)
+    with rejection("has no steps", at):
+        SagaRegistry(order)
 
 
 def test_a_name_is_used_once() -> None:
     order = order_saga()
     order.local(name="create")(local)
     before = line(-1)
-    with refusal(f"there is a step create already, at {before}"):
+    with rejection(f"there is a step create already, at {before}"):
         order.local(name="create")(local)
 
 
@@ -266,11 +268,11 @@ def test_after_names_steps() -> None:
     order = order_saga()
     order.local(name="create", after=["creat"])(local)
     at = line(-1)
-    with refusal("create comes after 'creat', which is no step; there are: create", at):
+    with rejection("create comes after 'creat', which is no step; there are: create", at):
         order.check()
-    with refusal("is no step"):
+    with rejection("is no step"):
         order.local(name="confirm", after=[local])(local)  # type: ignore[list-item]
-    with refusal("after=5 is no step"):
+    with rejection("after=5 is no step"):
         order.local(name="confirm", after=5)(local)  # type: ignore[arg-type]
 
 
@@ -279,7 +281,7 @@ def test_steps_do_not_wait_for_each_other_in_a_circle() -> None:
     order.local(name="create", after=["confirm"])(local)
     first = line(-1)
     circle = "confirm waits for create waits for confirm, so none of them can begin"
-    with refusal(f"{circle}; take one of these names out of an after=[…] (create at {first}"):
+    with rejection(f"{circle}; take one of these names out of an after=[…] (create at {first}"):
         order.local(name="confirm", after=["create"])(local)
 
 
@@ -288,26 +290,26 @@ def test_a_circle_is_told_in_the_order_of_waiting() -> None:
     order.local(name="before", after=[])(local)
     order.local(name="a", after=["before", "c"])(local)
     order.local(name="b", after=["a"])(local)
-    with refusal("c waits for b waits for a waits for c, so"):
+    with rejection("c waits for b waits for a waits for c, so"):
         order.local(name="c", after=["b"])(local)
 
 
 def test_a_step_does_not_wait_for_itself() -> None:
-    with refusal("create waits for create, so"):
+    with rejection("create waits for create, so"):
         order_saga().local(name="create", after=["create"])(local)
 
 
 def test_there_is_one_pivot() -> None:
     order = order_saga()
     order.call(name="charge", pivot=True)(call)
-    with refusal("ship is a second pivot"):
+    with rejection("ship is a second pivot"):
         order.call(name="ship", pivot=True)(call)
 
 
 def test_every_step_is_before_or_after_the_pivot() -> None:
     order = order_saga()
     order.call(name="charge", pivot=True)(call)
-    with refusal("notify is neither before nor after the pivot charge"):
+    with rejection("notify is neither before nor after the pivot charge"):
         order.call(name="notify", after=[])(call)
 
 
@@ -316,33 +318,33 @@ def test_a_step_beside_a_pivot_that_is_written_later_is_named() -> None:
     with order.parallel():
         order.call(name="notify")(call)
         at = line(-1)
-        with refusal("notify is neither before nor after the pivot", at):
+        with rejection("notify is neither before nor after the pivot", at):
             order.call(name="charge", pivot=True)(call)
 
 
-def test_the_pivot_has_no_undo() -> None:
+def test_the_pivot_has_no_compensation() -> None:
     order = order_saga()
     charge = order.call(name="charge", pivot=True)(call)
-    with refusal("charge is the pivot and has an undo", line(-1)):
-        charge.undo()(call)
+    with rejection("charge is the pivot and has a compensation", line(-1)):
+        charge.compensate()(call)
 
 
-def test_nothing_is_undone_after_the_pivot() -> None:
+def test_nothing_is_compensated_after_the_pivot() -> None:
     order = order_saga()
     order.call(name="charge", pivot=True)(call)
     order.local(name="log")(local)
     ship = order.call(name="ship")(call)
-    with refusal("ship has an undo and comes after the pivot charge", line(-1)):
-        ship.undo()(call)
-    with refusal("stock.reserve has an undo and comes after the pivot"):
-        order.request(**STOCK, undo="stock.release", undone="stock.released")
+    with rejection("ship has a compensation and comes after the pivot charge", line(-1)):
+        ship.compensate()(call)
+    with rejection("stock.reserve has a compensation and comes after the pivot"):
+        order.request(**STOCK, compensate="stock.release", compensated="stock.released")
 
 
 def test_a_pivot_that_is_named_before_it_is_written_is_seen_when_it_is() -> None:
     order = order_saga()
-    order.call(name="ship", after=["charge"])(call).undo()(call)
+    order.call(name="ship", after=["charge"])(call).compensate()(call)
     at = line(-1)
-    with refusal("ship has an undo and comes after the pivot charge", at):
+    with rejection("ship has a compensation and comes after the pivot charge", at):
         order.call(name="charge", pivot=True, after=[])(call)
 
 
@@ -350,10 +352,10 @@ def test_a_reply_must_be_declared_by_its_step() -> None:
     order = order_saga()
     step = order.request(**STOCK)
     declared = line(-1)
-    with refusal(f"stock.reserve ({declared}) declares no reply 'stock.reservd'; name one of: stock.reserved"):
+    with rejection(f"stock.reserve ({declared}) declares no reply 'stock.reservd'; name one of: stock.reserved"):
         step.on("stock.reservd")(lambda run, reply: None)
     step.on("stock.reserved")(lambda run, reply: None)
-    with refusal("takes 'stock.reserved' already"):
+    with rejection("takes 'stock.reserved' already"):
         step.on("stock.reserved")(lambda run, reply: None)
 
 
@@ -361,7 +363,7 @@ def test_two_waits_for_one_type_cannot_wait_at_the_same_time() -> None:
     order = order_saga()
     with order.parallel():
         order.wait("parcel.collected", name="first")
-        with refusal("second and first"):
+        with rejection("second and first"):
             order.wait("parcel.collected", name="second")
 
 
@@ -380,135 +382,135 @@ def test_two_requests_may_be_answered_by_one_type() -> None:
     order.check()
 
 
-def test_the_undo_of_a_request_and_its_reply_come_together() -> None:
+def test_the_compensation_of_a_request_and_its_reply_come_together() -> None:
     order = order_saga()
-    with refusal("has undo= without undone="):
-        order.request(**STOCK, undo="stock.release")
-    with refusal("has undone= without undo="):
-        order.request(**STOCK, undone="stock.released")
-    with refusal("has undo_retry= without undo="):
-        order.request(**STOCK, undo_retry=RetryPolicy())
+    with rejection("has compensate= without compensated="):
+        order.request(**STOCK, compensate="stock.release")
+    with rejection("has compensated= without compensate="):
+        order.request(**STOCK, compensated="stock.released")
+    with rejection("has compensation_retry= without compensate="):
+        order.request(**STOCK, compensation_retry=RetryPolicy())
     step = order.request(**STOCK)
-    with refusal("has no undo"):
-        step.undo_payload(lambda state: {})
+    with rejection("has no compensation"):
+        step.compensation_payload(lambda state: {})
 
 
 def test_replies_to_one_step_are_of_different_types() -> None:
     order = order_saga()
-    with refusal("reply and refusal are both 'stock.reserved'"):
-        order.request(**STOCK, refusal="stock.reserved")
-    with refusal("undone and reply are both 'stock.reserved'"):
-        order.request(**STOCK, undo="stock.release", undone="stock.reserved")
-    with refusal("the command and undo are both 'stock.reserve'"):
-        order.request(**STOCK, undo="stock.reserve", undone="stock.released")
+    with rejection("reply and rejection are both 'stock.reserved'"):
+        order.request(**STOCK, rejection="stock.reserved")
+    with rejection("compensated and reply are both 'stock.reserved'"):
+        order.request(**STOCK, compensate="stock.release", compensated="stock.reserved")
+    with rejection("the command and compensate are both 'stock.reserve'"):
+        order.request(**STOCK, compensate="stock.reserve", compensated="stock.released")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5", True, None, 1e12, 10**30])
 def test_a_time_is_a_number_above_nothing(seconds: Any) -> None:
     order = order_saga()
-    with refusal(f"timeout_seconds={seconds!r} cannot work"):
+    with rejection(f"timeout_seconds={seconds!r} cannot work"):
         order.call(timeout_seconds=seconds)(call)
-    with refusal(f"timeout_seconds={seconds!r} cannot work"):
+    with rejection(f"timeout_seconds={seconds!r} cannot work"):
         order.request(**STOCK, timeout_seconds=seconds)
-    with refusal(f"seconds={seconds!r} cannot work"):
+    with rejection(f"seconds={seconds!r} cannot work"):
         order.sleep(seconds=seconds, name="pause")
 
 
 def test_a_wait_has_a_time_that_works_or_none() -> None:
     order = order_saga()
     order.wait("parcel.collected")
-    with refusal("timeout_seconds=0 cannot work"):
+    with rejection("timeout_seconds=0 cannot work"):
         order.wait("parcel.returned", timeout_seconds=0)
 
 
-def test_undoing_a_call_has_a_time_that_works() -> None:
+def test_compensating_a_call_has_a_time_that_works() -> None:
     charge = order_saga().call(name="charge")(call)
-    with refusal("timeout_seconds=0 cannot work"):
-        charge.undo(timeout_seconds=0)(call)
+    with rejection("timeout_seconds=0 cannot work"):
+        charge.compensate(timeout_seconds=0)(call)
 
 
 def test_types_and_topics_are_names() -> None:
     order = order_saga()
-    with refusal("'' cannot name a topic"):
+    with rejection("'' cannot name a topic"):
         order.request("stock.reserve", topic="", reply="stock.reserved")
-    with refusal("'' cannot name an event"):
+    with rejection("'' cannot name an event"):
         order.request("stock.reserve", topic="stock", reply="")
-    with refusal("' ' cannot name an event"):
-        order.request(**STOCK, undo=" ", undone="stock.released")
-    with refusal("' ' cannot name an event"):
+    with rejection("' ' cannot name an event"):
+        order.request(**STOCK, compensate=" ", compensated="stock.released")
+    with rejection("' ' cannot name an event"):
         order.wait(" ")
-    with refusal("'' cannot name a topic"):
+    with rejection("'' cannot name a topic"):
         order.wait("parcel.collected", topic="")
 
 
 def test_a_budget_is_a_policy() -> None:
-    with refusal("retry=5 is no policy"):
+    with rejection("retry=5 is no policy"):
         order_saga().local(retry=5)(local)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [" create", "a\nb", "x" * 201, "\0"])
 def test_a_name_can_be_stored_and_read(name: str) -> None:
-    with refusal("cannot name a step"):
+    with rejection("cannot name a step"):
         order_saga().local(name=name)(local)
-    with refusal("cannot name a saga"):
+    with rejection("cannot name a saga"):
         Saga(name, Order)
 
 
 @pytest.mark.parametrize("version", [0, -1, True, "1", 2**31])
 def test_versions_count_from_one(version: Any) -> None:
-    with refusal(f"version={version!r} cannot work"):
+    with rejection(f"version={version!r} cannot work"):
         Saga("order", Order, version=version)
 
 
 def test_a_state_that_cannot_be_stored_is_refused_with_its_field() -> None:
-    with refusal("Tagged.tags: the type set[str] cannot be stored"):
+    with rejection("Tagged.tags: the type set[str] cannot be stored"):
         Saga("order", Tagged)
-    with refusal("int: it is neither a dataclass nor a pydantic model"):
+    with rejection("int: it is neither a dataclass nor a pydantic model"):
         Saga("order", int)
 
 
 def test_a_function_takes_what_it_is_given() -> None:
     order = order_saga()
     step = order.request(**STOCK)
-    with refusal("cannot be called with (run, tx)"):
+    with rejection("cannot be called with (run, tx)"):
         order.local(name="create")(call)  # type: ignore[arg-type]
-    with refusal("cannot be called with (run)"):
+    with rejection("cannot be called with (run)"):
         order.call(name="charge")(local)  # type: ignore[arg-type]
-    with refusal("cannot be called with (state)"):
+    with rejection("cannot be called with (state)"):
         step.payload(lambda: {})  # type: ignore[misc, arg-type]
-    with refusal("cannot be called with (event)"):
+    with rejection("cannot be called with (event)"):
         order.wait("parcel.collected", correlate=lambda: "A-7")  # type: ignore[misc, arg-type]
-    with refusal("is not a function"):
+    with rejection("is not a function"):
         order.local(name="create")("create")  # type: ignore[arg-type]
 
 
 def test_a_call_gives_way_to_other_sagas_and_a_reply_is_taken_at_once() -> None:
     order = order_saga()
 
-    def blocking(run: Run[Order]) -> None: ...
+    def blocking(run: StepContext[Order]) -> None: ...
 
-    with refusal("would stop all other sagas"):
+    with rejection("would stop all other sagas"):
         order.call()(blocking)
-    with refusal("is async, and may only compute"):
+    with rejection("is async, and may only compute"):
         order.wait("parcel.collected", correlate=call)  # type: ignore[arg-type]
-    with refusal("is async, and may only compute"):
+    with rejection("is async, and may only compute"):
         order.request(**STOCK).on("stock.reserved")(local)  # type: ignore[arg-type]
 
 
-def test_a_step_is_undone_in_one_way_and_carries_one_payload() -> None:
+def test_a_step_is_compensated_in_one_way_and_carries_one_payload() -> None:
     order = order_saga()
     create, step = order.local(name="create")(local), order.request(**STOCK)
-    create.undo()(local)
-    with refusal("create has an undo already"):
-        create.undo()(local)
+    create.compensate()(local)
+    with rejection("create has a compensation already"):
+        create.compensate()(local)
     step.payload(lambda state: {})
-    with refusal("stock.reserve has a payload already"):
+    with rejection("stock.reserve has a payload already"):
         step.payload(lambda state: {})
 
 
 def test_parallel_blocks_are_not_nested() -> None:
     order = order_saga()
-    with order.parallel(), refusal("parallel() inside parallel()", line()), order.parallel():
+    with order.parallel(), rejection("parallel() inside parallel()", line()), order.parallel():
         pass
 
 
@@ -517,7 +519,7 @@ def test_what_was_refused_leaves_the_saga_as_it_was() -> None:
     order.call(name="charge", pivot=True)(call)
     before = order.definition
     for write in refused_writings(order):
-        with pytest.raises(Misuse):
+        with pytest.raises(UsageError):
             write()
     assert order.definition == before
     order.local(name="confirm")(local)
@@ -528,5 +530,5 @@ def refused_writings(order: Saga[Order]) -> list[Callable[[], object]]:
     return [
         lambda: order.call(name="charge")(call),
         lambda: order.call(name="ship", pivot=True)(call),
-        lambda: order.request(**STOCK, undo="stock.release", undone="stock.released"),
+        lambda: order.request(**STOCK, compensate="stock.release", compensated="stock.released"),
     ]

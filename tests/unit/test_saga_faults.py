@@ -11,11 +11,9 @@ import pytest
 
 import outrider
 from outrider import Event
-from outrider.observer import (
-    SagaStepFailed,
-)
-from outrider.saga import Refused
-from outrider.saga_store import Progress, Status
+from outrider.saga import StepRejected
+from outrider.saga.model import Status, StepStatus
+from outrider.telemetry.events import SagaStepFailed
 from tests.unit.saga_shop import (
     PLAIN,
     TWICE,
@@ -27,7 +25,7 @@ from tests.unit.saga_shop import (
     request,
 )
 
-RETRYING, FAILED = Progress.RETRYING, Progress.FAILED
+RETRYING, FAILED = StepStatus.RETRYING, StepStatus.FAILED
 
 
 async def test_a_local_function_that_raises_leaves_no_trace_and_is_tried_again() -> None:
@@ -44,7 +42,7 @@ async def test_a_local_function_that_raises_leaves_no_trace_and_is_tried_again()
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     [fact] = shop.notebook.of(SagaStepFailed)
-    assert (fact.step, fact.progress, fact.attempt) == ("create", "retrying", 1)
+    assert (fact.step, fact.status, fact.attempt) == ("create", "retrying", 1)
     assert re.fullmatch(r"RuntimeError: not today \(tests/unit/test_saga_faults\.py:\d+ in create\)", fact.error)
     await shop.passes(1)
     assert tries == [1, 2]
@@ -103,7 +101,7 @@ async def test_a_state_that_cannot_be_stored_fails_its_step_and_goes_on_after_a_
     elif kind == "call":
         saga.call(name="it")(spoil_later)
     else:
-        request(saga, "it", undo=None, undone=None).on("stock.reserved")(spoil)
+        request(saga, "it", compensate=None, compensated=None).on("stock.reserved")(spoil)
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     for command in await shop.sent():
@@ -266,7 +264,7 @@ async def test_a_reply_that_is_refused_when_taken_in_is_compensated() -> None:
     local(saga, log)
 
     def reserved(run: Any, reply: Any) -> None:
-        raise Refused("too dear")
+        raise StepRejected("too dear")
 
     request(saga).on("stock.reserved")(reserved)
     shop = Shop(saga)
@@ -274,12 +272,12 @@ async def test_a_reply_that_is_refused_when_taken_in_is_compensated() -> None:
     [command] = await shop.sent()
     await shop.answer(command, "stock.reserved")
     await shop.works()
-    [undo] = await shop.sent()
-    assert undo.event_type == "stock.release"
-    await shop.answer(undo, "stock.released")
+    [compensate] = await shop.sent()
+    assert compensate.event_type == "stock.release"
+    await shop.answer(compensate, "stock.released")
     await shop.works()
     assert await shop.status(saga_id) is Status.COMPENSATED
-    assert log == ["create", "undo create"]
+    assert log == ["create", "compensate create"]
 
 
 async def test_an_early_event_that_is_refused_when_taken_in_is_compensated() -> None:
@@ -287,9 +285,9 @@ async def test_an_early_event_that_is_refused_when_taken_in_is_compensated() -> 
     local(saga, log)
 
     def collected(run: Any, reply: Any) -> None:
-        raise Refused("the wrong parcel")
+        raise StepRejected("the wrong parcel")
 
-    request(saga, undo=None, undone=None)
+    request(saga, compensate=None, compensated=None)
     saga.wait("parcel.collected", name="collected").on("parcel.collected")(collected)
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
@@ -299,4 +297,4 @@ async def test_an_early_event_that_is_refused_when_taken_in_is_compensated() -> 
     await shop.answer(command, "stock.reserved")
     await shop.works()
     assert await shop.status(saga_id) is Status.COMPENSATED
-    assert log == ["create", "undo create"]
+    assert log == ["create", "compensate create"]

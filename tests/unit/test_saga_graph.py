@@ -11,11 +11,11 @@ from uuid import UUID
 
 import pytest
 
-from outrider.saga.definition import Saga
-from outrider.saga.graph import label, mermaid, mermaid_run
-from outrider.saga.run import Run
-from outrider.saga.steps import Definition
-from outrider.saga_store import Entry, Instance, Phase, Progress, Record, Status
+from outrider.saga.context import StepContext
+from outrider.saga.definition.saga import Saga
+from outrider.saga.definition.steps import Definition
+from outrider.saga.diagram import label, mermaid, mermaid_run
+from outrider.saga.model import Instance, JournalEntry, Phase, SagaRecord, Status, StepStatus
 
 LABEL = r'"(?:[^"<>&`\\%#*~$@|\[\]{}]|#\d+;|<br/>)+"'
 LINES = [
@@ -24,7 +24,7 @@ LINES = [
     rf"[sux]\d+(?:\[{LABEL}\]|\[\[{LABEL}\]\]|\[/{LABEL}/\]|\{{\{{{LABEL}\}}\}}|\(\[{LABEL}\]\))",
     rf"trail>{LABEL}\]",
     r"(?:begin|s\d+) --> (?:ended|s\d+)",
-    r"s\d+ -\. undo \.-> u\d+",
+    r"s\d+ -\. compensate \.-> u\d+",
     r"ended -\.- trail",
     r"classDef \w+ [\w#:, -]+",
     r"class [su]\d+ \w+",
@@ -45,21 +45,26 @@ class Trip:
     trip_id: str
 
 
-async def local(run: Run[Trip], tx: Any) -> None: ...
+async def local(run: StepContext[Trip], tx: Any) -> None: ...
 
 
-async def call(run: Run[Trip]) -> None: ...
+async def call(run: StepContext[Trip]) -> None: ...
 
 
-async def cancel(run: Run[Trip], tx: Any) -> None: ...
+async def cancel(run: StepContext[Trip], tx: Any) -> None: ...
 
 
 def trip() -> Definition:
     saga = Saga("trip", Trip, version=2)
-    saga.local(name="create")(local).undo()(cancel)
+    saga.local(name="create")(local).compensate()(cancel)
     with saga.parallel():
         saga.request(
-            "hotel.book", topic="h", reply="hotel.booked", undo="hotel.drop", undone="hotel.dropped", name="hotel"
+            "hotel.book",
+            topic="h",
+            reply="hotel.booked",
+            compensate="hotel.drop",
+            compensated="hotel.dropped",
+            name="hotel",
         )
         saga.wait("visa.granted", timeout_seconds=60, name="visa")
     saga.call(name="charge", pivot=True)(call)
@@ -69,22 +74,22 @@ def trip() -> Definition:
 
 def one_step(name: str) -> Definition:
     saga = Saga(name, Trip)
-    saga.local(name=name)(local).undo()(local)
+    saga.local(name=name)(local).compensate()(local)
     return saga.definition
 
 
-def entry(step: str, progress: Progress, phase: Phase = Phase.ACTION, **more: Any) -> Entry:
-    return Entry(step, phase, progress, place=1, **more)
+def entry(step: str, progress: StepStatus, phase: Phase = Phase.ACTION, **more: Any) -> JournalEntry:
+    return JournalEntry(step, phase, progress, position=1, **more)
 
 
-def record(*journal: Entry, status: Status = Status.RUNNING, **more: Any) -> Record:
+def record(*journal: JournalEntry, status: Status = Status.RUNNING, **more: Any) -> SagaRecord:
     facts: dict[str, Any] = {
         "saga_id": UUID(int=7), "saga_type": "trip", "definition_version": 2, "correlation_id": "T-7", "state": b"{}",
         "status": status, "current_step": None, "version": 3, "last_error": None, "retry_count": 0,
         "needs_attention": False, "traceparent": None, "started_at": STARTED, "updated_at": STARTED, "ended_at": None,
         "wake_at": None, "owner": None, "epoch": 1,
     }  # fmt: skip
-    return Record(Instance(**facts | more), journal, (), STARTED + timedelta(seconds=90))
+    return SagaRecord(Instance(**facts | more), journal, (), STARTED + timedelta(seconds=90))
 
 
 def lines_of(picture: str) -> list[str]:
@@ -105,7 +110,7 @@ def texts(picture: str) -> dict[str, list[str]]:
     return found
 
 
-def test_a_definition_is_drawn_with_its_kinds_its_order_its_pivot_and_its_undos() -> None:
+def test_a_definition_is_drawn_with_its_kinds_its_order_its_pivot_and_its_compensations() -> None:
     picture = mermaid(trip())
     lines = lines_of(picture)
     assert texts(picture) == {
@@ -128,8 +133,12 @@ def test_a_definition_is_drawn_with_its_kinds_its_order_its_pivot_and_its_undos(
         "s3 --> s4",
         "s4 --> ended",
     ]
-    assert [line for line in lines if "-." in line] == ["s0 -. undo .-> u0", "s1 -. undo .-> u1"]
-    assert [line for line in lines if line.startswith("class ")] == ["class u0 undo", "class u1 undo", "class s3 pivot"]
+    assert [line for line in lines if "-." in line] == ["s0 -. compensate .-> u0", "s1 -. compensate .-> u1"]
+    assert [line for line in lines if line.startswith("class ")] == [
+        "class u0 compensate",
+        "class u1 compensate",
+        "class s3 pivot",
+    ]
 
 
 def test_each_kind_has_a_shape_of_its_own() -> None:
@@ -139,7 +148,7 @@ def test_each_kind_has_a_shape_of_its_own() -> None:
 
 @pytest.mark.parametrize("text", [*HOSTILE, *MARKDOWN])
 def test_no_text_can_break_a_picture_or_be_shown_as_another(text: str) -> None:
-    broken = record(entry(text, Progress.FAILED, error=f"{text}\n{text}"), correlation_id=text, last_error=text)
+    broken = record(entry(text, StepStatus.FAILED, error=f"{text}\n{text}"), correlation_id=text, last_error=text)
     note = {"at": STARTED, "old_status": None, "new_status": "failed", "what": text}
     assert texts(mermaid(one_step(text)))["s0"][0] == text
     seen = texts(mermaid_run(one_step(text), broken, [note]))
@@ -166,9 +175,11 @@ def test_a_run_tells_how_far_each_step_came_in_how_many_attempts_and_how_long() 
     picture = mermaid_run(
         trip(),
         record(
-            entry("create", Progress.DONE, attempts=1, intended_at=STARTED, ended_at=STARTED + timedelta(seconds=0.02)),
-            entry("hotel", Progress.RETRYING, attempts=2, error="no answer", due_at=STARTED + timedelta(seconds=95)),
-            entry("visa", Progress.INTENDED, intended_at=STARTED, due_at=STARTED + timedelta(seconds=60)),
+            entry(
+                "create", StepStatus.DONE, attempts=1, started_at=STARTED, ended_at=STARTED + timedelta(seconds=0.02)
+            ),
+            entry("hotel", StepStatus.RETRYING, attempts=2, error="no answer", due_at=STARTED + timedelta(seconds=95)),
+            entry("visa", StepStatus.STARTED, started_at=STARTED, due_at=STARTED + timedelta(seconds=60)),
         ),
     )
     assert texts(picture) == {
@@ -182,24 +193,24 @@ def test_a_run_tells_how_far_each_step_came_in_how_many_attempts_and_how_long() 
         "u1": ["hotel.drop → hotel.dropped"],
         "s2": [
             "visa", "wait", "visa.granted",
-            "intended", "2030-01-02 03:04:05, for 90.0 s", "due 2030-01-02 03:05:05",
+            "started", "2030-01-02 03:04:05, for 90.0 s", "due 2030-01-02 03:05:05",
         ],
         "s3": ["charge", "call, pivot"],
         "s4": ["rest", "sleep", "60 min"],
         "ended": ["running"],
     }  # fmt: skip
     classes = {line for line in lines_of(picture) if line.startswith("class ")}
-    assert classes >= {"class s0 done", "class s1 retrying", "class s2 intended", "class s3 pivot"}
+    assert classes >= {"class s0 done", "class s1 retrying", "class s2 started", "class s3 pivot"}
     assert not any(line.startswith("class s4") for line in classes)
 
 
-def test_a_run_that_was_undone_tells_how_it_ended_and_why() -> None:
+def test_a_run_that_was_compensated_tells_how_it_ended_and_why() -> None:
     picture = mermaid_run(
         trip(),
         record(
-            entry("create", Progress.DONE),
-            entry("create", Progress.FAILED, Phase.COMPENSATION, attempts=10, error="x" * 500),
-            entry("hotel", Progress.REFUSED),
+            entry("create", StepStatus.DONE),
+            entry("create", StepStatus.FAILED, Phase.COMPENSATION, attempts=10, error="x" * 500),
+            entry("hotel", StepStatus.REJECTED),
             status=Status.FAILED,
             ended_at=STARTED + timedelta(minutes=5),
             needs_attention=True,
@@ -207,7 +218,7 @@ def test_a_run_that_was_undone_tells_how_it_ended_and_why() -> None:
         ),
         [
             {"at": STARTED, "old_status": None, "new_status": "started", "what": "started"},
-            {"at": STARTED, "old_status": "started", "new_status": "started", "what": "create intended"},
+            {"at": STARTED, "old_status": "started", "new_status": "started", "what": "create started"},
             {"at": STARTED, "old_status": "running", "new_status": "compensating", "what": "hotel refused"},
         ],
     )
@@ -218,18 +229,18 @@ def test_a_run_that_was_undone_tells_how_it_ended_and_why() -> None:
         "2030-01-02 03:04:05 started: started",
         "2030-01-02 03:04:05 compensating: hotel refused",
     ]
-    assert {"class s0 done", "class u0 failed", "class s1 refused"} <= set(lines_of(picture))
+    assert {"class s0 done", "class u0 failed", "class s1 rejected"} <= set(lines_of(picture))
 
 
 def test_what_the_journal_has_and_the_definition_has_not_is_shown() -> None:
-    journal = record(entry("gone", Progress.DONE), entry("charge", Progress.DONE, Phase.COMPENSATION))
+    journal = record(entry("gone", StepStatus.DONE), entry("charge", StepStatus.DONE, Phase.COMPENSATION))
     seen = texts(mermaid_run(trip(), journal))
     assert seen["x0"] == ["gone", "action, not in this definition", "done"]
     assert seen["x1"] == ["charge", "compensation, not in this definition", "done"]
 
 
-@pytest.mark.parametrize("progress", Progress)
-def test_every_way_a_step_can_stand_has_a_look(progress: Progress) -> None:
+@pytest.mark.parametrize("progress", StepStatus)
+def test_every_way_a_step_can_stand_has_a_look(progress: StepStatus) -> None:
     lines = lines_of(mermaid_run(trip(), record(entry("create", progress))))
     assert f"class s0 {progress}" in lines
     assert any(line.startswith(f"classDef {progress} ") for line in lines)

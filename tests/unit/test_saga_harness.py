@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from outrider import Event
-from outrider.errors import Misuse
-from outrider.saga import Refused, Saga
-from outrider.saga_store import Status
+from outrider.errors import UsageError
+from outrider.saga import Saga, StepRejected
+from outrider.saga.model import Status
 from outrider.stores.sqlite import SqliteSagas, SqliteSchema
 from outrider.testing import ManualClock, SagaHarness
 from tests.unit.saga_shop import ONCE, Order, order_saga, request
@@ -23,7 +23,7 @@ def _order() -> Saga[Order]:
     async def create(run: Any, tx: Any) -> None:
         run.stage(Event("order.created", {"id": run.state.order_id}))
 
-    @create.undo()
+    @create.compensate()
     async def cancel(run: Any, tx: Any) -> None:
         run.stage(Event("order.cancelled", {}))
 
@@ -36,7 +36,7 @@ def _order() -> Saga[Order]:
     @saga.call(name="charge", retry=ONCE)
     async def charge(run: Any) -> None:
         if run.state.amount > 1000:
-            raise Refused("the card was declined")
+            raise StepRejected("the card was declined")
 
     saga.wait("parcel.collected", correlate=lambda event: event.payload.get("order"), timeout_seconds=60, name="parcel")
     return saga
@@ -54,7 +54,7 @@ async def test_a_saga_is_started_answered_and_completes() -> None:
     assert [event.event_type for event in harness.staged] == ["order.created"]
 
 
-async def test_a_refusal_is_undone_as_far_as_it_was_done() -> None:
+async def test_a_rejection_is_compensated_as_far_as_it_was_done() -> None:
     order = _order()
     harness = SagaHarness([order])
     await harness.start(order, Order("A-7"), "A-7")
@@ -65,7 +65,7 @@ async def test_a_refusal_is_undone_as_far_as_it_was_done() -> None:
     assert harness.staged[-1].event_type == "order.cancelled"
 
 
-async def test_what_undoes_a_step_is_answered_like_what_does_it() -> None:
+async def test_what_compensates_a_step_is_answered_like_what_does_it() -> None:
     order = _order()
     harness = SagaHarness(order)
     await harness.start(order, Order("A-7", 5000), "A-7")
@@ -91,7 +91,7 @@ async def test_a_person_can_give_orders_and_set_what_is_missing() -> None:
     order = _order()
     harness = SagaHarness(order)
     await harness.start(order, Order("A-7"), "A-7")
-    await harness.order("resume", "A-7", reservation="R-9")
+    await harness.order("mark_done", "A-7", reservation="R-9")
     seen = await harness.saga("A-7")
     assert (seen.state.reservation, seen.current_step) == ("R-9", "parcel")
 
@@ -146,6 +146,6 @@ async def test_a_store_of_ones_own_is_driven_in_the_same_way(tmp_path: Path) -> 
     assert (await harness.saga("A-7")).status is Status.COMPENSATING
     await harness.reply("reserve")
     assert (await harness.saga("A-7")).status is Status.COMPENSATED
-    with pytest.raises(Misuse, match="keeps its own time"):
+    with pytest.raises(UsageError, match="keeps its own time"):
         await SagaHarness(order, store).advance(seconds=1)
     await store.close()

@@ -10,8 +10,8 @@ import pytest
 from outrider import Event
 from outrider.app import saga_inbox
 from outrider.errors import Permanent
-from outrider.observer import MailUnaddressed, MailUnknown
-from outrider.saga import Saga, Sagas
+from outrider.saga import Saga, SagaRegistry
+from outrider.telemetry.events import ReplyOfUnknownSaga, ReplyWithoutSaga
 from tests.unit.saga_shop import Order, Shop, begun, order_saga, request
 
 PAID = Event("rate.paid", {"rate": 1}, event_id=UUID(int=1))
@@ -37,7 +37,7 @@ async def test_an_event_reaches_its_saga_only_through_the_consumer_of_its_own_ty
     event = Event("rate.paid", {"rate": 1}, saga_id=str(saga_id), event_id=uuid4())
     assert not await shop.arrives(event, saga_type="audit")
     assert await shop.arrives(event, saga_type="rent")
-    assert [fact.saga_type for fact in shop.notebook.of(MailUnknown)] == ["audit"]
+    assert [fact.saga_type for fact in shop.notebook.of(ReplyOfUnknownSaga)] == ["audit"]
 
 
 async def test_one_event_is_taken_by_one_step_however_often_it_is_delivered() -> None:
@@ -90,8 +90,8 @@ async def test_a_reply_that_names_no_saga_is_told_with_the_remedy(saga_id: str |
     shop = Shop(saga)
     for event_type in ("stock.reserved", "parcel.collected"):
         assert not await shop.arrives(Event(event_type, {}, saga_id=saga_id))
-    asked, waited = shop.notebook.of(MailUnaddressed)
-    assert "copy saga_id and saga_key from the command, or use Barrier" in asked.remedy
+    asked, waited = shop.notebook.of(ReplyWithoutSaga)
+    assert "copy saga_id and saga_key from the command, or use Participant" in asked.remedy
     assert "correlate" in waited.remedy
     assert asked.level == "warning"
 
@@ -102,12 +102,12 @@ async def test_an_event_that_correlate_finds_no_saga_for_is_told_only_to_who_loo
     shop = Shop(saga)
     assert not await shop.arrives(Event("parcel.collected", {}))
     assert not await shop.arrives(Event("parcel.collected", {"order": "B-1"}))
-    assert [fact.level for fact in shop.notebook.of(MailUnknown)] == ["debug", "debug"]
-    assert shop.notebook.of(MailUnaddressed) == []
+    assert [fact.level for fact in shop.notebook.of(ReplyOfUnknownSaga)] == ["debug", "debug"]
+    assert shop.notebook.of(ReplyWithoutSaga) == []
 
 
 def test_sagas_with_a_name_have_consumers_of_their_own() -> None:
     saga = order_saga()
     request(saga)
-    assert list(saga_inbox(Sagas(saga)).consumers) == ["saga.order"]
-    assert list(saga_inbox(Sagas(saga, name="shop")).consumers) == ["shop.saga.order"]
+    assert list(saga_inbox(SagaRegistry(saga)).consumers) == ["saga.order"]
+    assert list(saga_inbox(SagaRegistry(saga, name="shop")).consumers) == ["shop.saga.order"]

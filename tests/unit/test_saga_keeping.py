@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from outrider.saga.errors import BadState
-from outrider.saga.keeping import opened, sealed
-from outrider.saga_store import Status
+from outrider.errors import InvalidState
+from outrider.saga.model import Status
+from outrider.saga.state.roundtrip import opened, sealed
 from tests.unit.saga_shop import Order, Shop, begun, local, order_saga, request
 
 
@@ -107,11 +107,11 @@ def loose(**attributes: Any) -> Loose:
 )
 def test_what_would_be_lost_is_refused_with_its_path(name: str, value: Any, problem: str) -> None:
     state = loose(**{name: value})
-    with pytest.raises(BadState) as caught:
+    with pytest.raises(InvalidState) as caught:
         opened(Loose, b'{"order_id": "a"}').closed(state)
     assert caught.value.path == f"Loose.{name}"
     assert problem in str(caught.value)
-    with pytest.raises(BadState):
+    with pytest.raises(InvalidState):
         sealed(Loose, state)
 
 
@@ -130,7 +130,7 @@ class Doubling:
 
 
 def test_a_class_that_changes_its_fields_each_time_it_is_made_is_refused_at_the_start() -> None:
-    with pytest.raises(BadState, match=r"Doubling\.amount: 4 would come back as 8"):
+    with pytest.raises(InvalidState, match=r"Doubling\.amount: 4 would come back as 8"):
         sealed(Doubling, Doubling(2))
 
 
@@ -166,10 +166,10 @@ def test_fields_that_this_definition_does_not_know_are_kept_as_they_are() -> Non
 def test_a_list_that_holds_what_is_not_known_here_is_not_changed() -> None:
     before = opened(Basket, json.dumps(NEWER).encode())
     before.state.lines.append(Line("b"))
-    with pytest.raises(BadState, match=r"Basket\.lines\[0\]\.gift: it is stored, is not known here"):
+    with pytest.raises(InvalidState, match=r"Basket\.lines\[0\]\.gift: it is stored, is not known here"):
         before.closed(before.state)
     before.state.lines.clear()
-    with pytest.raises(BadState, match=r"Basket\.lines\[0\]\.gift"):
+    with pytest.raises(InvalidState, match=r"Basket\.lines\[0\]\.gift"):
         before.closed(before.state)
 
 

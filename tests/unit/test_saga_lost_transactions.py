@@ -7,8 +7,8 @@ from typing import Any
 import outrider
 from outrider import Event
 from outrider.errors import TransactionLost
-from outrider.observer import SagaStepFailed, SagaWorkerTroubled
-from outrider.saga_store import Progress, Status
+from outrider.saga.model import Status, StepStatus
+from outrider.telemetry.events import SagaStepFailed, SagaWorkerUnavailable
 from tests.unit.saga_shop import ONCE, Shop, begun, order_saga
 
 
@@ -26,6 +26,6 @@ async def test_a_transaction_that_is_lost_under_a_step_is_taken_again_and_costs_
     saga_id = await begun(shop, saga)
     assert tries == [1, 1, 1, 1]
     assert await shop.status(saga_id) is Status.COMPLETED
-    assert await shop.progress(saga_id, "create") == (Progress.DONE, 1)
+    assert await shop.progress(saga_id, "create") == (StepStatus.DONE, 1)
     assert [event.payload for event in await shop.sent()] == [{"try": 4}]
-    assert (shop.notebook.of(SagaStepFailed), shop.notebook.of(SagaWorkerTroubled)) == ([], [])
+    assert (shop.notebook.of(SagaStepFailed), shop.notebook.of(SagaWorkerUnavailable)) == ([], [])

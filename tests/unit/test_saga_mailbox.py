@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from outrider.saga.mailbox import KEPT_MAX, refusal_of, surplus
-from outrider.saga.plan import Absorb, Plan, Raised, Unfit
-from outrider.saga_store import Mail, MailKind, Phase, Progress, Status
+from outrider.saga.model import MessageKind, Phase, SagaMessage, Status, StepStatus
+from outrider.saga.planner.planner import ApplyReply, InvalidResult, Plan, Raised
+from outrider.saga.planner.replies import KEPT_MAX, rejection_of, surplus
 from tests.simulation.sagas.shelf import EPOCH, SAGA_ID
 from tests.unit.saga_case import COMPENSATION, Case, call, nothing, request, saga, told, wait
 
@@ -42,15 +42,15 @@ def test_a_late_duplicate_reply_changes_nothing() -> None:
     plan = case.answer("no", "a")
     assert (plan.taken, plan.entries, plan.moves) == ((2,), (), ())
     assert [note.what for note in plan.notes] == ["reply dropped"]
-    assert case.progress("a") is Progress.DONE
+    assert case.progress("a") is StepStatus.DONE
 
 
-def test_a_late_reply_of_an_action_changes_nothing_once_it_is_being_undone() -> None:
+def test_a_late_reply_of_an_action_changes_nothing_once_it_is_being_compensated() -> None:
     case = Case(request("a"), call("b"))
     case.answer("yes", "a")
     case.declines("b")
     plan = case.answer("yes", "a")
-    assert (plan.entries, case.mail, case.progress("a", COMPENSATION)) == ((), [], Progress.INTENDED)
+    assert (plan.entries, case.mail, case.progress("a", COMPENSATION)) == ((), [], StepStatus.STARTED)
 
 
 def test_a_reply_that_came_with_the_deadline_counts() -> None:
@@ -61,25 +61,25 @@ def test_a_reply_that_came_with_the_deadline_counts() -> None:
     assert case.status is Status.COMPLETED
 
 
-def test_an_event_that_does_not_come_in_time_is_a_refusal() -> None:
+def test_an_event_that_does_not_come_in_time_is_a_rejection() -> None:
     case = Case(call("a"), wait("b"))
     case.succeeds("a")
     assert case.plan.wake_seconds == 10
     case.tell(seconds=10)
-    assert (case.progress("b"), case.undone()) == (Progress.REFUSED, ["a"])
+    assert (case.progress("b"), case.compensated()) == (StepStatus.REJECTED, ["a"])
 
 
 def test_the_key_tells_replies_of_one_type_apart() -> None:
     case = Case([request("a"), request("b")])
     case.answer("yes", "b")
     case.answer("no", "a")
-    assert (case.progress("a"), case.progress("b")) == (Progress.REFUSED, Progress.DONE)
+    assert (case.progress("a"), case.progress("b")) == (StepStatus.REJECTED, StepStatus.DONE)
 
 
 def test_a_reply_without_a_key_goes_to_the_step_that_waits_for_its_type() -> None:
     case = Case([request("a", own=" a"), request("b", own=" b")])
     case.answer("yes b")
-    assert (case.progress("a"), case.progress("b")) == (Progress.INTENDED, Progress.DONE)
+    assert (case.progress("a"), case.progress("b")) == (StepStatus.STARTED, StepStatus.DONE)
 
 
 def test_an_event_under_a_key_of_somebody_else_is_taken_by_a_wait_and_by_no_request() -> None:
@@ -87,7 +87,7 @@ def test_an_event_under_a_key_of_somebody_else_is_taken_by_a_wait_and_by_no_requ
     case.post("event a", key="theirs")
     case.post("yes", key="theirs")
     case.tell()
-    assert (case.progress("a"), case.progress("b"), case.mail) == (Progress.DONE, Progress.INTENDED, [])
+    assert (case.progress("a"), case.progress("b"), case.mail) == (StepStatus.DONE, StepStatus.STARTED, [])
 
 
 def test_an_event_under_the_key_of_a_step_that_it_does_not_answer_is_taken_by_a_wait() -> None:
@@ -110,12 +110,12 @@ def test_a_step_that_failed_as_unknown_is_settled_by_its_answer_and_the_saga_goe
     ]
 
 
-def test_a_step_that_failed_as_unknown_is_settled_by_its_refusal_and_the_saga_is_undone() -> None:
-    case = Case(call("a"), request("b", pivot=True, undo=False, attempts=1))
+def test_a_step_that_failed_as_unknown_is_settled_by_its_rejection_and_the_saga_is_compensated() -> None:
+    case = Case(call("a"), request("b", pivot=True, compensate=False, attempts=1))
     case.succeeds("a")
     case.tell(seconds=10)
     assert told(case.answer("no", "b")) == ["call a compensation 1"]
-    assert (case.status, case.attention, case.undone()) == (Status.COMPENSATING, False, ["a"])
+    assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATING, False, ["a"])
 
 
 def test_of_several_that_failed_as_unknown_the_saga_waits_for_the_last_answer() -> None:
@@ -123,33 +123,33 @@ def test_of_several_that_failed_as_unknown_the_saga_waits_for_the_last_answer() 
     case.tell(seconds=10)
     case.answer("yes", "a")
     case.answer("no", "b")
-    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
     case.answer("yes", "c")
-    assert (case.status, case.attention, case.undone()) == (Status.COMPENSATING, False, ["c", "a"])
+    assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATING, False, ["c", "a"])
 
 
 def test_an_answer_settles_its_step_and_leaves_failed_what_no_answer_can_settle() -> None:
-    case = Case([call("a", undo=False, attempts=1), request("b", attempts=1)], call("c"))
+    case = Case([call("a", compensate=False, attempts=1), request("b", attempts=1)], call("c"))
     case.tell(seconds=10)
     case.raises("a")
     assert told(case.answer("yes", "b")) == []
-    assert (case.status, case.attention, case.progress("b")) == (Status.FAILED, True, Progress.DONE)
-    assert told(case.order("resume")) == ["call c action 1"]
+    assert (case.status, case.attention, case.progress("b")) == (Status.FAILED, True, StepStatus.DONE)
+    assert told(case.order("mark_done")) == ["call c action 1"]
 
 
-def test_a_refusal_after_the_pivot_that_comes_late_is_told_and_needs_a_person_still() -> None:
-    case = Case(call("a", pivot=True, undo=False), request("b", undo=False, attempts=1))
+def test_a_rejection_after_the_pivot_that_comes_late_is_told_and_needs_a_person_still() -> None:
+    case = Case(call("a", pivot=True, compensate=False), request("b", compensate=False, attempts=1))
     case.succeeds("a")
     case.tell(seconds=10)
     plan = case.answer("no", "b")
     assert (case.status, case.attention, case.mail) == (Status.FAILED, True, [])
-    assert plan.attention == ("action of b failed: refused after the pivot: answered by no",)
+    assert plan.attention == ("action of b failed: rejected after the pivot: answered by no",)
     assert "became running" not in [note.what for note in plan.notes]
     assert case.answer("yes", "b").entries == ()
 
 
 def test_an_event_that_comes_after_its_time_and_after_the_pivot_lets_the_saga_go_on() -> None:
-    case = Case(call("a", pivot=True, undo=False), wait("b"))
+    case = Case(call("a", pivot=True, compensate=False), wait("b"))
     case.succeeds("a")
     case.tell(seconds=10)
     assert (case.status, case.attention) == (Status.FAILED, True)
@@ -168,7 +168,7 @@ def test_a_compensation_that_failed_as_unknown_is_settled_by_its_answer_whenever
     if others:
         case.succeeds("a", phase=COMPENSATION)
         assert case.status is Status.FAILED
-    case.answer("undone", "b")
+    case.answer("compensated", "b")
     assert (case.attention, case.mail) == (False, [])
     if not others:
         case.succeeds("a", phase=COMPENSATION)
@@ -176,7 +176,7 @@ def test_a_compensation_that_failed_as_unknown_is_settled_by_its_answer_whenever
 
 
 def test_an_answer_to_a_step_that_a_person_has_settled_or_given_up_changes_nothing() -> None:
-    for verb in ("resume", "compensate"):
+    for verb in ("mark_done", "compensate"):
         case = Case(request("a", attempts=1), call("b"))
         case.tell(seconds=10)
         case.order(verb)
@@ -189,10 +189,10 @@ def test_attempts_to_take_a_reply_in_are_counted_by_themselves_and_made_when_the
     case.tell(seconds=10)
     case.post("yes", "a")
     case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
-    assert (case.progress("a"), case.entry("a").attempts) == (Progress.RETRYING, 1)
+    assert (case.progress("a"), case.entry("a").attempts) == (StepStatus.RETRYING, 1)
     assert told(case.tell(seconds=1)) == []
     plan = case.tell(seconds=1)
-    assert [move.attempt for move in plan.moves if isinstance(move, Absorb)] == [2]
+    assert [move.attempt for move in plan.moves if isinstance(move, ApplyReply)] == [2]
 
 
 def test_what_is_answered_is_not_asked_again_when_its_answer_raises_in_the_turn_that_obeys_retry() -> None:
@@ -209,14 +209,14 @@ def test_a_reply_is_taken_into_the_state_before_the_command_that_may_need_it_is_
     case = Case(request("a", takes={"yes": nothing}), request("b"))
     plan = case.answer("yes", "a")
     assert told(plan) == ["absorb a", "send b action 1"]
-    assert [move.mail.name for move in plan.moves if isinstance(move, Absorb)] == ["yes"]
+    assert [move.mail.name for move in plan.moves if isinstance(move, ApplyReply)] == ["yes"]
 
 
 def test_a_reply_that_cannot_be_taken_into_the_state_waits_for_the_next_attempt() -> None:
     case = Case(request("a", attempts=3, takes={"yes": nothing}))
     case.post("yes", "a")
     plan = case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
-    assert (plan.taken, case.progress("a"), told(plan)) == ((), Progress.RETRYING, [])
+    assert (plan.taken, case.progress("a"), told(plan)) == ((), StepStatus.RETRYING, [])
     assert told(case.tell(seconds=5)) == ["absorb a"]
 
 
@@ -232,7 +232,7 @@ def test_a_reply_that_a_handler_refuses_came_from_something_that_happened() -> N
     case = Case(request("a"), call("b"))
     case.post("yes", "a")
     case.declines("a")
-    assert (case.undone(), case.mail) == (["a"], [])
+    assert (case.compensated(), case.mail) == (["a"], [])
 
 
 def test_a_saga_that_has_ended_keeps_no_mail() -> None:
@@ -260,8 +260,10 @@ def test_a_good_answer_takes_the_place_of_one_that_could_not_be_taken_in(togethe
         assert (case.status, case.attention, case.mail) == (Status.FAILED, True, ["yes"])
         plan = case.answer("yes", "a")
         assert "reply set aside" in [note.what for note in plan.notes]
-    assert [(move.mail.event_id, move.attempt) for move in plan.moves if isinstance(move, Absorb)] == [(UUID(int=2), 1)]
-    assert (case.status, case.mail, case.entry("a").event_id) == (Status.COMPLETED, [], UUID(int=2))
+    assert [(move.mail.event_id, move.attempt) for move in plan.moves if isinstance(move, ApplyReply)] == [
+        (UUID(int=2), 1)
+    ]
+    assert (case.status, case.mail, case.entry("a").reply_event_id) == (Status.COMPLETED, [], UUID(int=2))
 
 
 def test_an_answer_that_could_not_be_taken_in_has_all_its_attempts_before_another_takes_its_place() -> None:
@@ -269,11 +271,11 @@ def test_an_answer_that_could_not_be_taken_in_has_all_its_attempts_before_anothe
     case.post("yes", "a")
     bad(case)
     case.answer("yes", "a")
-    assert (case.progress("a"), case.mail) == (Progress.RETRYING, ["yes", "yes"])
+    assert (case.progress("a"), case.mail) == (StepStatus.RETRYING, ["yes", "yes"])
     case.shelf.now += timedelta(seconds=5)
     plan = bad(case)
     assert (case.mail, plan.notes[0].what) == (["yes"], "reply set aside")
-    assert [move.mail.event_id for move in case.tell().moves if isinstance(move, Absorb)] == [UUID(int=2)]
+    assert [move.mail.event_id for move in case.tell().moves if isinstance(move, ApplyReply)] == [UUID(int=2)]
 
 
 def test_of_many_answers_that_wait_for_a_bad_one_to_be_set_aside_the_last_is_kept() -> None:
@@ -299,18 +301,18 @@ def test_an_answer_that_is_bad_too_gets_attempts_of_its_own_and_stays_in_the_pla
 def test_an_answer_that_spoils_the_state_makes_room_for_a_good_one_as_well() -> None:
     case = Case(request("a", takes={"yes": nothing}))
     case.post("yes", "a")
-    case.tell(Unfit("a", Phase.ACTION, "r is no text"))
+    case.tell(InvalidResult("a", Phase.ACTION, "r is no text"))
     assert (case.status, case.mail) == (Status.FAILED, ["yes"])
     assert told(case.answer("yes", "a")) == ["absorb a"]
     assert case.status is Status.COMPLETED
 
 
-def test_a_bad_answer_is_dropped_once_its_step_is_being_undone() -> None:
+def test_a_bad_answer_is_dropped_once_its_step_is_being_compensated() -> None:
     case = Case(request("a", attempts=1, takes={"yes": nothing}))
     case.post("yes", "a")
     bad(case)
     case.order("compensate")
-    assert (case.undone(), case.mail) == (["a"], [])
+    assert (case.compensated(), case.mail) == (["a"], [])
 
 
 def test_an_answer_in_the_turn_that_begins_its_step_does_not_replace_the_command() -> None:
@@ -321,28 +323,28 @@ def test_an_answer_in_the_turn_that_begins_its_step_does_not_replace_the_command
     assert "reply dropped" in [note.what for note in plan.notes]
 
 
-def test_an_answer_in_the_turn_that_begins_to_undo_its_step_does_not_replace_the_command() -> None:
+def test_an_answer_in_the_turn_that_begins_to_compensate_its_step_does_not_replace_the_command() -> None:
     case = Case(request("a"), call("b"))
     case.answer("yes", "a")
-    case.post("undone", "a")
+    case.post("compensated", "a")
     plan = case.declines("b")
     assert (told(plan), case.progress("a", COMPENSATION), case.mail) == (
         ["send a compensation 1"],
-        Progress.INTENDED,
+        StepStatus.STARTED,
         [],
     )
 
 
-def test_a_refusal_whose_payload_nobody_can_read_is_a_refusal() -> None:
-    mail = Mail(1, MailKind.REPLY, "no", None, b"[" * 100_000, UUID(int=1), EPOCH)
-    assert refusal_of(mail) == "answered by no"
+def test_a_rejection_whose_payload_nobody_can_read_is_a_rejection() -> None:
+    mail = SagaMessage(1, MessageKind.REPLY, "no", None, b"[" * 100_000, UUID(int=1), EPOCH)
+    assert rejection_of(mail) == "answered by no"
 
 
 def test_a_participant_that_answers_under_the_id_of_the_command_is_heard() -> None:
     case = Case(request("a"))
-    asked = case.entry("a").event_id
+    asked = case.entry("a").command_event_id
     assert asked is not None
-    case.shelf.post(MailKind.REPLY, "yes", f"{SAGA_ID}:a", asked)
+    case.shelf.post(MessageKind.REPLY, "yes", f"{SAGA_ID}:a", asked)
     case.tell()
     assert case.status is Status.COMPLETED
 
@@ -358,5 +360,7 @@ def test_a_saga_whose_definition_lacks_a_step_keeps_the_newest_replies_only() ->
 
 
 def test_a_box_that_nobody_reads_has_an_end_whatever_the_keys() -> None:
-    letters = [Mail(n, MailKind.REPLY, "yes", f"key {n}", b"{}", UUID(int=n), EPOCH) for n in range(KEPT_MAX + 7)]
-    assert [mail.mail_id for mail in surplus(letters)] == [6, 5, 4, 3, 2, 1, 0]
+    letters = [
+        SagaMessage(n, MessageKind.REPLY, "yes", f"key {n}", b"{}", UUID(int=n), EPOCH) for n in range(KEPT_MAX + 7)
+    ]
+    assert [mail.message_id for mail in surplus(letters)] == [6, 5, 4, 3, 2, 1, 0]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from outrider.saga.errors import BadState
-from outrider.saga.keeping import opened, sealed
-from outrider.saga.state import check_type
+from outrider.errors import InvalidState
+from outrider.saga.state.codec import check_type
+from outrider.saga.state.roundtrip import opened, sealed
 
 pydantic: Any = pytest.importorskip("pydantic", reason="it is no dependency of ours")
 
@@ -58,7 +58,7 @@ class Holding:
     [(Secret, "Secret.password"), (Excluding, "Excluding.token"), (Nested, "Excluding.token")],
 )
 def test_a_model_that_leaves_fields_out_or_masks_them_is_refused_when_the_saga_is_written(kind: Any, path: str) -> None:
-    with pytest.raises(BadState) as caught:
+    with pytest.raises(InvalidState) as caught:
         check_type(kind)
     assert caught.value.path == path
 
@@ -90,14 +90,14 @@ def model(**attributes: Any) -> Any:
 )
 def test_what_a_model_would_lose_is_refused_with_its_path_even_if_its_text_is_the_same(name: str, value: Any) -> None:
     stored = sealed(Model, Model())
-    with pytest.raises(BadState, match=rf"Model\.{name}: .* would come back as"):
+    with pytest.raises(InvalidState, match=rf"Model\.{name}: .* would come back as"):
         opened(Model, stored).closed(model(**{name: value}))
-    with pytest.raises(BadState, match=rf"Holding\.model\.{name}: .* would come back as"):
+    with pytest.raises(InvalidState, match=rf"Holding\.model\.{name}: .* would come back as"):
         sealed(Holding, Holding(model(**{name: value})))
 
 
 def test_a_model_that_could_not_be_read_back_is_refused_when_it_is_written() -> None:
-    with pytest.raises(BadState, match="could not be read back"), pytest.warns(UserWarning, match="serializer"):
+    with pytest.raises(InvalidState, match="could not be read back"), pytest.warns(UserWarning, match="serializer"):
         sealed(Base, model_of_nonsense())
 
 

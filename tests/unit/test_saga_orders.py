@@ -7,36 +7,38 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.saga.plan import Call, Claimed, Plan, wanted
-from outrider.saga.steps import Definition, Step
-from outrider.saga_store import Progress, Status
+from outrider.saga.definition.steps import Definition, Step
+from outrider.saga.model import Status, StepStatus
+from outrider.saga.planner.planner import CallAction, Claimed, Plan, wanted
 from tests.unit.saga_case import COMPENSATION, Case, call, local, nothing, request, saga, sleep, told, wait
 
 
 def test_a_failed_step_lets_what_is_under_way_here_end_and_asks_for_a_person_at_once() -> None:
-    case = Case([call("a", undo=False), call("b"), wait("c", seconds=99)], call("d"))
+    case = Case([call("a", compensate=False), call("b"), wait("c", seconds=99)], call("d"))
     plan = case.exhausts("a")
     assert (case.status, case.attention, plan.release, plan.wake_seconds) == (Status.RUNNING, True, False, None)
     plan = case.succeeds("b")
     assert (case.status, plan.release, plan.wake_seconds) == (Status.FAILED, True, None)
-    assert case.progress("c") is Progress.INTENDED
+    assert case.progress("c") is StepStatus.STARTED
 
 
 def test_a_failed_saga_is_not_moved_by_time_nor_by_replies_to_what_has_not_failed() -> None:
-    case = Case([call("a", undo=False), request("b"), wait("c")], call("d"))
+    case = Case([call("a", compensate=False), request("b"), wait("c")], call("d"))
     case.exhausts("a")
     before = case.entry("a"), case.entry("c")
     case.post("yes", "b")
     plan = case.tell(seconds=999)
     assert (case.status, case.attention, told(plan), plan.wake_seconds) == (Status.FAILED, True, [], None)
     assert (case.entry("a"), case.entry("c")) == before
-    assert (case.progress("b"), case.mail) == (Progress.DONE, [])
+    assert (case.progress("b"), case.mail) == (StepStatus.DONE, [])
 
 
-@pytest.mark.parametrize("verb", ["retry", "resume", "compensate"])
+@pytest.mark.parametrize("verb", ["retry", "mark_done", "compensate"])
 def test_an_answer_is_read_before_an_order_that_came_with_it_or_before_it_is_obeyed(verb: str) -> None:
     case = Case(
-        call("a"), request("b", pivot=True, undo=False, attempts=1, takes={"yes": nothing}), call("c", undo=False)
+        call("a"),
+        request("b", pivot=True, compensate=False, attempts=1, takes={"yes": nothing}),
+        call("c", compensate=False),
     )
     case.succeeds("a")
     case.tell(seconds=10)
@@ -44,23 +46,23 @@ def test_an_answer_is_read_before_an_order_that_came_with_it_or_before_it_is_obe
     case.post(verb)
     case.post("yes", "b")
     assert told(case.tell()) == ["absorb b", "call c action 1"]
-    assert (case.status, case.attention, case.undone(), case.mail) == (Status.RUNNING, False, [], [])
+    assert (case.status, case.attention, case.compensated(), case.mail) == (Status.RUNNING, False, [], [])
 
 
-def test_an_answer_that_came_before_the_order_to_compensate_is_taken_into_the_state_that_the_undo_sees() -> None:
+def test_an_answer_that_came_before_the_order_to_compensate_is_in_the_state_of_the_compensation() -> None:
     case = Case(request("a", takes={"yes": nothing}))
     case.post("yes", "a")
     case.post("compensate")
     assert told(case.tell()) == ["absorb a", "send a compensation 1"]
 
 
-def test_resume_that_came_with_a_refusal_of_what_had_failed_settles_nothing_else() -> None:
+def test_resume_that_came_with_a_rejection_of_what_had_failed_settles_nothing_else() -> None:
     case = Case(call("a"), [request("b", attempts=1), wait("c", seconds=None)])
     case.succeeds("a")
     case.tell(seconds=10)
     case.post("no", "b")
-    plan = case.order("resume")
-    assert (case.status, case.undone(), case.progress("c")) == (Status.COMPENSATING, ["a"], Progress.REFUSED)
+    plan = case.order("mark_done")
+    assert (case.status, case.compensated(), case.progress("c")) == (Status.COMPENSATING, ["a"], StepStatus.REJECTED)
     assert "ignored, because nothing stands failed any more" in [note.detail for note in plan.notes]
 
 
@@ -73,16 +75,16 @@ def test_a_parked_saga_says_that_it_goes_on_when_retry_finds_nothing_that_failed
 
 
 def test_retry_gives_what_failed_a_new_budget() -> None:
-    case = Case(call("a", undo=False))
+    case = Case(call("a", compensate=False))
     case.exhausts("a")
     plan = case.order("retry")
     assert (case.status, case.attention, told(plan)) == (Status.RUNNING, False, ["call a action 1"])
     case.raises("a")
-    assert case.progress("a") is Progress.RETRYING
+    assert case.progress("a") is StepStatus.RETRYING
 
 
 def test_retry_after_the_pivot_tries_a_refused_step_again() -> None:
-    case = Case(call("a", pivot=True, undo=False), call("b", undo=False))
+    case = Case(call("a", pivot=True, compensate=False), call("b", compensate=False))
     case.succeeds("a")
     case.declines("b")
     assert told(case.order("retry")) == ["call b action 1"]
@@ -117,30 +119,30 @@ def test_retry_makes_a_waiting_attempt_due_now() -> None:
     assert told(case.order("retry")) == ["call a action 2"]
 
 
-def test_compensate_undoes_what_is_done_and_what_may_have_happened() -> None:
+def test_compensate_compensates_what_is_done_and_what_may_have_happened() -> None:
     case = Case(call("a"), [call("b"), request("c"), local("d"), wait("e")])
     case.succeeds("a")
     case.raises("b")
     case.order("compensate")
-    assert (case.status, case.undone()) == (Status.COMPENSATING, ["c", "b", "a"])
+    assert (case.status, case.compensated()) == (Status.COMPENSATING, ["c", "b", "a"])
     assert case.plan.wake_seconds == 10
 
 
-def test_compensate_undoes_what_failed_as_unknown() -> None:
+def test_compensate_compensates_what_failed_as_unknown() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     case.exhausts("b", unknown=True)
     case.order("compensate")
-    assert (case.status, case.attention, case.undone()) == (Status.COMPENSATING, False, ["b", "a"])
+    assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATING, False, ["b", "a"])
 
 
-def test_compensate_waits_for_a_call_that_is_under_way_and_undoes_what_came_of_it() -> None:
+def test_compensate_waits_for_a_call_that_is_under_way_and_compensates_what_came_of_it() -> None:
     case = Case(call("a"))
     move = case.plan.moves[0]
-    assert isinstance(move, Call)
+    assert isinstance(move, CallAction)
     case.order("compensate")
     assert wanted(case.shelf.load().journal, move)
-    assert (case.status, case.mail, case.undone()) == (Status.RUNNING, ["compensate"], [])
+    assert (case.status, case.mail, case.compensated()) == (Status.RUNNING, ["compensate"], [])
     assert told(case.succeeds("a")) == ["call a compensation 1"]
     assert case.mail == []
 
@@ -168,22 +170,22 @@ def test_nothing_new_begins_and_nothing_is_tried_again_while_compensate_waits() 
     assert (told(plan), plan.wake_seconds) == ([], None)
     assert told(case.tell(seconds=99)) == []
     case.succeeds("a")
-    assert case.undone() == ["c", "b", "a"]
+    assert case.compensated() == ["c", "b", "a"]
 
 
 def test_compensate_is_ignored_once_the_pivot_is_done() -> None:
-    case = Case(call("a"), call("b", pivot=True, undo=False), call("c", undo=False))
+    case = Case(call("a"), call("b", pivot=True, compensate=False), call("c", compensate=False))
     case.succeeds("a")
     case.succeeds("b")
     plan = case.order("compensate")
-    assert (case.status, case.undone(), case.mail) == (Status.RUNNING, [], [])
+    assert (case.status, case.compensated(), case.mail) == (Status.RUNNING, [], [])
     assert plan.notes[0].detail == (
-        "ignored, because the pivot is done, and nothing is undone after it; order retry or resume"
+        "ignored, because the pivot is done, and nothing is compensated after it; order retry or mark_done"
     )
 
 
 def test_compensate_waits_while_nobody_knows_whether_the_pivot_happens() -> None:
-    case = Case(call("a"), call("b", pivot=True, undo=False))
+    case = Case(call("a"), call("b", pivot=True, compensate=False))
     case.succeeds("a")
     case.order("compensate")
     assert (case.status, case.mail) == (Status.RUNNING, ["compensate"])
@@ -191,66 +193,66 @@ def test_compensate_waits_while_nobody_knows_whether_the_pivot_happens() -> None
     assert (case.status, case.mail) == (Status.RUNNING, ["compensate"])
     case.tell(seconds=2)
     case.declines("b")
-    assert (case.status, case.undone(), case.mail) == (Status.COMPENSATING, ["a"], [])
+    assert (case.status, case.compensated(), case.mail) == (Status.COMPENSATING, ["a"], [])
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
 def test_compensate_that_waited_for_the_pivot_is_ignored_when_its_outcome_is_unknown_in_the_end(seconds: float) -> None:
-    case = Case(call("a"), call("b", pivot=True, undo=False, attempts=1))
+    case = Case(call("a"), call("b", pivot=True, compensate=False, attempts=1))
     case.succeeds("a")
     case.order("compensate")
     case.tell(seconds=seconds)
     plan = case.times_out("b")
-    assert (case.status, case.attention, case.undone(), case.mail) == (Status.FAILED, True, [], [])
-    assert [note.detail for note in plan.notes if note.what == "order compensate"] == [
-        "ignored, because the pivot's outcome is unknown; find out, then retry, resume or compensate again"
+    assert (case.status, case.attention, case.compensated(), case.mail) == (Status.FAILED, True, [], [])
+    assert [note.detail for note in plan.notes if note.what == "operator compensate"] == [
+        "ignored, because the pivot's outcome is unknown; find out, then retry, mark_done or compensate again"
     ]
     case.order("compensate")
-    assert (case.status, case.attention, case.undone()) == (Status.COMPENSATING, False, ["a"])
+    assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATING, False, ["a"])
 
 
 def test_compensate_is_answered_when_the_pivot_it_waits_for_stands_still_with_the_saga() -> None:
-    case = Case(call("a"), [request("b", pivot=True, undo=False), call("c", undo=False, attempts=1)])
+    case = Case(call("a"), [request("b", pivot=True, compensate=False), call("c", compensate=False, attempts=1)])
     case.succeeds("a")
     case.order("compensate")
     assert case.mail == ["compensate"]
     case.raises("c")
-    assert (case.status, case.mail, case.undone()) == (Status.FAILED, [], [])
-    [answer] = [note.detail for note in case.plan.notes if note.what == "order compensate"]
+    assert (case.status, case.mail, case.compensated()) == (Status.FAILED, [], [])
+    [answer] = [note.detail for note in case.plan.notes if note.what == "operator compensate"]
     assert answer.endswith("order retry, then compensate again")
 
 
 def test_compensate_that_was_given_before_the_pivot_failed_and_came_after_is_ignored() -> None:
-    case = Case(call("a"), request("b", pivot=True, undo=False, attempts=1))
+    case = Case(call("a"), request("b", pivot=True, compensate=False, attempts=1))
     case.succeeds("a")
     given_at = case.shelf.now
     case.tell(seconds=10)
     case.post("compensate")
-    [(mail_id, mail)] = case.shelf.mail.items()
-    case.shelf.mail[mail_id] = mail._replace(posted_at=given_at)
+    [(message_id, mail)] = case.shelf.mail.items()
+    case.shelf.mail[message_id] = mail._replace(posted_at=given_at)
     case.tell()
-    assert (case.status, case.attention, case.undone(), case.mail) == (Status.FAILED, True, [], [])
+    assert (case.status, case.attention, case.compensated(), case.mail) == (Status.FAILED, True, [], [])
 
 
 def test_compensate_that_waited_for_the_pivot_is_ignored_when_it_is_done() -> None:
-    case = Case(call("a"), call("b", pivot=True, undo=False))
+    case = Case(call("a"), call("b", pivot=True, compensate=False))
     case.succeeds("a")
     case.order("compensate")
     case.succeeds("b")
-    assert (case.status, case.undone(), case.mail) == (Status.COMPLETED, [], [])
+    assert (case.status, case.compensated(), case.mail) == (Status.COMPLETED, [], [])
 
 
 def test_compensate_does_not_wait_for_a_local_pivot_which_has_not_happened() -> None:
-    case = Case(call("a"), local("b", pivot=True, undo=False))
+    case = Case(call("a"), local("b", pivot=True, compensate=False))
     case.succeeds("a")
     case.order("compensate")
-    assert case.undone() == ["a"]
+    assert case.compensated() == ["a"]
 
 
 def test_resume_counts_a_failed_step_as_done_and_goes_on() -> None:
-    case = Case(call("a", undo=False), call("b"))
+    case = Case(call("a", compensate=False), call("b"))
     case.exhausts("a")
-    assert told(case.order("resume")) == ["call b action 1"]
+    assert told(case.order("mark_done")) == ["call b action 1"]
     assert (case.status, case.attention) == (Status.RUNNING, False)
 
 
@@ -259,14 +261,14 @@ def test_resume_counts_failed_compensations_as_done() -> None:
     case.succeeds("a")
     case.declines("b")
     case.declines("a", COMPENSATION)
-    case.order("resume")
+    case.order("mark_done")
     assert (case.status, case.attention) == (Status.COMPENSATED, False)
 
 
 @pytest.mark.parametrize("step", [wait("a", seconds=None), sleep("a"), request("a")])
 def test_resume_counts_what_is_waited_for_as_done(step: Step) -> None:
     case = Case(step)
-    case.order("resume")
+    case.order("mark_done")
     assert case.status is Status.COMPLETED
 
 
@@ -274,15 +276,15 @@ def test_resume_counts_what_is_waited_for_as_done(step: Step) -> None:
     ("verb", "because"),
     [
         ("retry", "nothing has failed, and nothing waits for another attempt"),
-        ("resume", "nothing has failed, and nothing is waited for"),
-        ("dance", "there is no such order; there are retry, compensate, resume"),
+        ("mark_done", "nothing has failed, and nothing is waited for"),
+        ("dance", "there is no such order; there are retry, compensate, mark_done"),
     ],
 )
 def test_an_order_that_changes_nothing_is_answered_with_the_reason(verb: str, because: str) -> None:
     case = Case(call("a"))
     note = case.order(verb).notes[0]
-    assert (note.what, note.detail, note.actor) == (f"order {verb}", f"ignored, because {because}", "ann")
-    assert (case.mail, case.progress("a")) == ([], Progress.INTENDED)
+    assert (note.what, note.detail, note.actor) == (f"operator {verb}", f"ignored, because {because}", "ann")
+    assert (case.mail, case.progress("a")) == ([], StepStatus.STARTED)
 
 
 def test_compensate_is_ignored_while_it_is_being_done() -> None:

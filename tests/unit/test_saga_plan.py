@@ -1,4 +1,4 @@
-"""The rules of the plan: what is done next, what is asked again, what is undone, and when nobody knows."""
+"""The rules of the plan: what is done next, what is asked again, what is compensated, and when nobody knows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import random
 
 import pytest
 
-from outrider.saga.plan import Call, Claimed, Plan, Raised, Send, Succeeded, Unfit, advance, key_of
-from outrider.saga_store import Phase, Progress, Status
+from outrider.saga.model import Phase, Status, StepStatus
+from outrider.saga.planner.planner import (
+    CallAction,
+    Claimed,
+    InvalidResult,
+    Plan,
+    Raised,
+    SendCommand,
+    Succeeded,
+    advance,
+    key_of,
+)
 from tests.simulation.sagas.shelf import SAGA_ID
 from tests.unit.saga_case import COMPENSATION, Case, call, local, request, saga, sleep, told, wait
 
@@ -15,14 +25,14 @@ from tests.unit.saga_case import COMPENSATION, Case, call, local, request, saga,
 def test_a_step_is_journaled_before_it_is_done() -> None:
     case = Case(call("a"), call("b"))
     assert told(case.plan) == ["call a action 1"]
-    assert case.progress("a") is Progress.INTENDED
+    assert case.progress("a") is StepStatus.STARTED
     assert not case.plan.release
 
 
 def test_a_step_begins_in_the_turn_that_records_the_one_before_it() -> None:
     case = Case(local("a"), request("b"))
     assert told(case.succeeds("a")) == ["send b action 1"]
-    assert case.progress("a") is Progress.DONE
+    assert case.progress("a") is StepStatus.DONE
 
 
 def test_what_follows_a_parallel_group_waits_for_all_of_it() -> None:
@@ -40,13 +50,13 @@ def test_a_saga_whose_steps_are_all_done_is_completed() -> None:
     assert plan.instance.current_step is None
 
 
-def test_every_attempt_and_the_undo_of_a_step_have_one_key() -> None:
+def test_every_attempt_and_the_compensation_of_a_step_have_one_key() -> None:
     case = Case(call("a"), call("b"))
-    keys = {move.key for move in case.plan.moves if isinstance(move, Call)}
+    keys = {move.key for move in case.plan.moves if isinstance(move, CallAction)}
     case.raises("a")
-    keys |= {move.key for move in case.tell(seconds=2).moves if isinstance(move, Call)}
+    keys |= {move.key for move in case.tell(seconds=2).moves if isinstance(move, CallAction)}
     case.succeeds("a")
-    keys |= {move.key for move in case.declines("b").moves if isinstance(move, Call)}
+    keys |= {move.key for move in case.declines("b").moves if isinstance(move, CallAction)}
     assert keys == {key_of(SAGA_ID, "a")}
 
 
@@ -59,16 +69,16 @@ def test_an_attempt_that_raised_is_repeated_by_the_policy_of_its_step() -> None:
     assert case.shelf.instance.retry_count == 1
 
 
-def test_a_timeout_is_resolved_by_asking_again_with_the_same_key_before_anything_is_undone() -> None:
+def test_a_timeout_is_resolved_by_asking_again_with_the_same_key_before_anything_is_compensated() -> None:
     case = Case([request("a"), call("b")])
     key = key_of(SAGA_ID, "a")
     case.tell(seconds=10)
     case.declines("b")
-    assert (case.progress("a"), case.undone()) == (Progress.RETRYING, [])
-    assert case.tell(seconds=2).moves == (Send("a", Phase.ACTION, 2, key),)
+    assert (case.progress("a"), case.compensated()) == (StepStatus.RETRYING, [])
+    assert case.tell(seconds=2).moves == (SendCommand("a", Phase.ACTION, 2, key),)
     assert case.status is Status.RUNNING
     case.answer("yes", "a")
-    assert (case.status, case.undone()) == (Status.COMPENSATING, ["a"])
+    assert (case.status, case.compensated()) == (Status.COMPENSATING, ["a"])
 
 
 def test_a_call_that_timed_out_is_called_again() -> None:
@@ -84,21 +94,21 @@ def test_a_late_answer_resolves_a_request_that_is_about_to_be_asked_again() -> N
     assert case.status is Status.COMPLETED
 
 
-@pytest.mark.parametrize("undo", [True, False])
-def test_a_call_unknown_after_its_last_attempt_needs_a_person_and_nothing_is_undone(undo: bool) -> None:
-    case = Case(call("a"), call("b", undo=undo))
+@pytest.mark.parametrize("compensate", [True, False])
+def test_a_call_unknown_after_its_last_attempt_needs_a_person_and_nothing_is_compensated(compensate: bool) -> None:
+    case = Case(call("a"), call("b", compensate=compensate))
     case.succeeds("a")
     plan = case.exhausts("b", unknown=True)
-    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
     assert plan.attention == ("action of b failed: unknown whether it happened: no result within 10 s",)
 
 
-def test_a_request_that_is_never_answered_needs_a_person_and_nothing_is_undone() -> None:
+def test_a_request_that_is_never_answered_needs_a_person_and_nothing_is_compensated() -> None:
     case = Case(call("a"), request("b"))
     case.succeeds("a")
     for _ in range(3):
         case.tell(seconds=10)
-    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
 
 
 def test_what_the_same_worker_knows_not_to_have_begun_is_begun_at_no_cost() -> None:
@@ -124,7 +134,7 @@ def test_what_is_under_way_here_is_not_begun_again() -> None:
 def test_a_worker_lost_in_the_last_attempt_leaves_a_call_unknown() -> None:
     case = Case(call("a", attempts=1))
     case.tell(Claimed())
-    assert (case.status, case.undone()) == (Status.FAILED, [])
+    assert (case.status, case.compensated()) == (Status.FAILED, [])
     assert "unknown whether it happened" in str(case.shelf.instance.last_error)
 
 
@@ -132,7 +142,7 @@ def test_a_local_lost_in_its_last_attempt_was_rolled_back_and_counts_as_refused(
     case = Case(call("a"), local("b", attempts=1))
     case.succeeds("a")
     case.tell(Claimed())
-    assert case.undone() == ["a"]
+    assert case.compensated() == ["a"]
 
 
 def test_a_compensation_that_a_lost_worker_had_begun_is_begun_again() -> None:
@@ -142,73 +152,73 @@ def test_a_compensation_that_a_lost_worker_had_begun_is_begun_again() -> None:
     assert told(case.tell(Claimed())) == ["call a compensation 2"]
 
 
-def test_a_refusal_undoes_what_is_done_last_first_and_one_at_a_time() -> None:
+def test_a_rejection_compensates_what_is_done_last_first_and_one_at_a_time() -> None:
     case = Case(call("a"), local("b"), request("c"), call("d"))
     case.succeeds("a")
     case.succeeds("b")
     case.answer("yes", "c")
     assert told(case.declines("d")) == ["send c compensation 1"]
-    assert told(case.answer("undone", "c")) == ["local b compensation 1"]
+    assert told(case.answer("compensated", "c")) == ["local b compensation 1"]
     assert told(case.succeeds("b", phase=COMPENSATION)) == ["call a compensation 1"]
     case.succeeds("a", phase=COMPENSATION)
-    assert (case.status, case.attention, case.undone()) == (Status.COMPENSATED, False, ["c", "b", "a"])
+    assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATED, False, ["c", "b", "a"])
 
 
-def test_steps_without_an_undo_and_refused_ones_are_left_out() -> None:
-    case = Case(call("a"), call("b", undo=False), call("c"))
+def test_steps_without_a_compensation_and_refused_ones_are_left_out() -> None:
+    case = Case(call("a"), call("b", compensate=False), call("c"))
     case.succeeds("a")
     case.succeeds("b")
     case.declines("c")
-    assert case.undone() == ["a"]
+    assert case.compensated() == ["a"]
 
 
-def test_a_saga_that_has_nothing_to_undo_is_compensated_at_once() -> None:
+def test_a_saga_that_has_nothing_to_compensate_is_compensated_at_once() -> None:
     case = Case(call("a"))
     case.declines("a")
     assert (case.status, case.plan.release, case.plan.wake_seconds) == (Status.COMPENSATED, True, None)
 
 
-def test_a_refusal_waits_for_the_parallel_branch_that_is_under_way() -> None:
+def test_a_rejection_waits_for_the_parallel_branch_that_is_under_way() -> None:
     case = Case([call("a"), call("b"), request("c")])
     case.declines("a")
-    assert (case.status, case.undone()) == (Status.RUNNING, [])
+    assert (case.status, case.compensated()) == (Status.RUNNING, [])
     case.answer("yes", "c")
-    assert (case.status, case.undone()) == (Status.RUNNING, [])
+    assert (case.status, case.compensated()) == (Status.RUNNING, [])
     case.succeeds("b")
-    assert (case.status, case.undone()) == (Status.COMPENSATING, ["c", "b"])
+    assert (case.status, case.compensated()) == (Status.COMPENSATING, ["c", "b"])
 
 
-def test_a_refusal_begins_no_new_step_while_it_waits() -> None:
+def test_a_rejection_begins_no_new_step_while_it_waits() -> None:
     case = Case([call("a"), call("b")], call("c"))
     case.declines("a")
     assert told(case.succeeds("b")) == ["call b compensation 1"]
 
 
-def test_a_refusal_does_not_wait_for_events_timers_and_what_was_rolled_back() -> None:
+def test_a_rejection_does_not_wait_for_events_timers_and_what_was_rolled_back() -> None:
     case = Case([call("a"), wait("b"), sleep("c"), local("d")])
     case.raises("d")
     case.declines("a")
     assert case.status is Status.COMPENSATED
     assert [case.entry(step).error for step in "bcd"] == [
-        "not awaited any more, as another step was refused",
-        "not awaited any more, as another step was refused",
+        "not awaited any more, as another step was rejected",
+        "not awaited any more, as another step was rejected",
         "broke",
     ]
 
 
-def test_a_refusal_waits_for_a_local_that_has_begun() -> None:
+def test_a_rejection_waits_for_a_local_that_has_begun() -> None:
     case = Case([call("a"), local("b")])
     case.declines("a")
-    assert (case.status, case.progress("b")) == (Status.RUNNING, Progress.INTENDED)
+    assert (case.status, case.progress("b")) == (Status.RUNNING, StepStatus.STARTED)
     case.succeeds("b")
-    assert case.undone() == ["b"]
+    assert case.compensated() == ["b"]
 
 
 def test_a_local_without_attempts_left_counts_as_refused() -> None:
     case = Case(call("a"), local("b"))
     case.succeeds("a")
     case.exhausts("b")
-    assert (case.progress("b"), case.undone()) == (Progress.REFUSED, ["a"])
+    assert (case.progress("b"), case.compensated()) == (StepStatus.REJECTED, ["a"])
 
 
 def test_the_trail_says_of_a_local_or_a_call_that_it_raised_and_not_that_it_was_refused() -> None:
@@ -224,7 +234,7 @@ def test_the_trail_says_of_a_local_or_a_call_that_it_raised_and_not_that_it_was_
     ]
 
 
-def test_a_saga_that_has_ended_well_or_is_undone_has_no_last_error() -> None:
+def test_a_saga_that_has_ended_well_or_is_compensated_has_no_last_error() -> None:
     case = Case(call("a"))
     case.raises("a")
     case.tell(seconds=2)
@@ -238,17 +248,17 @@ def test_a_local_that_timed_out_was_rolled_back() -> None:
     case = Case(call("a"), local("b", attempts=1))
     case.succeeds("a")
     case.times_out("b")
-    assert (case.progress("b"), case.undone()) == (Progress.REFUSED, ["a"])
+    assert (case.progress("b"), case.compensated()) == (StepStatus.REJECTED, ["a"])
 
 
-def test_a_call_whose_last_attempt_raised_is_undone_too_as_it_may_have_happened() -> None:
+def test_a_call_whose_last_attempt_raised_is_compensated_too_as_it_may_have_happened() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     case.exhausts("b")
-    assert (case.progress("b"), case.undone()) == (Progress.REFUSED, ["b", "a"])
+    assert (case.progress("b"), case.compensated()) == (StepStatus.REJECTED, ["b", "a"])
 
 
-def test_a_call_that_raised_in_the_end_is_unknown_still_if_an_earlier_attempt_was_and_nothing_is_undone() -> None:
+def test_a_call_that_raised_in_the_end_is_unknown_still_if_an_earlier_attempt_was_and_nothing_is_compensated() -> None:
     case = Case(call("a"), call("b", attempts=3))
     case.succeeds("a")
     case.times_out("b")
@@ -256,7 +266,7 @@ def test_a_call_that_raised_in_the_end_is_unknown_still_if_an_earlier_attempt_wa
     case.raises("b")
     case.tell(seconds=9)
     plan = case.raises("b")
-    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
     assert plan.attention == ("action of b failed: unknown whether it happened before; it raised: broke",)
 
 
@@ -264,12 +274,12 @@ def test_that_an_attempt_was_lost_with_its_worker_is_not_forgotten_when_the_next
     case = Case(call("a"))
     case.tell(Claimed())
     case.raises("a")
-    assert (case.status, case.undone()) == (Status.FAILED, [])
+    assert (case.status, case.compensated()) == (Status.FAILED, [])
     case.order("retry")
     case.raises("a")
     case.tell(seconds=2)
     case.raises("a")
-    assert (case.status, case.undone()) == (Status.FAILED, [])
+    assert (case.status, case.compensated()) == (Status.FAILED, [])
 
 
 def test_a_call_that_says_that_it_did_not_happen_is_believed_after_an_attempt_that_was_unknown() -> None:
@@ -278,7 +288,7 @@ def test_a_call_that_says_that_it_did_not_happen_is_believed_after_an_attempt_th
     case.times_out("b")
     case.tell(seconds=2)
     case.declines("b")
-    assert case.undone() == ["a"]
+    assert case.compensated() == ["a"]
 
 
 def test_that_it_may_have_happened_is_not_forgotten_while_another_branch_is_under_way() -> None:
@@ -288,14 +298,14 @@ def test_that_it_may_have_happened_is_not_forgotten_while_another_branch_is_unde
     assert case.status is Status.RUNNING
     case.tell(Claimed())
     case.succeeds("a")
-    assert (case.status, case.undone()) == (Status.COMPENSATING, ["c", "b", "a"])
+    assert (case.status, case.compensated()) == (Status.COMPENSATING, ["c", "b", "a"])
 
 
-def test_a_call_whose_last_attempt_raised_and_that_has_no_undo_needs_a_person() -> None:
-    case = Case(call("a"), call("b", undo=False))
+def test_a_call_whose_last_attempt_raised_and_that_has_no_compensation_needs_a_person() -> None:
+    case = Case(call("a"), call("b", compensate=False))
     case.succeeds("a")
     case.exhausts("b")
-    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
 
 
 def test_a_failed_compensation_does_not_stop_the_others() -> None:
@@ -326,39 +336,39 @@ def test_a_compensation_without_an_answer_is_asked_for_again_and_fails_in_the_en
     case.tell(seconds=10)
     assert told(case.tell(seconds=2)) == ["send a compensation 2"]
     case.tell(seconds=10)
-    assert (case.status, case.progress("a", COMPENSATION)) == (Status.FAILED, Progress.FAILED)
+    assert (case.status, case.progress("a", COMPENSATION)) == (Status.FAILED, StepStatus.FAILED)
 
 
-def test_a_refused_pivot_undoes_what_came_before_it() -> None:
-    case = Case(call("a"), call("b", pivot=True, undo=False))
+def test_a_refused_pivot_compensates_what_came_before_it() -> None:
+    case = Case(call("a"), call("b", pivot=True, compensate=False))
     case.succeeds("a")
     case.declines("b")
-    assert (case.status, case.undone()) == (Status.COMPENSATING, ["a"])
+    assert (case.status, case.compensated()) == (Status.COMPENSATING, ["a"])
 
 
-def test_nothing_is_undone_after_the_pivot() -> None:
-    case = Case(call("a"), call("b", pivot=True, undo=False), call("c", undo=False))
+def test_nothing_is_compensated_after_the_pivot() -> None:
+    case = Case(call("a"), call("b", pivot=True, compensate=False), call("c", compensate=False))
     case.succeeds("a")
     case.succeeds("b")
     plan = case.declines("c")
-    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
-    assert plan.attention == ("action of c failed: refused after the pivot: no",)
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
+    assert plan.attention == ("action of c failed: rejected after the pivot: no",)
 
 
-def test_attempts_that_run_out_after_the_pivot_undo_nothing() -> None:
-    case = Case(local("a"), local("b", pivot=True, undo=False), local("c", undo=False))
+def test_attempts_that_run_out_after_the_pivot_compensate_nothing() -> None:
+    case = Case(local("a"), local("b", pivot=True, compensate=False), local("c", compensate=False))
     case.succeeds("a")
     case.succeeds("b")
     case.exhausts("c")
-    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
 
 
-def test_a_refusal_beside_a_pivot_that_succeeds_undoes_nothing() -> None:
-    case = Case(call("a"), [call("b", pivot=True, undo=False), call("c")])
+def test_a_rejection_beside_a_pivot_that_succeeds_compensates_nothing() -> None:
+    case = Case(call("a"), [call("b", pivot=True, compensate=False), call("c")])
     case.succeeds("a")
     case.declines("c")
     case.succeeds("b")
-    assert (case.status, case.undone()) == (Status.FAILED, [])
+    assert (case.status, case.compensated()) == (Status.FAILED, [])
 
 
 def test_only_mail_can_move_a_saga_that_waits_without_a_deadline() -> None:
@@ -378,7 +388,7 @@ def test_the_worker_times_its_own_calls_so_the_saga_does_not_wake_for_them() -> 
 
 
 def test_the_current_step_is_the_first_that_is_under_way_or_one_that_failed() -> None:
-    case = Case([wait("a", seconds=99), call("b", undo=False)])
+    case = Case([wait("a", seconds=99), call("b", compensate=False)])
     assert case.shelf.instance.current_step == "a"
     case.exhausts("b")
     assert (case.status, case.shelf.instance.current_step) == (Status.FAILED, "b")
@@ -391,9 +401,9 @@ def test_the_journal_tells_where_a_step_came_when_it_began_and_when_it_ended() -
     case.tell(seconds=2)
     case.succeeds("a")
     entry = case.entry("a")
-    assert (entry.place, entry.intended_at, entry.ended_at) == (1, began, case.shelf.now)
+    assert (entry.position, entry.started_at, entry.ended_at) == (1, began, case.shelf.now)
     assert (entry.attempts, entry.error, entry.due_at) == (2, None, None)
-    assert case.entry("b").place == 2
+    assert case.entry("b").position == 2
 
 
 def test_the_same_record_and_news_give_the_same_plan() -> None:
@@ -449,26 +459,26 @@ def test_a_parked_saga_needs_attention_until_it_goes_on_whatever_comes() -> None
     assert (case.status, case.attention) == (Status.COMPLETED, False)
 
 
-def test_a_saga_whose_undo_is_gone_from_the_definition_stops_with_the_remedy() -> None:
+def test_a_saga_whose_compensation_is_gone_from_the_definition_stops_with_the_remedy() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     case.declines("b")
-    case.definition = saga(call("a", undo=False), call("b"))
-    assert "no undo of it" in case.tell(Claimed()).attention[0]
+    case.definition = saga(call("a", compensate=False), call("b"))
+    assert "no compensation of it" in case.tell(Claimed()).attention[0]
 
 
-def test_what_cannot_be_recorded_needs_a_person_at_once_and_nothing_is_undone() -> None:
+def test_what_cannot_be_recorded_needs_a_person_at_once_and_nothing_is_compensated() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
-    case.tell(Unfit("b", Phase.ACTION, "the state holds a socket"))
-    assert (case.status, case.attention, case.undone()) == (Status.FAILED, True, [])
+    case.tell(InvalidResult("b", Phase.ACTION, "the state holds a socket"))
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
 
 
 def test_a_result_of_an_attempt_that_was_given_up_changes_nothing() -> None:
     case = Case(call("a"))
     case.times_out("a")
     assert case.succeeds("a").entries == ()
-    assert case.progress("a") is Progress.RETRYING
+    assert case.progress("a") is StepStatus.RETRYING
 
 
 def test_a_result_that_nobody_waits_for_is_noted_and_changes_nothing() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
 from outrider.saga import SagaSettings
-from outrider.saga.merging import merged
+from outrider.saga.state.merge import merged
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from outrider.saga.merging import merged
         ({"poll_seconds_min": 2, "poll_seconds_max": 1}, "poll_seconds_min"),
         ({"lease_seconds": 2, "poll_seconds_max": 1}, "a third of lease_seconds"),
         ({"saga_days": 400}, "audit_days"),
-        ({"saga_days": 30}, r"saga_days \(30\) is less than barrier_days .* raise saga_days"),
+        ({"saga_days": 30}, r"saga_days \(30\) is less than participant_memory_days .* raise saga_days"),
         ({"lease_seconds": float("nan")}, "lease_seconds = nan"),
         ({"lease_seconds": float("inf")}, "lease_seconds = inf"),
         ({"lease_seconds": "15"}, "lease_seconds = '15' cannot work; it must be a number"),
@@ -32,7 +32,7 @@ from outrider.saga.merging import merged
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_their_names(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadSetting, match=told):
+    with pytest.raises(InvalidSetting, match=told):
         SagaSettings(**settings)
 
 

@@ -12,25 +12,25 @@ import pytest
 
 import outrider
 from outrider import Event, RetryPolicy
-from outrider.errors import Misuse, TransactionLost
-from outrider.observer import (
-    SagaDropped,
+from outrider.errors import TransactionLost, UsageError
+from outrider.saga import StepRejected
+from outrider.saga.definition.steps import Definition
+from outrider.saga.execution import runner, turn
+from outrider.saga.execution.runner import ROLLED_BACK_MAX, SPOILT_MAX
+from outrider.saga.model import SagaChange, SagaRecord, Status, StepStatus
+from outrider.saga.planner.actions import Input, Plan
+from outrider.saga.planner.planner import advance
+from outrider.telemetry.events import (
     SagaNeedsAttention,
+    SagaReleased,
     SagaStepFailed,
     SagaStepRaised,
-    SagaStepUndone,
-    SagaWorkerTroubled,
+    SagaStepRolledBack,
+    SagaWorkerUnavailable,
 )
-from outrider.saga import Refused, driving, turning
-from outrider.saga.driving import UNDONE_MAX
-from outrider.saga.news import News, Plan
-from outrider.saga.plan import advance
-from outrider.saga.steps import Definition
-from outrider.saga.trouble import SPOILT_MAX
-from outrider.saga_store import Progress, Record, Status, Turn
 from tests.unit.saga_shop import LEASE_SECONDS, ONCE, TWICE, Order, Shop, begun, local, order_saga, request
 
-DONE, FAILED, REFUSED = Progress.DONE, Progress.FAILED, Progress.REFUSED
+DONE, FAILED, REJECTED = StepStatus.DONE, StepStatus.FAILED, StepStatus.REJECTED
 
 
 async def _stopped(shop: Shop, saga_id: UUID) -> str:
@@ -55,7 +55,7 @@ class Evil(dict[str, Any]):
         (Evil(a=1), "RuntimeError: evil (tests/unit/test_saga_spoilt.py:"),
         ({"price": float("nan")}, "payload.price: nan is not JSON; send null or a number"),
     ],
-    ids=["chokes", "refused"],
+    ids=["chokes", "rejected"],
 )
 @pytest.mark.parametrize("kind", ["local", "call", "reply", "command"])
 async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_once(
@@ -78,7 +78,9 @@ async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_o
             request(saga, "it").on("stock.reserved")(stage_badly)
         else:
             request(saga, "it").payload(lambda state: payload)
-        request(saga, "other", command="car.reserve", reply="car.reserved", refusal=None, undo="x", undone="y")
+        request(
+            saga, "other", command="car.reserve", reply="car.reserved", rejection=None, compensate="x", compensated="y"
+        )
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     for command in await shop.sent():
@@ -91,16 +93,16 @@ async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_o
     assert (await shop.shown(saga_id)).instance.current_step == "it"
     assert (await shop.progress(saga_id, "it")) == (FAILED, 1)
     assert (await shop.progress(saga_id, "other")) == (DONE, 1)
-    assert not shop.notebook.of(SagaDropped)
+    assert not shop.notebook.of(SagaReleased)
 
 
 async def test_a_turn_that_cannot_be_computed_stops_its_saga_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(definition: Definition, record: Record, news: Sequence[News], *more: Any) -> Plan:
+    def broken(definition: Definition, record: SagaRecord, news: Sequence[Input], *more: Any) -> Plan:
         if any(mail.name == "poison" for mail in record.mail):
             raise KeyError("a bug")
         return advance(definition, record, news, *more)
 
-    monkeypatch.setattr(turning, "advance", broken)
+    monkeypatch.setattr(turn, "advance", broken)
     saga = order_saga()
     request(saga)
     shop = Shop(saga)
@@ -110,7 +112,7 @@ async def test_a_turn_that_cannot_be_computed_stops_its_saga_at_once(monkeypatch
     error = await _stopped(shop, saga_id)
     assert error.startswith("no turn of it can be computed")
     assert "KeyError: 'a bug' (tests/unit/test_saga_spoilt.py:" in error
-    assert "order poison" in await shop.trail(saga_id)
+    assert "operator poison" in await shop.trail(saga_id)
     assert (await shop.shown(saga_id)).mail == ()
     # The journal is as it was, so a person can let it go on.
     await shop.order(saga_id, "retry")
@@ -126,17 +128,17 @@ async def test_a_turn_that_can_never_be_saved_stops_its_saga_after_some_tries() 
     request(saga)
     shop = Shop(saga)
 
-    def broken(turn: Turn) -> None:
+    def broken(turn: SagaChange) -> None:
         if turn.instance.status is not Status.FAILED:
             raise outrider.Permanent("a value that no column takes")
 
     shop.store.saving = broken
     saga_id = await begun(shop, saga)
     for tries in range(1, SPOILT_MAX):
-        assert len(shop.notebook.of(SagaDropped)) == tries
+        assert len(shop.notebook.of(SagaReleased)) == tries
         await shop.passes(LEASE_SECONDS)
     await shop.passes(LEASE_SECONDS)
-    assert len(shop.notebook.of(SagaDropped)) == SPOILT_MAX
+    assert len(shop.notebook.of(SagaReleased)) == SPOILT_MAX
     assert "a value that no column takes" in await _stopped(shop, saga_id)
 
 
@@ -156,7 +158,7 @@ async def test_an_event_without_headers_that_are_a_mapping_fails_its_step(header
     assert (await _stopped(shop, new.saga_id)).startswith("headers: ")
 
 
-async def test_a_local_step_that_ends_its_transaction_is_never_repeated_and_nothing_is_undone() -> None:
+async def test_a_local_step_that_ends_its_transaction_is_never_repeated_and_nothing_is_compensated() -> None:
     saga, log = order_saga(), list[str]()
     local(saga, log, "a")
 
@@ -177,7 +179,7 @@ def test_a_step_whose_function_holds_a_yield_is_refused_when_it_is_written() -> 
     def create(run: Any, tx: Any) -> Any:
         yield
 
-    with pytest.raises(Misuse, match=r"test_saga_spoilt\.py:\d+: .*create has a yield"):
+    with pytest.raises(UsageError, match=r"test_saga_spoilt\.py:\d+: .*create has a yield"):
         saga.local()(create)
 
 
@@ -230,27 +232,28 @@ async def test_a_local_step_that_takes_too_long_is_rolled_back_and_charged() -> 
 async def test_a_transaction_that_is_lost_under_a_local_step_costs_an_attempt_only_if_that_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driving, "PAUSES", RetryPolicy(base_seconds=0.001, cap_seconds=0.001))
+    monkeypatch.setattr(runner, "PAUSES", RetryPolicy(base_seconds=0.001, cap_seconds=0.001))
     saga, tries = order_saga(), list[int]()
 
     @saga.local(retry=TWICE)
     async def create(run: Any, tx: Any) -> None:
         tries.append(run.attempt)
-        if len(tries) <= UNDONE_MAX + 1:
+        if len(tries) <= ROLLED_BACK_MAX + 1:
             raise TransactionLost("the connection is gone")
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
-    assert tries == [1] * UNDONE_MAX
+    assert tries == [1] * ROLLED_BACK_MAX
     error = (await shop.shown(saga_id)).instance.last_error
     assert (
-        error == f"the store has failed under it {UNDONE_MAX} times in a row, the last time so: the connection is gone"
+        error
+        == f"the store has failed under it {ROLLED_BACK_MAX} times in a row, the last time so: the connection is gone"
     )
     await shop.passes(5)
-    assert tries == [1] * UNDONE_MAX + [2, 2]
+    assert tries == [1] * ROLLED_BACK_MAX + [2, 2]
     assert await shop.progress(saga_id, "create") == (DONE, 2)
-    assert [fact.times for fact in shop.notebook.of(SagaStepUndone)] == [*range(1, UNDONE_MAX + 1), 1]
-    assert not shop.notebook.of(SagaWorkerTroubled)
+    assert [fact.times for fact in shop.notebook.of(SagaStepRolledBack)] == [*range(1, ROLLED_BACK_MAX + 1), 1]
+    assert not shop.notebook.of(SagaWorkerUnavailable)
 
 
 @pytest.mark.parametrize("kind", ["local", "call"])
@@ -299,7 +302,7 @@ async def test_the_traceback_of_a_step_is_there_for_whoever_looks_closely() -> N
     async def charge(run: Any) -> None:
         if run.attempt == 1:
             raise RuntimeError("not today")
-        raise Refused("the card was declined")
+        raise StepRejected("the card was declined")
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
@@ -307,7 +310,7 @@ async def test_the_traceback_of_a_step_is_there_for_whoever_looks_closely() -> N
     [fact] = shop.notebook.of(SagaStepRaised)
     assert (fact.level, fact.step) == ("debug", "charge")
     assert 'raise RuntimeError("not today")' in fact.traceback
-    # A refusal is what the author has to say: no error, and from no place.
+    # A rejection is what the author has to say: no error, and from no place.
     assert next(e.error for e in (await shop.shown(saga_id)).journal) == "the card was declined"
 
 
@@ -343,27 +346,27 @@ async def test_a_group_of_errors_names_the_first_of_them_and_its_place() -> None
     assert re.search(r"the first of them ValueError: inner \(tests/unit/test_saga_spoilt\.py:\d+ in ", error)
 
 
-async def test_the_payload_of_an_undo_is_named_when_it_raises() -> None:
+async def test_the_payload_of_a_compensation_is_named_when_it_raises() -> None:
     saga = order_saga()
-    reserve = request(saga, undo_retry=ONCE)
+    reserve = request(saga, compensation_retry=ONCE)
 
-    @reserve.undo_payload
+    @reserve.compensation_payload
     def what_to_release(state: Order) -> dict[str, str]:
         raise KeyError("reservation")
 
     @saga.call()
     async def charge(run: Any) -> None:
-        raise Refused("the card was declined")
+        raise StepRejected("the card was declined")
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     [command] = await shop.sent()
     await shop.answer(command, "stock.reserved")
     await shop.works()
-    assert (await _stopped(shop, saga_id)).startswith("undo_payload: KeyError: 'reservation' (tests/unit/")
+    assert (await _stopped(shop, saga_id)).startswith("compensation_payload: KeyError: 'reservation' (tests/unit/")
 
 
-def test_an_undo_whose_function_holds_a_yield_is_refused_too() -> None:
+def test_a_compensation_whose_function_holds_a_yield_is_refused_too() -> None:
     saga = order_saga()
 
     @saga.local()
@@ -372,5 +375,5 @@ def test_an_undo_whose_function_holds_a_yield_is_refused_too() -> None:
     async def cancel(run: Any, tx: Any) -> Any:
         yield
 
-    with pytest.raises(Misuse, match=r"test_saga_spoilt\.py:\d+: .*cancel has a yield"):
-        create.undo()(cancel)
+    with pytest.raises(UsageError, match=r"test_saga_spoilt\.py:\d+: .*cancel has a yield"):
+        create.compensate()(cancel)

@@ -15,9 +15,8 @@ from uuid import UUID
 
 import pytest
 
-from outrider.errors import Misuse
-from outrider.saga.errors import BadState
-from outrider.saga.state import check_type, decode, encode
+from outrider.errors import InvalidState, UsageError
+from outrider.saga.state.codec import check_type, decode, encode
 
 OrderId = NewType("OrderId", str)
 
@@ -172,7 +171,7 @@ class Gift(Line):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_value_that_would_not_come_back_is_refused_with_its_path(state: Any, path: str, problem: str) -> None:
-    with pytest.raises(BadState) as caught:
+    with pytest.raises(InvalidState) as caught:
         encode(state)
     assert caught.value.path == path
     assert problem in str(caught.value)
@@ -198,7 +197,7 @@ def test_a_value_that_would_not_come_back_is_refused_with_its_path(state: Any, p
 )
 def test_what_is_stored_and_does_not_fit_is_refused_with_its_path(change: Any, path: str, problem: str) -> None:
     stored = json.loads(encode(everything())) | change
-    with pytest.raises(BadState) as caught:
+    with pytest.raises(InvalidState) as caught:
         decode(Everything, json.dumps(stored).encode())
     assert caught.value.path == path
     assert problem in str(caught.value)
@@ -206,9 +205,9 @@ def test_what_is_stored_and_does_not_fit_is_refused_with_its_path(change: Any, p
 
 
 def test_what_is_not_json_is_refused() -> None:
-    with pytest.raises(BadState, match="what is stored is not JSON"):
+    with pytest.raises(InvalidState, match="what is stored is not JSON"):
         decode(Line, b"{")
-    with pytest.raises(BadState, match=r"the stored \[\] is not Line"):
+    with pytest.raises(InvalidState, match=r"the stored \[\] is not Line"):
         decode(Line, b"[]")
 
 
@@ -238,7 +237,7 @@ def test_what_a_class_derives_from_its_fields_is_derived_again() -> None:
 
 
 def test_a_class_that_refuses_what_is_stored_is_heard() -> None:
-    with pytest.raises(BadState, match="a name, please"):
+    with pytest.raises(InvalidState, match="a name, please"):
         decode(Secretive, b'{"name": ""}')
 
 
@@ -299,7 +298,7 @@ class WithLiteral:
     ],
 )
 def test_a_type_that_could_not_be_stored_is_refused_with_its_field(kind: Any, path: str, problem: str) -> None:
-    with pytest.raises(BadState) as caught:
+    with pytest.raises(InvalidState) as caught:
         check_type(kind)
     assert caught.value.path.startswith(path)
     assert problem in str(caught.value)
@@ -311,7 +310,7 @@ def test_a_type_that_can_be_stored_is_accepted_also_if_it_holds_itself(kind: typ
 
 
 def test_a_bad_state_is_the_authors_to_mend() -> None:
-    assert issubclass(BadState, Misuse)
+    assert issubclass(InvalidState, UsageError)
 
 
 class Basket(SimpleNamespace):
@@ -344,14 +343,14 @@ def test_a_model_writes_and_reads_itself(state: Any) -> None:
 
 def test_what_a_model_refuses_or_cannot_write_is_refused_with_its_path() -> None:
     with pytest.raises(
-        BadState, match=r"Holder\.basket: the model does not take what is stored \(the total is no number"
+        InvalidState, match=r"Holder\.basket: the model does not take what is stored \(the total is no number"
     ):
         decode(Holder, b'{"basket": {"total": "5"}}')
-    with pytest.raises(BadState, match=r"Holder\.basket: 5 is not Basket"):
+    with pytest.raises(InvalidState, match=r"Holder\.basket: 5 is not Basket"):
         encode(Holder(5))  # type: ignore[arg-type]
-    with pytest.raises(BadState, match=r"Basket\.total: it contains a NUL"):
+    with pytest.raises(InvalidState, match=r"Basket\.total: it contains a NUL"):
         encode(Basket(total="\0"))
-    with pytest.raises(BadState, match=r"Basket\.total: nan is not JSON"):
+    with pytest.raises(InvalidState, match=r"Basket\.total: nan is not JSON"):
         encode(Basket(total=float("nan")))
 
 
@@ -362,5 +361,5 @@ def test_a_pydantic_model_comes_back_equal() -> None:
     check_type(model)
     state = model(id=UUID(int=7), total=Decimal("1.10"))
     assert through_json(state) == state
-    with pytest.raises(BadState, match="the model does not take what is stored"):
+    with pytest.raises(InvalidState, match="the model does not take what is stored"):
         decode(model, b'{"id": "x"}')

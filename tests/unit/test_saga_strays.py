@@ -10,9 +10,10 @@ import pytest
 
 import outrider
 from outrider import Event
-from outrider.observer import SagaCallStray, SagaNeedsAttention
-from outrider.saga import Refused, Saga, strays
-from outrider.saga_store import Progress, Status
+from outrider.saga import Saga, StepRejected
+from outrider.saga.execution import step_executor
+from outrider.saga.model import Status, StepStatus
+from outrider.telemetry.events import SagaNeedsAttention, SagaTaskLeaked
 from tests.unit.saga_shop import ONCE, TWICE, Order, Shop, begun, order_saga, running, until
 
 
@@ -39,7 +40,7 @@ class Deaf:
 
 @pytest.fixture
 async def deaf(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Deaf]:
-    monkeypatch.setattr(strays, "CANCEL_SECONDS", 0.01)
+    monkeypatch.setattr(step_executor, "CANCEL_SECONDS", 0.01)
     made = Deaf()
     yield made
     made.goes_on.set()
@@ -56,11 +57,11 @@ def _saga(deaf: Deaf, **options: Any) -> Saga[Order]:
 async def test_a_call_that_ignores_its_end_is_unknown_and_made_again_beside_it(deaf: Deaf) -> None:
     shop = Shop(saga := _saga(deaf, retry=TWICE))
     saga_id = await begun(shop, saga)
-    assert await shop.progress(saga_id, "charge") == (Progress.RETRYING, 1)
+    assert await shop.progress(saga_id, "charge") == (StepStatus.RETRYING, 1)
     await shop.passes(5)
     assert deaf.attempts == [1, 2]
     assert await shop.status(saga_id) is Status.FAILED
-    assert [(fact.attempt, fact.strays) for fact in shop.notebook.of(SagaCallStray)] == [(1, 1), (2, 2)]
+    assert [(fact.attempt, fact.strays) for fact in shop.notebook.of(SagaTaskLeaked)] == [(1, 1), (2, 2)]
     [reason] = shop.notebook.of(SagaNeedsAttention)
     assert "unknown whether it happened: no result within 0.01 s" in reason.error
 
@@ -80,7 +81,7 @@ async def test_a_worker_does_not_wait_for_strays_when_it_stops(deaf: Deaf) -> No
     saga.call(name="charge", retry=TWICE)(deaf)
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    worker = shop.hire(stop_seconds=0.01)
+    worker = shop.hire(shutdown_timeout_seconds=0.01)
     async with running(worker) as task:
         await until(deaf.begins)
         worker.stop()
@@ -93,7 +94,7 @@ async def test_a_worker_does_not_wait_for_strays_when_it_stops(deaf: Deaf) -> No
 async def test_a_step_that_leaves_too_many_strays_behind_is_not_called_any_more(
     deaf: Deaf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strays, "STRAYS_MAX", 1)
+    monkeypatch.setattr(step_executor, "STRAYS_MAX", 1)
     shop = Shop(saga := _saga(deaf, retry=TWICE))
     saga_id = await begun(shop, saga)
     await shop.passes(5)
@@ -119,12 +120,12 @@ async def test_a_call_that_ends_with_an_answer_when_it_is_cancelled_has_answered
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            raise Refused("no parcel") from None
+            raise StepRejected("no parcel") from None
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     assert (await shop.state(saga_id))["charge"] == "made it"
-    assert await shop.progress(saga_id, "ship") == (Progress.REFUSED, 1)
+    assert await shop.progress(saga_id, "ship") == (StepStatus.REJECTED, 1)
 
 
 async def test_a_call_that_breaks_when_it_is_cancelled_is_unknown() -> None:
@@ -157,7 +158,7 @@ async def test_a_local_step_that_ignores_its_end_is_cut_off_from_its_transaction
     assert (await shop.shown(saga_id)).journal[0].error == (
         "raised in its last attempt, and was rolled back: no result within 0.01 s"
     )
-    assert len(shop.notebook.of(SagaCallStray)) == 1
+    assert len(shop.notebook.of(SagaTaskLeaked)) == 1
     deaf.goes_on.set()
     await asyncio.wait(deaf.tasks)
     assert await shop.sent() == []

@@ -7,19 +7,18 @@ from datetime import timedelta
 
 import pytest
 
-from outrider.saga.handover import hand_over
-from outrider.saga.plan import Raised
-from outrider.saga.steps import Definition, Step
-from outrider.saga.view import GRACE_SECONDS
-from outrider.saga.why import Why, explain
-from outrider.saga_store import Phase, Record, Status
+from outrider.saga.definition.steps import Definition, Step
+from outrider.saga.execution.turn import hand_over
+from outrider.saga.explain import GRACE_SECONDS, Explanation, explain
+from outrider.saga.model import Phase, SagaRecord, Status
+from outrider.saga.planner.planner import Raised
 from tests.simulation.sagas.shelf import LEASE_SECONDS, SAGA_ID
 from tests.unit.saga_case import Case, call, local, nothing, request, sleep, wait
 
 COMPENSATION = Phase.COMPENSATION
 
 
-def look(case: Case, *, seconds: float = 0, read: bool = True) -> Record:
+def look(case: Case, *, seconds: float = 0, read: bool = True) -> SagaRecord:
     """Return what is known so much later; what was not read came after the last turn."""
     record = case.shelf.load()
     posted = min((mail.posted_at for mail in record.mail), default=record.now)
@@ -28,15 +27,15 @@ def look(case: Case, *, seconds: float = 0, read: bool = True) -> Record:
     return record._replace(instance=instance, now=record.now + timedelta(seconds=seconds))
 
 
-def why(case: Case, definition: Definition | None = None, *, seconds: float = 0, read: bool = True) -> Why:
+def why(case: Case, definition: Definition | None = None, *, seconds: float = 0, read: bool = True) -> Explanation:
     return explain(look(case, seconds=seconds, read=read), definition or case.definition)
 
 
-def words(told: Why) -> str:
+def words(told: Explanation) -> str:
     return "\n".join(told.reasons)
 
 
-def verbs(told: Why) -> list[str]:
+def verbs(told: Explanation) -> list[str]:
     return [command.split()[2] for command, _ in told.helps]
 
 
@@ -54,10 +53,10 @@ def test_what_waits_for_mail_or_time_needs_no_worker() -> None:
     told = why(Case(wait("collected", seconds=None)))
     assert "step collected waits for the event event collected since" in words(told)
     assert "no worker need look at it before an answer or an order comes" in words(told)
-    assert "counts as refused" in words(why(Case(wait("collected"))))
+    assert "counts as rejected" in words(why(Case(wait("collected"))))
     assert "lets time pass until" in words(why(Case(sleep("rest", 10))))
     assert "(in 10.0 s), or an answer or an order comes" in words(why(Case(sleep("rest", 10))))
-    assert verbs(told) == ["resume", "compensate"]
+    assert verbs(told) == ["mark-done", "compensate"]
 
 
 def test_a_step_under_way_names_its_worker_until_the_end_of_the_claim() -> None:
@@ -111,19 +110,19 @@ def test_what_was_handed_over_before_it_began_has_made_no_attempt() -> None:
 
 
 def test_a_failed_step_offers_every_way_out() -> None:
-    case = Case(local("create"), call("charge", undo=False))
+    case = Case(local("create"), call("charge", compensate=False))
     case.succeeds("create")
     case.exhausts("charge")
     told = why(case)
     assert case.status is Status.FAILED
     assert "step charge has failed after 2 attempts: broke" in words(told)
-    assert verbs(told) == ["retry", "resume", "compensate"]
-    assert told.helps[-1].effect.endswith("see first that charge did not happen, since it has no undo")
+    assert verbs(told) == ["retry", "mark-done", "compensate"]
+    assert told.helps[-1].effect.endswith("see first that charge did not happen, since it has no compensation")
     assert all(str(SAGA_ID) in command for command, _ in told.helps)
 
 
 def test_an_order_to_a_failed_saga_that_nobody_reads_is_told() -> None:
-    case = Case(call("charge", undo=False))
+    case = Case(call("charge", compensate=False))
     case.exhausts("charge")
     assert "overdue" not in words(why(case, seconds=60))
     case.post("retry")
@@ -150,17 +149,17 @@ def test_an_answer_in_the_box_of_a_failed_saga_is_told() -> None:
 
 
 def test_after_the_pivot_nobody_is_told_to_compensate() -> None:
-    case = Case(call("charge", pivot=True, undo=False), call("ship", undo=False))
+    case = Case(call("charge", pivot=True, compensate=False), call("ship", compensate=False))
     case.succeeds("charge")
     assert "compensate" not in verbs(why(case))
     case.exhausts("ship")
-    assert verbs(why(case)) == ["retry", "resume"]
+    assert verbs(why(case)) == ["retry", "mark-done"]
     unknown = explain(look(case))
     assert unknown.helps[-1].effect.endswith("unless its pivot is done")
 
 
 def test_an_order_waits_for_a_worker_or_for_the_end_of_the_pivot() -> None:
-    case = Case(local("create"), call("charge", pivot=True, undo=False))
+    case = Case(local("create"), call("charge", pivot=True, compensate=False))
     case.succeeds("create")
     case.post("retry")
     case.post("compensate")
@@ -177,20 +176,20 @@ def test_an_order_to_compensate_waits_for_a_call_that_is_under_way() -> None:
 
 
 def test_what_happens_at_this_very_moment_was_not_less_than_no_time_ago() -> None:
-    case = Case(call("charge", undo=False))
+    case = Case(call("charge", compensate=False))
     case.exhausts("charge")
     assert "(0 ms ago)" in words(why(case))
 
 
-def test_compensation_says_what_is_being_undone_and_what_is_still_to_come() -> None:
+def test_compensation_says_what_is_being_compensated_and_what_is_still_to_come() -> None:
     case = Case(local("create"), request("reserve"), call("charge"))
     case.succeeds("create")
     case.answer("yes", "reserve")
     case.declines("charge")
     told = why(case)
-    assert "waits for reply undone of the undoing of step reserve, asked once" in words(told)
-    assert "still to be undone: create" in words(told)
-    assert verbs(told) == ["resume"]
+    assert "waits for reply compensated of the compensation of step reserve, asked once" in words(told)
+    assert "still to be compensated: create" in words(told)
+    assert verbs(told) == ["mark-done"]
 
 
 def test_a_compensation_that_failed_is_told_at_once_and_at_the_end() -> None:
@@ -199,32 +198,32 @@ def test_a_compensation_that_failed_is_told_at_once_and_at_the_end() -> None:
     case.succeeds("book")
     case.declines("charge")
     case.exhausts("book", COMPENSATION)
-    assert case.progress("create", COMPENSATION) == "intended"
-    assert "the undoing of step book has failed after 2 attempts: broke" in words(why(case))
+    assert case.progress("create", COMPENSATION) == "started"
+    assert "the compensation of step book has failed after 2 attempts: broke" in words(why(case))
     case.succeeds("create", phase=COMPENSATION)
     assert case.status is Status.FAILED
-    assert "the undoing of step book has failed after 2 attempts: broke" in words(why(case))
-    assert verbs(why(case)) == ["retry", "resume"]
+    assert "the compensation of step book has failed after 2 attempts: broke" in words(why(case))
+    assert verbs(why(case)) == ["retry", "mark-done"]
 
 
 def test_what_is_over_says_so_and_offers_nothing() -> None:
     done = Case(local("create"))
     done.succeeds("create")
     assert words(why(done)).startswith("completed at")
-    undone = Case(local("create"), call("charge"))
-    undone.succeeds("create")
-    undone.declines("charge")
-    undone.succeeds("create", phase=COMPENSATION)
-    assert why(undone).reasons[0] == "step charge was refused: no"
-    assert "compensated at" in words(why(undone))
+    compensated = Case(local("create"), call("charge"))
+    compensated.succeeds("create")
+    compensated.declines("charge")
+    compensated.succeeds("create", phase=COMPENSATION)
+    assert why(compensated).reasons[0] == "step charge was rejected: no"
+    assert "compensated at" in words(why(compensated))
     raised = Case(local("create", attempts=1))
     raised.raises("create")
-    assert why(raised).reasons[0] == "step create raised in its last attempt, and was rolled back: broke"
+    assert why(raised).reasons[0] == "step create was rejected: raised in its last attempt, and was rolled back: broke"
     given_up = Case(request("reserve"))
     given_up.order("compensate")
-    given_up.answer("undone", "reserve")
+    given_up.answer("compensated", "reserve")
     assert why(given_up).reasons[0] == "step reserve failed: given up, as compensation was ordered"
-    assert why(done).helps == why(undone).helps == ()
+    assert why(done).helps == why(compensated).helps == ()
 
 
 @pytest.mark.parametrize(("step", "told"), [(call("a"), "step a is being done"), (sleep("a"), "step a waits for an")])
@@ -240,7 +239,7 @@ def test_a_saga_whose_definition_was_changed_under_it_says_so() -> None:
     told = why(case)
     assert "has no create" in words(told)
     assert verbs(told)[0] == "retry"
-    assert "resume" not in verbs(told)
+    assert "mark-done" not in verbs(told)
     assert told.helps[0].effect == "goes on where it stood, once that is put right"
 
 

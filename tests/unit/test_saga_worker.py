@@ -12,10 +12,17 @@ import pytest
 
 import outrider
 from outrider import Event
-from outrider.observer import Handled, MailUnknown, SagaEnded, SagaMoved, SagaNeedsAttention, SagaWorkerStarted
-from outrider.observers.logs import LogObserver
-from outrider.saga import Refused, SagaWorker
-from outrider.saga_store import Phase, Progress, Status
+from outrider.saga import SagaWorker, StepRejected
+from outrider.saga.model import Phase, Status, StepStatus
+from outrider.telemetry.events import (
+    Handled,
+    ReplyOfUnknownSaga,
+    SagaAdvanced,
+    SagaEnded,
+    SagaNeedsAttention,
+    SagaWorkerStarted,
+)
+from outrider.telemetry.log_observer import LogObserver
 from tests.unit.saga_shop import (
     ONCE,
     TWICE,
@@ -29,7 +36,7 @@ from tests.unit.saga_shop import (
     until,
 )
 
-RETRYING = Progress.RETRYING
+RETRYING = StepStatus.RETRYING
 
 
 async def test_a_saga_completes_and_its_state_goes_from_step_to_step() -> None:
@@ -87,7 +94,7 @@ async def test_the_end_of_a_step_and_the_beginning_of_the_next_are_one_commit() 
     assert (await shop.shown(saga_id)).instance.version == 4
 
 
-async def test_a_refusal_is_compensated_in_reverse() -> None:
+async def test_a_rejection_is_compensated_in_reverse() -> None:
     saga, log = order_saga(), list[str]()
     local(saga, log, "a")
     request(saga)
@@ -95,20 +102,20 @@ async def test_a_refusal_is_compensated_in_reverse() -> None:
 
     @saga.call()
     async def charge(run: Any) -> None:
-        raise Refused("the card was declined")
+        raise StepRejected("the card was declined")
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     [command] = await shop.sent()
     await shop.answer(command, "stock.reserved")
     await shop.works()
-    assert log == ["a", "b", "undo b"]
-    [undo] = await shop.sent()
-    assert (undo.event_type, undo.headers["saga_phase"]) == ("stock.release", "compensation")
-    assert undo.headers["saga_key"] == command.headers["saga_key"]
-    await shop.answer(undo, "stock.released")
+    assert log == ["a", "b", "compensate b"]
+    [compensate] = await shop.sent()
+    assert (compensate.event_type, compensate.headers["saga_phase"]) == ("stock.release", "compensation")
+    assert compensate.headers["saga_key"] == command.headers["saga_key"]
+    await shop.answer(compensate, "stock.released")
     await shop.works()
-    assert log == ["a", "b", "undo b", "undo a"]
+    assert log == ["a", "b", "compensate b", "compensate a"]
     assert await shop.status(saga_id) is Status.COMPENSATED
     assert (await shop.shown(saga_id)).instance.last_error is None
 
@@ -131,7 +138,7 @@ async def test_a_request_without_an_answer_is_made_again_with_the_same_key() -> 
     await shop.works()
     assert await shop.status(saga_id) is Status.COMPLETED
     assert not await shop.answer(first, "stock.reserved")
-    assert len(shop.notebook.of(MailUnknown)) == 1
+    assert len(shop.notebook.of(ReplyOfUnknownSaga)) == 1
 
 
 async def test_an_event_that_comes_before_its_wait_is_kept_for_it() -> None:
@@ -168,7 +175,7 @@ async def test_a_wait_that_nothing_ends_is_refused_when_its_time_is_over() -> No
     assert await shop.status(saga_id) is Status.RUNNING
     await shop.passes(1)
     assert await shop.status(saga_id) is Status.COMPENSATED
-    assert log == ["create", "undo create"]
+    assert log == ["create", "compensate create"]
 
 
 async def test_a_sleep_takes_its_time_and_no_worker() -> None:
@@ -216,9 +223,9 @@ async def test_a_failed_compensation_keeps_no_other_from_being_done() -> None:
     local(saga, log, "a")
     b = saga.local(name="b")(lambda run, tx: None)
 
-    @b.undo(retry=TWICE)
+    @b.compensate(retry=TWICE)
     def cannot(run: Any, tx: Any) -> None:
-        log.append("undo b")
+        log.append("compensate b")
         raise RuntimeError("stuck")
 
     local(saga, log, "c")
@@ -227,7 +234,7 @@ async def test_a_failed_compensation_keeps_no_other_from_being_done() -> None:
     saga_id = await begun(shop, saga)
     assert await shop.progress(saga_id, "b", Phase.COMPENSATION) == (RETRYING, 1)
     await shop.passes(2)
-    assert log == ["a", "c", "undo c", "undo b", "undo b", "undo a"]
+    assert log == ["a", "c", "compensate c", "compensate b", "compensate b", "compensate a"]
     instance = (await shop.shown(saga_id)).instance
     assert (instance.status, instance.needs_attention) == (Status.FAILED, True)
     [fact] = shop.notebook.of(SagaNeedsAttention)
@@ -236,7 +243,7 @@ async def test_a_failed_compensation_keeps_no_other_from_being_done() -> None:
 
 
 def _refuse(run: Any, tx: Any) -> None:
-    raise Refused("no")
+    raise StepRejected("no")
 
 
 async def test_an_order_to_retry_gives_a_failed_call_a_new_budget() -> None:
@@ -266,7 +273,7 @@ async def test_an_order_to_resume_counts_what_failed_as_done() -> None:
     local(saga, log)
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
-    await shop.order(saga_id, "resume")
+    await shop.order(saga_id, "mark_done")
     await shop.works()
     assert await shop.status(saga_id) is Status.COMPLETED
     assert log == ["create"]
@@ -282,22 +289,22 @@ async def test_an_order_to_compensate_waits_for_the_call_that_is_under_way_since
         await returns.wait()
         log.append("charged")
 
-    @charge.undo()
+    @charge.compensate()
     async def refund(run: Any) -> None:
-        log.append("undo charge")
+        log.append("compensate charge")
 
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
     async with running(shop.hire(poll_seconds_max=0.02)):
         await until(begins)
-        moved = len(shop.notebook.of(SagaMoved))
+        moved = len(shop.notebook.of(SagaAdvanced))
         await shop.order(saga_id, "compensate")
         # The turn that sees the order saves that it has seen it.
-        await shop.notebook.heard(SagaMoved, moved + 1)
+        await shop.notebook.heard(SagaAdvanced, moved + 1)
         assert log == ["create"]
         returns.set()
         await shop.notebook.heard(SagaEnded)
-    assert log == ["create", "charged", "undo charge", "undo create"]
+    assert log == ["create", "charged", "compensate charge", "compensate create"]
     assert await shop.status(saga_id) is Status.COMPENSATED
 
 
@@ -346,7 +353,7 @@ async def test_a_worker_looks_for_mail_when_a_consumer_has_handled_something() -
         await idle()
         with unheard(shop):
             await shop.answer(command, "stock.reserved")
-        worker.notice(Handled("saga.order", 1, 0, 0, 0, 0, 0.0))
+        worker.emit(Handled("saga.order", 1, 0, 0, 0, 0, 0.0))
         await shop.notebook.heard(SagaEnded)
     assert await shop.status(saga_id) is Status.COMPLETED
 

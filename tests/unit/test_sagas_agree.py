@@ -13,26 +13,26 @@ import asyncpg
 import pytest
 
 from outrider.errors import ConcurrencyError
-from outrider.saga_store import (
+from outrider.saga.model import (
+    AuditEntry,
     Claim,
-    Entry,
     Instance,
-    MailKind,
-    NewMail,
-    Note,
+    JournalEntry,
+    MessageKind,
+    NewSagaMessage,
     Phase,
-    Progress,
-    Record,
+    SagaChange,
     SagaCriteria,
+    SagaRecord,
     Status,
-    Turn,
+    StepStatus,
 )
 from outrider.stores.memory import MemoryStore
 from outrider.stores.postgres import PostgresSagas
 from outrider.stores.sqlite import SqliteSagas, SqliteSchema
 from outrider.testing import ManualClock
-from outrider.testing.saga_contract import SagaBench
-from outrider.testing.saga_contract.bench import claim_of, new_saga
+from outrider.testing.contracts import SagaBench
+from outrider.testing.saga_harness import claim_of, new_saga
 from tests.contract.test_memory_saga import MemoryBench
 from tests.contract.test_postgres import OWN_THE_CLOCK
 from tests.contract.test_postgres_saga import PostgresBench
@@ -50,7 +50,7 @@ class Pair:
         self.benches = (known, other)
         self.dice = dice
         self.events = [UUID(int=dice.getrandbits(128), version=4) for _ in range(12)]
-        self.claims: list[tuple[Record, Record]] = []
+        self.claims: list[tuple[SagaRecord, SagaRecord]] = []
         """What both have claimed at some time, and may have lost since."""
 
     async def start(self) -> None:
@@ -65,7 +65,10 @@ class Pair:
     async def post(self) -> None:
         dice = self.dice
         ids = [new_saga(dice.choice(NAMES), dice.choice(["order", "refund"])).saga_id for _ in range(3)]
-        mail = [NewMail(i, dice.choice(list(MailKind)), "said", None, b"{}", dice.choice(self.events)) for i in ids]
+        mail = [
+            NewSagaMessage(i, dice.choice(list(MessageKind)), "said", None, b"{}", dice.choice(self.events))
+            for i in ids
+        ]
         answers = [await bench.post(*mail) for bench in self.benches]
         assert answers[0] == answers[1]
 
@@ -96,17 +99,17 @@ class Pair:
             "needs_attention": dice.random() < 0.2,
             "retry_count": dice.randrange(5),
         }
-        note = Note(pair[0].instance.status, status, entry.step, "saved", "ann")
+        note = AuditEntry(pair[0].instance.status, status, entry.step, "saved", "ann")
         release, wake = dice.random() < 0.7, dice.choice([None, 0.0, 30.0])
         taken, seen = ([n for n in range(2) if dice.random() < 0.4] for _ in range(2))
         # Sometimes decided on what is stored, sometimes on what was claimed.
         newest = dice.random() < 0.8
         answers: list[bool] = []
         for place, bench in enumerate(self.benches):
-            now = await bench.store.desk.show(pair[place].instance.saga_id)
+            now = await bench.store.admin.show(pair[place].instance.saga_id)
             record = now if now and newest else pair[place]
-            numbers = [piece.mail_id for piece in record.mail]
-            turn = Turn(
+            numbers = [piece.message_id for piece in record.mail]
+            turn = SagaChange(
                 replace(record.instance, **fields),
                 [entry],
                 [numbers[n] for n in taken if n < len(numbers)],
@@ -118,17 +121,19 @@ class Pair:
             answers.append(await _saved(bench, claim_of(pair[place]), turn))
         assert answers[0] == answers[1]
 
-    def _entry(self) -> Entry:
+    def _entry(self) -> JournalEntry:
         dice = self.dice
-        return Entry(dice.choice("xyz"), dice.choice(list(Phase)), dice.choice(list(Progress)), dice.randrange(9))
+        return JournalEntry(
+            dice.choice("xyz"), dice.choice(list(Phase)), dice.choice(list(StepStatus)), dice.randrange(9)
+        )
 
     async def barrier(self) -> None:
         key, phase, stays = self.dice.choice("kl"), self.dice.choice(list(Phase)), self.dice.random() < 0.7
         answers = []
         for bench in self.benches:
             async with bench.store.transaction() if stays else bench.rolled_back() as tx:
-                answers.append(await bench.drive("barrier_enter", tx, "stock", key, phase))
-                await bench.drive("barrier_keep", tx, "stock", key, phase, b'"kept"')
+                answers.append(await bench.drive("participant_enter", tx, "stock", key, phase))
+                await bench.drive("participant_keep", tx, "stock", key, phase, b'"kept"')
         assert answers[0] == answers[1]
 
     async def pass_time(self) -> None:
@@ -137,7 +142,7 @@ class Pair:
             await bench.advance(seconds=seconds)
 
     async def prune(self) -> None:
-        days = {name: self.dice.choice([1, 8, 30]) for name in ("saga_days", "audit_days", "barrier_days")}
+        days = {name: self.dice.choice([1, 8, 30]) for name in ("saga_days", "audit_days", "participant_memory_days")}
         answers = [await bench.store.prune(**days) for bench in self.benches]
         assert answers[0] == answers[1]
 
@@ -146,16 +151,16 @@ class Pair:
         assert states[1] == states[0]
 
     async def _state(self, bench: SagaBench) -> Any:
-        desk = bench.store.desk
-        sagas = await desk.find(SagaCriteria(limit=1000))
-        stuck = [saga.saga_id for saga in await desk.find(SagaCriteria(limit=1000, stuck_seconds=5))]
+        admin = bench.store.admin
+        sagas = await admin.find(SagaCriteria(limit=1000))
+        stuck = [saga.saga_id for saga in await admin.find(SagaCriteria(limit=1000, stuck_seconds=5))]
         shown = [_plain(await bench.shown(saga.saga_id)) for saga in sagas]
         ids = [new_saga(name, kind).saga_id for name in NAMES for kind in ("order", "refund")]
-        trails = [[_untimed(line) for line in await desk.audit(saga_id)] for saga_id in ids]
-        return await desk.counts(), stuck, shown, trails
+        trails = [[_untimed(line) for line in await admin.audit(saga_id)] for saga_id in ids]
+        return await admin.counts(), stuck, shown, trails
 
 
-async def _saved(bench: SagaBench, claim: Claim, turn: Turn) -> bool:
+async def _saved(bench: SagaBench, claim: Claim, turn: SagaChange) -> bool:
     try:
         async with bench.store.transaction() as tx:
             await bench.store.save(tx, claim, turn, 15)
@@ -164,14 +169,14 @@ async def _saved(bench: SagaBench, claim: Claim, turn: Turn) -> bool:
     return True
 
 
-def _plain(record: Record) -> Any:
+def _plain(record: SagaRecord) -> Any:
     """All of a saga that stores must agree on; times only in relation to now, and no numbers of mail."""
     untimed: dict[str, Any] = dict.fromkeys(("started_at", "updated_at", "ended_at", "wake_at"))
     instance = replace(record.instance, **untimed)
     return instance, _times(record.instance, record), record.journal, [piece[1:6] for piece in record.mail]
 
 
-def _times(instance: Instance, record: Record) -> list[float | None]:
+def _times(instance: Instance, record: SagaRecord) -> list[float | None]:
     times = instance.started_at, instance.updated_at, instance.ended_at, instance.wake_at
     return [None if time is None else round((time - record.now).total_seconds(), 3) for time in times]
 

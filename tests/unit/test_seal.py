@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from outrider.codec.seal import REQUIRED_HEADERS, seal
 from outrider.event import Message
+from outrider.wire import REQUIRED_HEADERS, encode
 from tests.unit.build import staged
 
 # https://www.w3.org/TR/trace-context/#traceparent-header: neither id may be all zeros.
@@ -20,7 +20,7 @@ GIVEN = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 
 def sealed(headers: dict[str, Any] | None = None, **changes: Any) -> Message:
-    return seal(staged(1, headers=json.dumps(headers or {}).encode(), **changes), "orders")
+    return encode(staged(1, headers=json.dumps(headers or {}).encode(), **changes), "orders")
 
 
 @pytest.mark.parametrize("headers", [{}, {"tenant": "x"}, {"traceparent": GIVEN}, {"trace_id": TRACE}])
@@ -49,7 +49,7 @@ def test_a_second_publish_carries_the_same_message() -> None:
 
 
 def test_two_events_never_share_what_identifies_them() -> None:
-    one, other = seal(staged(1), "orders"), seal(staged(2), "orders")
+    one, other = encode(staged(1), "orders"), encode(staged(2), "orders")
     for name in ("message_id", "trace_id", "traceparent", "causation_id", "correlation_id"):
         assert one.headers[name] != other.headers[name]
 
@@ -75,7 +75,7 @@ def test_a_given_trace_is_continued() -> None:
 
 def test_the_message_id_is_always_the_events_own() -> None:
     event = staged(1)
-    message = seal(event._replace(headers=b'{"message_id": "forged"}'), "orders")
+    message = encode(event._replace(headers=b'{"message_id": "forged"}'), "orders")
     assert message.message_id == message.headers["message_id"] == str(event.event_id)
 
 
@@ -99,5 +99,5 @@ def test_the_payload_travels_as_the_database_holds_it() -> None:
 
 
 def test_the_stream_decides_the_topic() -> None:
-    message = seal(staged(1, topic=None, routing_key="r"), "events.order.placed")
+    message = encode(staged(1, topic=None, routing_key="r"), "events.order.placed")
     assert (message.topic, message.key, message.routing_key) == ("events.order.placed", "A", "r")

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 import outrider
-from outrider.delivery import Delivery, InboxStream
-from outrider.errors import Misuse, Permanent, Transient, UnfitHandler
+from outrider.errors import InvalidHandler, Permanent, Transient, UsageError
+from outrider.event import Delivery, InboxStream
 from outrider.inbox.inbox import Inbox, Result
+from outrider.inbox.model import InboxCriteria, StreamState
 from outrider.inbox.router import Route
-from outrider.inbox_store import InboxCriteria, Standing
-from outrider.observer import ConsumerTroubled, HandlerRetried
 from outrider.stores import migrations
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema, database
+from outrider.telemetry.events import ConsumerUnavailable, HandlerRetried
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import delivery
+from outrider.testing.contracts import delivery
 from tests.contract.test_sqlite_inbox import SqliteBench
 
 
@@ -96,7 +96,7 @@ async def test_while_a_coroutine_has_the_transaction_everybody_else_waits(bench:
     first = asyncio.create_task(service.process(delivery(1), slow, consumer="billing"))
     await begun.wait()
     second = asyncio.create_task(service.process(delivery(2), bench.handler, consumer="billing"))
-    counting = asyncio.create_task(bench.store.desk.counts())
+    counting = asyncio.create_task(bench.store.admin.counts())
     # Both have begun before the first one goes on; neither may touch the connection.
     asyncio.get_running_loop().call_soon(go_on.set)
     assert [await first, await second] == [Result.APPLIED, Result.APPLIED]
@@ -112,7 +112,7 @@ async def test_what_a_handler_sets_on_the_connection_troubles_nobody(bench: Sqli
     async def look(event: outrider.Event, conn: sqlite3.Connection) -> None:
         assert conn.execute("SELECT 'text'").fetchone() == ("text",)
 
-    billing = bench.consumer(gate="strict", start="one", batch_max=10)
+    billing = bench.consumer(ordering="strict", first_sequence="one", batch_max=10)
     billing.routes.handlers["orders", "order.placed"] = Route(dress_up)
     await billing.deliver_all([delivery(2), delivery(3), delivery(1)])
     assert await bench.effects() == ["A-1:1", "A-1:2", "A-1:3"]
@@ -124,7 +124,7 @@ async def test_a_handler_that_ends_the_transaction_is_told(bench: SqliteBench) -
         with conn:
             conn.execute("INSERT INTO effects (what) VALUES ('early')")
 
-    with pytest.raises(Misuse, match="leave commit and rollback to outrider"):
+    with pytest.raises(UsageError, match="leave commit and rollback to outrider"):
         await Inbox(bench.store).process(delivery(1), commit, consumer="billing")
 
 
@@ -134,7 +134,7 @@ async def test_a_handler_that_would_wait_for_itself_is_told(bench: SqliteBench) 
     async def again(event: outrider.Event, conn: sqlite3.Connection) -> None:
         await service.process(delivery(2), bench.handler, consumer="billing")
 
-    with pytest.raises(Misuse, match="use the one that it was given"):
+    with pytest.raises(UsageError, match="use the one that it was given"):
         await service.process(delivery(1), again, consumer="billing")
 
 
@@ -172,7 +172,7 @@ async def test_a_busy_database_is_a_passing_trouble(path: Path, monkeypatch: pyt
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Transient, match="another process is writing"):
             await Inbox(inbox).process(delivery(1), print, consumer="billing")
-        assert await inbox.answers()
+        assert await inbox.ping()
         other.execute("ROLLBACK")
     assert await Inbox(inbox).process(delivery(1), lambda *_: None, consumer="billing") is Result.APPLIED
     await inbox.close()
@@ -183,28 +183,28 @@ async def test_what_a_handler_wrote_and_the_commit_refuses_is_charged_to_the_han
 ) -> None:
     _write(path, "CREATE TABLE parent (id INTEGER PRIMARY KEY)")
     _write(path, "CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
-    bench.store._connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
+    bench.store._own._connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(
         lambda event, conn: conn.execute("INSERT INTO child VALUES (1)") and None
     )
     await billing.deliver_all([delivery(1)], times=4)
-    [letter] = await bench.store.desk.dead_letters(InboxCriteria())
+    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert (letter["attempts"], letter["failure"]["kind"]) == (3, "IntegrityError")
 
 
 async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteBench) -> None:
     headers = {"\0": b"\0\xff", "\ud800": b"", "é\n": b"\x80" * 3, "key": "naïve".encode()}
-    raw = Delivery("or\0ders\ud800" * 80, b"\xff\0", b"\0\xfe", headers, shard="s\0\udfff", place="p\0/7")
+    raw = Delivery("or\0ders\ud800" * 80, b"\xff\0", b"\0\xfe", headers, partition="s\0\udfff", position="p\0/7")
     service = Inbox(bench.store)
     assert await service.process(raw, print, consumer="billing") is Result.BURIED
     assert await service.process(raw, print, consumer="billing") is Result.DUPLICATE
-    [letter] = await bench.store.desk.dead_letters(InboxCriteria())
-    assert (letter["headers"], letter["body"], letter["place"]) == (headers, raw.body, "p\\0/7")
-    assert await bench.store.desk.replay([letter["id"]], "ann") == 1
+    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    assert (letter["headers"], letter["body"], letter["position"]) == (headers, raw.body, "p\\0/7")
+    assert await bench.store.admin.replay([letter["id"]], "ann") == 1
     [stream] = await bench.store.draining("billing", 10)
     async with bench.store.transaction() as tx:
-        resumed = await bench.store.resume(tx, "billing", stream, by_sequence=True, limit=1)
+        resumed = await bench.store.claim_held(tx, "billing", stream, by_sequence=True, limit=1)
     assert resumed is not None
     back = resumed.waiting[0].delivery
     assert (back.key, back.body, back.headers) == (raw.key, raw.body, headers)
@@ -221,13 +221,13 @@ async def test_old_rows_are_removed_in_small_steps_and_a_receipt_stays_with_its_
     )
     await bench.advance(seconds=90 * 86_400)
     assert await bench.store.prune("billing", receipt_days=14, dead_letter_days=30) == (2500, 0)
-    [letter] = await bench.store.desk.dead_letters(InboxCriteria())
-    await bench.store.desk.discard([letter["id"]], "ann")
+    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    await bench.store.admin.discard([letter["id"]], "ann")
     assert await bench.store.prune("billing", receipt_days=14, dead_letter_days=30) == (1, 0)
 
 
 async def test_waiting_events_that_nothing_leads_to_are_found_by_upkeep(bench: SqliteBench, path: Path) -> None:
-    billing = bench.consumer(gate="strict", start="one")
+    billing = bench.consumer(ordering="strict", first_sequence="one")
     await billing.deliver_all([delivery(2), delivery(3)])
     _write(path, "UPDATE inbox_stream SET cause = NULL, waiting = 0, seen = 1")
     assert await bench.store.draining("billing", 10) == []
@@ -249,21 +249,21 @@ async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on_by_upkeep(be
 async def test_a_stream_that_drains_though_nothing_waits_is_mended(bench: SqliteBench, path: Path) -> None:
     _write(path, "INSERT INTO inbox_stream VALUES ('billing', 'orders', 'A-1', 1, 7, 'draining', 2, 0)")
     async with bench.store.transaction() as tx:
-        resumed = await bench.store.resume(tx, "billing", InboxStream("orders", "A-1"), by_sequence=False, limit=10)
-    assert resumed == (Standing(7), [], frozenset())
+        resumed = await bench.store.claim_held(tx, "billing", InboxStream("orders", "A-1"), by_sequence=False, limit=10)
+    assert resumed == (StreamState(7), [], frozenset())
     assert await bench.store.draining("billing", 10) == []
 
 
 async def test_what_people_did_is_written_down(bench: SqliteBench, path: Path) -> None:
     bench.fail("A-1:1", Permanent("no"))
     await bench.consumer().deliver_all([delivery(1)])
-    [letter] = await bench.store.desk.dead_letters(InboxCriteria())
-    await bench.store.desk.discard([letter["id"]], "bob")
-    await bench.consumer("shipping", gate="strict", start="one").deliver(delivery(2, key="C-1"))
-    assert await bench.store.desk.release("shipping", InboxStream("orders", "C-1"), "cy")
+    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    await bench.store.admin.discard([letter["id"]], "bob")
+    await bench.consumer("shipping", ordering="strict", first_sequence="one").deliver(delivery(2, key="C-1"))
+    assert await bench.store.admin.skip_gap("shipping", InboxStream("orders", "C-1"), "cy")
     with closing(sqlite3.connect(path)) as conn:
         rows = conn.execute("SELECT actor, verb, consumer FROM outbox_operation ORDER BY id").fetchall()
-    assert rows == [("bob", "inbox_discard", "billing"), ("cy", "inbox_release", "shipping")]
+    assert rows == [("bob", "inbox_discard", "billing"), ("cy", "inbox_skip_gap", "shipping")]
 
 
 async def test_an_installation_without_an_inbox_is_told_what_to_run_and_upgrades(
@@ -274,19 +274,19 @@ async def test_an_installation_without_an_inbox_is_told_what_to_run_and_upgrades
         every = migrations.steps
         patch.setattr(migrations, "steps", lambda *args: [step for step in every(*args) if step.version == 1])
         await SqliteSchema(path).migrate()
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         SqliteInbox(path)
     assert {step.version for step in await SqliteSchema(path).migrate()} == {2, 3}
     inbox = SqliteInbox(path)
-    assert await inbox.desk.counts() == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
+    assert await inbox.admin.counts() == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
     await inbox.close()
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         SqliteInbox(tmp_path / "absent.db")
 
 
 async def test_closing_ends_the_inboxs_thread(path: Path) -> None:
     inbox = SqliteInbox(path)
-    await inbox.desk.counts()
+    await inbox.admin.counts()
     await inbox.close()
     await inbox.close()
     assert not any(thread.name.startswith("outrider-inbox") for thread in threading.enumerate())
@@ -298,7 +298,7 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
         conn.execute("BEGIN")
         await bench.effect(conn, "twice")
 
-    with pytest.raises(UnfitHandler, match=r"again ended the transaction that it was lent.*leave commit and rollback"):
+    with pytest.raises(InvalidHandler, match=r"again ended the transaction.*leave commit and rollback"):
         await Inbox(bench.store).process(delivery(1), again, consumer="billing")
     assert await bench.effects() == []
 
@@ -316,4 +316,4 @@ async def test_a_transaction_that_the_database_gave_up_by_itself_charges_nothing
     billing.routes.handlers["orders", "order.placed"] = Route(fill)
     assert await billing.deliver(delivery(1)) == 0
     assert bench.notebook.of(HandlerRetried) == []
-    assert "the database file cannot be used" in bench.notebook.of(ConsumerTroubled)[0].error
+    assert "the database file cannot be used" in bench.notebook.of(ConsumerUnavailable)[0].error

@@ -13,11 +13,21 @@ from uuid import uuid4
 
 import pytest
 
-from outrider.drivers.sqlite3 import stage
-from outrider.errors import Misuse, NotInTransaction, Transient
-from outrider.event import StagedEvent, Stream, lane_of, uuid7
-from outrider.outcome import CONFIRMED, PARK, Outcome, Retry
-from outrider.store import Draft, Drafts, Hold, Lease, Settlement
+from outrider.brokers.base import CONFIRMED
+from outrider.drivers.sqlite import stage
+from outrider.errors import NotInTransaction, Transient, UsageError
+from outrider.event import OutboxRow, Stream, lane_of, uuid7
+from outrider.outbox.model import (
+    PARK,
+    Lease,
+    NewEvent,
+    OptimisticClaim,
+    Outcome,
+    Retry,
+    Settlement,
+    Settlements,
+    StageRequest,
+)
 from outrider.stores.sqlite import SqliteSchema, SqliteStore, database
 
 ALL_LANES = range(12)
@@ -46,17 +56,17 @@ def conn(path: Path) -> Iterator[sqlite3.Connection]:
 
 @pytest.fixture
 async def lease(store: SqliteStore) -> Lease:
-    await store.beat("relay", 60, joining=True)
+    await store.heartbeat("relay", 60, joining=True)
     return await store.claim("relay", ALL_LANES)
 
 
-def draft(key: str | None = "A-1", **changes: Any) -> Draft:
-    made = Draft(uuid7(), "t", None, None, "{}", "{}", "orders", key, None, 5, 1, None, None, None, None, None, None)
+def draft(key: str | None = "A-1", **changes: Any) -> NewEvent:
+    made = NewEvent(uuid7(), "t", None, None, "{}", "{}", "orders", key, None, 5, 1, None, None, None, None, None, None)
     return made._replace(**changes)
 
 
-def plain(*drafts: Draft) -> Drafts:
-    return Drafts(list(drafts), [], True)
+def plain(*drafts: NewEvent) -> StageRequest:
+    return StageRequest(list(drafts), [], True)
 
 
 def insert(conn: sqlite3.Connection, payload: str = "{}", **columns: Any) -> None:
@@ -67,7 +77,7 @@ def insert(conn: sqlite3.Connection, payload: str = "{}", **columns: Any) -> Non
         conn.execute(f"INSERT INTO outbox ({', '.join(names)}) VALUES ({', '.join('?' * len(values))})", values)
 
 
-def settled(event: StagedEvent, outcome: Outcome, topic: str = "orders") -> Settlement:
+def settled(event: OutboxRow, outcome: Outcome, topic: str = "orders") -> Settlement:
     return Settlement(event, Stream(event.lane, topic, event.key), outcome)
 
 
@@ -78,7 +88,7 @@ async def test_a_plain_insert_with_only_the_required_columns_is_fetched(
     (event,) = (await store.fetch(lease, QUOTAS)).events
     assert event.lane == lane_of(str(event.event_id), 5, store.lanes)
     assert event.event_id.version == 4
-    assert (event.payload, event.headers, event.topic) == (b'{"total": 12}', b"{}", None)
+    assert (event.payload, event.headers, event.topic) == (b'{"total": 12}', b"{}", "events.order.placed")
     assert abs((event.created_at - store.clock.now()).total_seconds()) < 60
 
 
@@ -96,7 +106,7 @@ async def test_a_plain_insert_keeps_its_place_before_what_is_staged_later(
 async def test_lanes_are_filled_in_bounded_steps_before_anything_is_fetched(
     store: SqliteStore, lease: Lease, conn: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.stores.sqlite.store.FILL_MAX", 2)
+    monkeypatch.setattr("outrider.stores.sqlite.outbox.FILL_MAX", 2)
     for _ in range(5):
         insert(conn)
     assert len((await store.fetch(lease, QUOTAS)).events) == 5
@@ -108,10 +118,15 @@ async def test_the_topic_a_relay_resolved_is_found_again_through_the_stream(
     insert(conn, key="A-1")
     insert(conn, key="A-1")
     head, follower = (await store.fetch(lease, QUOTAS)).events
-    assert await store.settle(lease, [settled(head, Retry(0, {"kind": "refused"})), settled(follower, PARK)]) == 2
+    assert (
+        await store.settle(
+            lease, Settlements.of([settled(head, Retry(0, {"kind": "refused"})), settled(follower, PARK)])
+        )
+        == 2
+    )
     (due,) = (await store.due(lease, 10)).streams
     assert [(event.position, event.topic) for event in due.events] == [(head.position, "orders")]
-    assert await store.settle(lease, [settled(due.events[0], CONFIRMED)]) == 1
+    assert await store.settle(lease, Settlements.of([settled(due.events[0], CONFIRMED)])) == 1
     (due,) = (await store.due(lease, 10)).streams
     assert [event.position for event in due.events] == [follower.position]
 
@@ -119,10 +134,11 @@ async def test_the_topic_a_relay_resolved_is_found_again_through_the_stream(
 async def test_the_archive_names_the_topic_a_relay_resolved(
     store: SqliteStore, lease: Lease, conn: sqlite3.Connection
 ) -> None:
+    store.topic_rule = lambda *_: "orders"
     insert(conn)
     (event,) = (await store.fetch(lease, QUOTAS)).events
-    await store.settle(lease, [settled(event, CONFIRMED)])
-    assert (await store.desk.event(event.event_id))["topic"] == "orders"
+    await store.settle(lease, Settlements.of([settled(event, CONFIRMED)]))
+    assert (await store.admin.event(event.event_id))["topic"] == "orders"
 
 
 async def test_a_foreign_event_can_be_buried_before_a_relay_has_met_it(
@@ -130,8 +146,8 @@ async def test_a_foreign_event_can_be_buried_before_a_relay_has_met_it(
 ) -> None:
     event_id = uuid4()
     insert(conn, event_id=str(event_id))
-    assert await store.desk.bury(event_id, "me", {"kind": "by_hand"}, "hold")
-    (held,) = await store.desk.blocked_streams(10)
+    assert await store.admin.dead_letter(event_id, "me", {"kind": "by_hand"}, "block")
+    (held,) = await store.admin.blocked_streams(10)
     assert held.stream == Stream(lane_of(str(event_id), 5, 4), "events.order.placed", str(event_id))
 
 
@@ -165,11 +181,11 @@ async def test_a_relay_cannot_settle_what_a_writer_still_holds(
 ) -> None:
     with conn:
         conn.execute("BEGIN")
-        (placed,) = stage(conn, plain(draft()), Hold("writer", 60))
+        (placed,) = stage(conn, plain(draft()), OptimisticClaim("writer", 60))
     assert placed.optimistic
     (event,) = (await store.fetch(lease, QUOTAS)).events
-    assert event.readiness == "held"
-    assert await store.settle(lease, [settled(event, CONFIRMED)]) == 0
+    assert event.readiness == "optimistic"
+    assert await store.settle(lease, Settlements.of([settled(event, CONFIRMED)])) == 0
 
 
 async def test_a_failure_behind_a_confirmed_event_keeps_its_delay(
@@ -179,9 +195,9 @@ async def test_a_failure_behind_a_confirmed_event_keeps_its_delay(
         conn.execute("BEGIN")
         stage(conn, plain(draft(), draft()), None)
     events = (await store.fetch(lease, QUOTAS)).events
-    await store.settle(lease, [settled(events[0], Retry(0, {})), settled(events[1], PARK)])
+    await store.settle(lease, Settlements.of([settled(events[0], Retry(0, {})), settled(events[1], PARK)]))
     waiting = [events[0]._replace(state="failed"), events[1]._replace(state="parked")]
-    await store.settle(lease, [settled(waiting[0], CONFIRMED), settled(waiting[1], Retry(60, {}))])
+    await store.settle(lease, Settlements.of([settled(waiting[0], CONFIRMED), settled(waiting[1], Retry(60, {}))]))
     due = await store.due(lease, 10)
     assert due.streams == []
     assert due.next_seconds == pytest.approx(60, abs=5)
@@ -196,8 +212,8 @@ def test_staging_leaves_the_callers_connection_as_it_was(conn: sqlite3.Connectio
     conn.row_factory, conn.text_factory = sqlite3.Row, bytes
     conn.execute("CREATE TABLE orders (id)")
     conn.execute("INSERT INTO orders VALUES (1)")
-    numbered = Drafts([], [draft(), draft()], True)
-    first = stage(conn, numbered, Hold("writer", 5))
+    numbered = StageRequest([], [draft(), draft()], True)
+    first = stage(conn, numbered, OptimisticClaim("writer", 5))
     assert stage(conn, numbered, None) == []
     assert (conn.row_factory, conn.text_factory, conn.isolation_level) == (sqlite3.Row, bytes, "")
     conn.commit()
@@ -207,7 +223,7 @@ def test_staging_leaves_the_callers_connection_as_it_was(conn: sqlite3.Connectio
 
 def test_rolling_back_leaves_neither_events_nor_numbers(conn: sqlite3.Connection) -> None:
     conn.execute("BEGIN")
-    stage(conn, Drafts([], [draft()], False), None)
+    stage(conn, StageRequest([], [draft()], False), None)
     conn.rollback()
     assert conn.execute("SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM outbox_counter)").fetchone() == (
         0,
@@ -229,19 +245,19 @@ async def test_a_busy_database_is_a_passing_trouble(path: Path, monkeypatch: pyt
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Transient):
-            await store.beat("relay", 60, joining=True)
+            await store.heartbeat("relay", 60, joining=True)
         other.execute("ROLLBACK")
-    assert await store.beat("relay", 60, joining=True) is not None
+    assert await store.heartbeat("relay", 60, joining=True) is not None
     await store.close()
 
 
 def test_a_database_without_an_outbox_names_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         SqliteStore(tmp_path / "absent.db")
     assert not (tmp_path / "absent.db").exists()
     with closing(sqlite3.connect(tmp_path / "other.db")) as conn:
         conn.execute("CREATE TABLE orders (id)")
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         SqliteStore(tmp_path / "other.db")
 
 
@@ -262,7 +278,7 @@ async def test_a_migration_that_broke_off_resumes_where_it_was(tmp_path: Path) -
     with pytest.raises(sqlite3.OperationalError, match="outbox_counter already exists"):
         await schema.migrate()
     assert (await schema.status())[0].state == "partial"
-    with pytest.raises(Misuse, match="outrider db migrate"):
+    with pytest.raises(UsageError, match="outrider db migrate"):
         SqliteStore(path)
     with closing(sqlite3.connect(path)) as conn:
         conn.execute("DROP TABLE outbox_counter")
@@ -277,7 +293,7 @@ async def test_a_migration_that_broke_off_resumes_where_it_was(tmp_path: Path) -
 async def test_a_step_whose_text_has_changed_is_refused(path: Path, conn: sqlite3.Connection) -> None:
     with conn:
         conn.execute("UPDATE outrider_migration SET checksum = 'other' WHERE step = 'outbox'")
-    with pytest.raises(Misuse, match="another text"):
+    with pytest.raises(UsageError, match="another text"):
         await SqliteSchema(path).plan()
 
 
@@ -290,18 +306,18 @@ async def test_several_migrators_at_once_share_the_steps(tmp_path: Path) -> None
 
 async def test_a_commit_on_any_connection_wakes_the_relay(store: SqliteStore, path: Path) -> None:
     woken = asyncio.Event()
-    async with store.wakeups(woken.set):
+    async with store.listen(woken.set):
         with closing(sqlite3.connect(path)) as conn:
             insert(conn)
         await asyncio.wait_for(woken.wait(), 10)
         woken.clear()
-        await store.hint()
+        await store.notify()
         assert woken.is_set()
 
 
 async def test_closing_ends_the_stores_thread(path: Path) -> None:
     store = SqliteStore(path)
-    await store.desk.counts()
+    await store.admin.counts()
     await store.close()
     await store.close()
     names = [thread.name for thread in threading.enumerate()]

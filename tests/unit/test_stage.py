@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from outrider import Event, InvalidEvent, Priority, RetryPolicy
-from outrider.outbox.stage import StagingRules, drafts
-from outrider.store import Draft
+from outrider.outbox.model import NewEvent
+from outrider.outbox.validation import StagingRules, drafts
 
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - refusing it is the point
 AWARE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -19,7 +19,7 @@ NAN = float("nan")
 SURROGATE, NUL = "bad \ud800 text", "bad \0 text"
 
 
-def stage(*events: Event, **rules: Any) -> list[Draft]:
+def stage(*events: Event, **rules: Any) -> list[NewEvent]:
     staged = drafts(events, StagingRules(**rules))
     return [*staged.plain, *staged.numbered]
 

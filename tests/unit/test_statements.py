@@ -7,18 +7,19 @@ from uuid import uuid4
 
 import pytest
 
-from outrider import Event, Misuse, Transient
-from outrider.drivers.pump import pump, pump_async
-from outrider.outbox.stage import StagingRules, drafts
-from outrider.store import Hold, Placed
-from outrider.stores.postgres import queries
+from outrider import Event, Transient, UsageError
+from outrider.drivers.base import translating, translating_async
+from outrider.outbox.model import OptimisticClaim, StagedRow
+from outrider.outbox.validation import StagingRules, drafts
+from outrider.stores.postgres import statements
 from outrider.stores.postgres.statements import SCRIPTS, Script, stage
+from outrider.stores.statements import run_statements, run_statements_async
 
-SQL = {sql: name for name, sql in queries.load("outrider").items()}
+SQL = {sql: name for name, sql in statements.load("outrider").items()}
 KNOWN = uuid4()
 
 
-def staging(*events: Event, hold: Hold | None = None) -> Script[list[Placed]]:
+def staging(*events: Event, hold: OptimisticClaim | None = None) -> Script[list[StagedRow]]:
     return stage("outrider", drafts(events, StagingRules()), hold)
 
 
@@ -57,24 +58,26 @@ class Failure(Exception):
         ([], None, []),
         ([event()], None, ["stage_one"]),
         ([event(), event()], None, ["stage"]),
-        ([event()], Hold("writer", 2), ["stage"]),
+        ([event()], OptimisticClaim("writer", 2), ["stage"]),
         ([event(event_id=KNOWN)], None, ["stage_one", "retract"]),
         ([event(sequence="auto")], None, ["stage_numbered_one"]),
         ([event(sequence="auto", event_id=KNOWN)], None, ["lock_counters", "stage_numbered"]),
         ([event(), event(key="B", sequence="auto")], None, ["stage_one", "stage_numbered_one"]),
     ],
 )
-def test_as_few_statements_are_run_as_will_do(events: list[Event], hold: Hold | None, asked: list[str]) -> None:
+def test_as_few_statements_are_run_as_will_do(
+    events: list[Event], hold: OptimisticClaim | None, asked: list[str]
+) -> None:
     server = Server()
-    placed = pump(staging(*events, hold=hold), server.execute, "outrider")
+    placed = run_statements(staging(*events, hold=hold), translating(server.execute, "outrider"))
     assert (server.asked, len(placed)) == (asked, len(events))
 
 
 @pytest.mark.parametrize(
     ("code", "numbered", "said"),
     [
-        ("42P01", False, Misuse),
-        ("3F000", False, Misuse),
+        ("42P01", False, UsageError),
+        ("3F000", False, UsageError),
         ("23505", True, Transient),
         ("23505", False, Failure),
         ("40001", True, Failure),
@@ -86,15 +89,15 @@ async def test_errors_are_told_by_their_code_awaited_or_not(
 ) -> None:
     failure = Failure(code)
 
-    def script() -> Script[list[Placed]]:
+    def script() -> Script[list[StagedRow]]:
         return staging(event(sequence="auto"), event(sequence="auto")) if numbered else staging(event())
 
     with pytest.raises(said) as told:
-        pump(script(), Server(failure).execute, "outrider")
+        run_statements(script(), translating(Server(failure).execute, "outrider"))
     with pytest.raises(said) as told_awaited:
-        await pump_async(script(), Server(failure).aexecute, "outrider")
+        await run_statements_async(script(), translating_async(Server(failure).aexecute, "outrider"))
     assert said is Failure or (told.value.__cause__ is failure and told_awaited.value.__cause__ is failure)
 
 
 def test_every_verb_has_a_script() -> None:
-    assert set(SCRIPTS) == {"stage", "start_saga", "post_mail", "barrier_enter", "barrier_keep"}
+    assert set(SCRIPTS) == {"stage", "start_saga", "deliver_messages", "participant_enter", "participant_keep"}

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from outrider import RetryPolicy
-from outrider.cli import supervisor
-from outrider.cli.supervisor import Crew, ProcessCrashed, ProcessFailed
-from outrider.testing.observer import Notebook
+from outrider.cli import processes
+from outrider.cli.processes import ProcessCrashed, ProcessFailed, ProcessGroup
+from outrider.testing.fakes import RecordingObserver
 
-DONE = 'print(\'{"confirmed": 1, "buried": 0}\')'
+DONE = 'print(\'{"confirmed": 1, "dead_lettered": 0}\')'
 LAST = f"""
 import pathlib, sys
 code, tries, path = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
@@ -29,40 +29,40 @@ if tried < tries:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "RESTART", RetryPolicy(base_seconds=0.01, cap_seconds=0.01))
+    monkeypatch.setattr(processes, "RESTART", RetryPolicy(base_seconds=0.01, cap_seconds=0.01))
 
 
-def _crew(code: int, tries: int, path: Path, *, steady_seconds: float) -> tuple[Crew, Notebook]:
+def _group(code: int, tries: int, path: Path, *, steady_seconds: float) -> tuple[ProcessGroup, RecordingObserver]:
     command = [sys.executable, "-c", LAST, str(code), str(tries), str(path)]
-    watch = Notebook()
-    return Crew(command, dict(os.environ), finite=True, steady_seconds=steady_seconds, observer=watch), watch
+    watch = RecordingObserver()
+    return ProcessGroup(command, dict(os.environ), finite=True, steady_seconds=steady_seconds, observer=watch), watch
 
 
 @pytest.mark.parametrize("code", [2, 3])
 async def test_an_error_that_a_child_reports_before_any_was_steady_stops_all_with_its_code(
     code: int, tmp_path: Path
 ) -> None:
-    crew, watch = _crew(code, 100, tmp_path / "tries", steady_seconds=60)
-    assert max(await asyncio.gather(crew.keep(), crew.keep())) == code
-    assert crew.verdict == code
+    group, watch = _group(code, 100, tmp_path / "tries", steady_seconds=60)
+    assert max(await asyncio.gather(group.keep(), group.keep())) == code
+    assert group.exit_code == code
     assert [*watch.of(ProcessCrashed), *watch.of(ProcessFailed)] == []
 
 
 async def test_an_error_that_a_child_reports_after_one_was_steady_is_no_crash_and_another_takes_its_place(
     tmp_path: Path,
 ) -> None:
-    crew, watch = _crew(3, 2, tmp_path / "tries", steady_seconds=0)
-    assert await crew.keep() == 0
+    group, watch = _group(3, 2, tmp_path / "tries", steady_seconds=0)
+    assert await group.keep() == 0
     assert [fact.exit_code for fact in watch.of(ProcessFailed)] == [3, 3]
     assert watch.of(ProcessCrashed) == []
-    assert (crew.verdict, crew.counts["confirmed"]) == (0, 1)
+    assert (group.exit_code, group.counts["confirmed"]) == (0, 1)
 
 
 async def test_a_child_that_crashes_is_replaced_from_the_start(tmp_path: Path) -> None:
-    crew, watch = _crew(1, 2, tmp_path / "tries", steady_seconds=60)
-    assert await crew.keep() == 0
+    group, watch = _group(1, 2, tmp_path / "tries", steady_seconds=60)
+    assert await group.keep() == 0
     assert [fact.exit_code for fact in watch.of(ProcessCrashed)] == [1, 1]
-    assert crew.counts["confirmed"] == 1
+    assert group.counts["confirmed"] == 1
 
 
 TWO = f"""
@@ -88,9 +88,9 @@ while not (folder / "over").exists():
 
 
 async def test_a_child_that_goes_on_running_shows_that_relays_can_work(tmp_path: Path) -> None:
-    watch = Notebook()
+    watch = RecordingObserver()
     command = [sys.executable, "-c", TWO, str(tmp_path)]
-    crew = Crew(command, dict(os.environ), finite=True, steady_seconds=1, observer=watch)
-    assert max(await asyncio.gather(crew.keep(), crew.keep())) == 0
+    group = ProcessGroup(command, dict(os.environ), finite=True, steady_seconds=1, observer=watch)
+    assert max(await asyncio.gather(group.keep(), group.keep())) == 0
     assert [fact.exit_code for fact in watch.of(ProcessFailed)] == [3]
-    assert crew.counts["confirmed"] == 2
+    assert group.counts["confirmed"] == 2

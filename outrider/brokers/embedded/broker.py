@@ -1,12 +1,13 @@
-"""The embedded broker: publishing to the log, and reading from it.
+"""The embedded broker: publishes to the log and reads from the log.
 
-A batch is one transaction, so its messages are confirmed together or nothing is known of any. Any number of processes
-may publish and read. Old entries are removed on the way, a bounded number at a time.
+A batch is one transaction: the messages are confirmed together, or all results are unknown. Any number of processes may
+publish and read. Old entries are removed along with the publishing, a bounded number at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -15,27 +16,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from outrider.broker import Traits
+from outrider.brokers.base import CONFIRMED, Capabilities, Nacked, PublishResult, Rejected, Unknown
 from outrider.brokers.embedded import log
-from outrider.brokers.embedded.examine import examine
-from outrider.brokers.embedded.log import Entry
+from outrider.brokers.embedded.log import LogEntry
+from outrider.checks import CheckResult, ok, refuse, remote_filesystem
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
-from outrider.finding import Finding
-from outrider.outcome import CONFIRMED, Refused, Rejected, Unresolved, Verdict
 
 PRUNE_SECONDS = 60.0
+
 TAIL_SECONDS = 0.05
+
 TAIL_MAX = 500
 
 P = ParamSpec("P")
+
 T = TypeVar("T")
+
+CHECKS = {
+    "embedded-writable": "the log can be written",
+    "embedded-filesystem": "the log is on a disk of this machine",
+}
 
 
 class EmbeddedBroker:
-    """A broker in a SQLite file, which it makes when it is first used."""
+    """A broker in a SQLite file. The file is created on first use."""
 
-    traits = Traits(ordered=True)
+    capabilities = Capabilities(ordered=True)
 
     def __init__(self, path: str | Path, *, retention_days: float = 7) -> None:
         self._path = Path(path)
@@ -45,22 +52,22 @@ class EmbeddedBroker:
         self._prune_at = 0.0
 
     async def start(self) -> None:
-        """Open the log, or make it."""
+        """Open the log; create the file if missing."""
         try:
             await self._run(lambda conn: None)
         except sqlite3.Error as error:
             raise Unreachable(f"the log {self._path} cannot be opened ({error}); check path and permissions") from error
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Append a batch in one transaction."""
-        verdicts = judge(messages, self.traits.message_bytes_max)
-        taken = [message for message, verdict in zip(messages, verdicts, strict=True) if verdict is CONFIRMED]
+        results = judge(messages, self.capabilities.message_bytes_max)
+        taken = [message for message, result in zip(messages, results, strict=True) if result is CONFIRMED]
         try:
             await self._run(self._append, taken)
         except sqlite3.Error as error:
-            unknown = Unresolved(f"the log could not be written: {error}")
-            return [unknown if verdict is CONFIRMED else verdict for verdict in verdicts]
-        return verdicts
+            unknown = Unknown(f"the log could not be written: {error}")
+            return [unknown if result is CONFIRMED else result for result in results]
+        return results
 
     async def probe(self, destination: str) -> None:
         """Write to the log's file without leaving an entry."""
@@ -69,42 +76,42 @@ class EmbeddedBroker:
         except sqlite3.Error as error:
             raise Transient(f"the log {self._path} cannot be written ({error}); check free space and locks") from error
 
-    async def examine(self, topics: Sequence[str]) -> list[Finding]:
-        """Look at the file, without making it; a topic needs no preparation."""
+    async def check(self, topics: Sequence[str]) -> list[CheckResult]:
+        """Check the file without creating it; a topic needs no preparation."""
         trouble = ""
         if self._path.exists():
             try:
                 await self.probe("")
             except Transient as error:
                 trouble = str(error)
-        return examine(self._path, trouble)
+        return check(self._path, trouble)
 
     async def retention_days(self, topics: Sequence[str]) -> dict[str, float]:
-        """Return how long entries are kept, the same for every topic."""
+        """Return the retention in days, which is the same for every topic."""
         return dict.fromkeys(topics, self._retention_seconds / 86_400)
 
     def destination(self, message: Message) -> str:
-        """Only the file as a whole can be down."""
+        """Return the empty name: only the file as a whole can fail."""
         return ""
 
-    async def read(self, consumer: str, topics: Sequence[str] | None, limit: int) -> list[Entry]:
-        """Return what the consumer has not committed yet, of these topics or of all, in the order of the log."""
+    async def read(self, consumer: str, topics: Sequence[str] | None, limit: int) -> list[LogEntry]:
+        """Return the entries that the consumer has not committed yet, of the given topics or of all, in log order."""
         return await self._ask(log.read, consumer, topics, limit)
 
     async def places(self, consumer: str, topics: Sequence[str] | None) -> dict[str, int]:
         """Return the last offset that the consumer has committed, by topic."""
         return await self._ask(log.places, consumer, topics)
 
-    async def behind(self, places: Mapping[str, int], limit: int) -> list[Entry]:
-        """Return what is behind these places, in the order of the log."""
+    async def behind(self, places: Mapping[str, int], limit: int) -> list[LogEntry]:
+        """Return the entries after the given positions, in log order."""
         return await self._ask(log.behind, places, limit)
 
     async def commit(self, consumer: str, offset: int, topics: Sequence[str] | None = None) -> None:
-        """Note that the consumer is done up to and including the offset, in these topics or in all it has read."""
+        """Commit the consumer's position up to and including the offset, in the given topics or in all topics read."""
         await self._ask(log.commit, consumer, offset, topics)
 
-    async def tail(self, from_offset: int = 0, topics: Sequence[str] | None = None) -> AsyncGenerator[Entry, None]:
-        """Yield entries from an offset on, then new ones as they come, without end and without a consumer."""
+    async def tail(self, from_offset: int = 0, topics: Sequence[str] | None = None) -> AsyncGenerator[LogEntry, None]:
+        """Yield entries from an offset on, then new entries as they are appended, without end. Needs no consumer."""
         while True:
             found = await self._ask(log.after, topics, from_offset - 1, TAIL_MAX)
             for entry in found:
@@ -118,7 +125,7 @@ class EmbeddedBroker:
         return await self._ask(log.topics)
 
     async def close(self) -> None:
-        """Close the file and end the thread; using the broker again opens it again."""
+        """Close the file and end the thread; the next use opens the file again."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.to_thread(thread.shutdown)
@@ -127,7 +134,7 @@ class EmbeddedBroker:
             connection.close()
 
     async def _ask(self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the work for a consumer, who must hear of trouble."""
+        """Run work for a consumer; errors are raised to the caller."""
         try:
             return await self._run(work, *args, **kwargs)
         except sqlite3.Error as error:
@@ -148,7 +155,7 @@ class EmbeddedBroker:
         now = time.time()
         if messages:
             log.append(conn, messages, now)
-        # The batch is safe by now, so trouble with old entries is no trouble of its messages.
+        # The batch is committed by now, so an error while pruning does not affect the results of its messages.
         with suppress(sqlite3.Error):
             self._prune(conn, now)
 
@@ -160,22 +167,64 @@ class EmbeddedBroker:
         self._prune_at = time.monotonic() + (0.0 if full else PRUNE_SECONDS)
 
 
-def judge(messages: Sequence[Message], bytes_max: int) -> list[Verdict]:
-    """Say which messages may be appended: none that is too large, and none behind one in its stream.
+def judge(messages: Sequence[Message], bytes_max: int) -> list[PublishResult]:
+    """Return a publish result per message. After a message that is too large, later messages of its stream are nacked.
 
     >>> message = Message("1", "orders", "A", None, b"12345", {})
-    >>> [type(verdict).__name__ for verdict in judge([message, message._replace(body=b"1")], bytes_max=4)]
-    ['Rejected', 'Refused']
+    >>> [type(result).__name__ for result in judge([message, message._replace(body=b"1")], bytes_max=4)]
+    ['Rejected', 'Nacked']
     """
-    verdicts: list[Verdict] = []
+    results: list[PublishResult] = []
     broken: set[tuple[str, str]] = set()
     for message in messages:
         stream = (message.topic, message.key)
         if stream in broken:
-            verdicts.append(Refused("an earlier message of its stream was rejected"))
+            results.append(Nacked("an earlier message of its stream was rejected"))
         elif len(message.body) > bytes_max:
             broken.add(stream)
-            verdicts.append(Rejected(f"{len(message.body)} bytes are more than the log takes ({bytes_max})"))
+            results.append(Rejected(f"{len(message.body)} bytes are more than the log takes ({bytes_max})"))
         else:
-            verdicts.append(CONFIRMED)
-    return verdicts
+            results.append(CONFIRMED)
+    return results
+
+
+def check(path: Path, trouble: str) -> list[CheckResult]:
+    """Return the check results for the log file: its filesystem, and the error text of a test write."""
+    writable = os.access(path.absolute().parent, os.W_OK, effective_ids=True)
+    found = judge_writing(path, trouble) if path.exists() else judge_absence(path, writable)
+    return [found, judge_filesystem(remote_filesystem(path))]
+
+
+def judge_writing(path: Path, trouble: str) -> CheckResult:
+    """Return whether the log accepts messages, as a check result.
+
+    >>> judge_writing(Path("log.db"), "").text
+    'log.db takes entries'
+    """
+    if not trouble:
+        return ok("embedded-writable", f"{path} takes entries")
+    return refuse("embedded-writable", trouble, "check path, rights, free space and locks")
+
+
+def judge_absence(path: Path, writable: bool) -> CheckResult:
+    """Return whether the missing log file can be created, as a check result.
+
+    >>> judge_absence(Path("log.db"), True).text
+    'log.db is not there yet; it is made when first used'
+    """
+    if writable:
+        return ok("embedded-writable", f"{path} is not there yet; it is made when first used")
+    text = f"{path} is not there, and its directory cannot be written"
+    return refuse("embedded-writable", text, "make the directory, and give the relay's user the right to write there")
+
+
+def judge_filesystem(remote: str | None) -> CheckResult:
+    """Return whether the filesystem of the file is suitable, as a check result.
+
+    >>> judge_filesystem("nfs4").level
+    <Level.ERROR: 'error'>
+    """
+    if remote is None:
+        return ok("embedded-filesystem", "local")
+    text = f"the log is on {remote}: SQLite's locks and its write-ahead log need a disk of this machine"
+    return refuse("embedded-filesystem", text, "move the log to a local disk")

@@ -1,6 +1,6 @@
-"""Apache Kafka, through librdkafka's idempotent producer and its consumer."""
+"""Apache Kafka, with the idempotent producer and the consumer of librdkafka."""
 
 from outrider.brokers.kafka.broker import KafkaBroker
-from outrider.brokers.kafka.source import KafkaSource
+from outrider.brokers.kafka.consumer import KafkaSource
 
 __all__ = ["KafkaBroker", "KafkaSource"]

@@ -1,9 +1,9 @@
 """The Kafka broker.
 
-Order within a stream rests on three things: the idempotent producer keeps the order of what it takes; its gap-less
-guarantee makes a message that Kafka rejects fatal, so that nothing goes out behind it; and a publish that runs out of
-time purges everything, queued and in flight. Each of the latter two ends the producer's session and with it every
-publish under way, those of other workers too: their messages are `Unresolved`, and the relay sends them again.
+Order within a stream depends on three mechanisms: the idempotent producer keeps the order of accepted messages; its
+gap-less guarantee makes a message that Kafka rejects a fatal error, so that no later message is sent; and a publish
+that runs out of time purges all messages, queued and in flight. The last two end the producer's session and with it
+every publish in progress, also of other workers: the results are `Unknown`, and the relay sends the messages again.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from outrider.broker import Traits
+from outrider.brokers.base import CONFIRMED, Capabilities, Nacked, PublishResult, Rejected, Unknown
 from outrider.brokers.cloudevents import CloudEvents
 from outrider.brokers.kafka import settings as producer_settings
-from outrider.brokers.kafka.examine import examine, retention_days
-from outrider.brokers.kafka.probe import check_topic
-from outrider.brokers.kafka.session import BEHIND, UNKNOWN, Call, Report, Session, driver
-from outrider.brokers.kafka.verdicts import BARRED, GAP, MISSING, PURGED, Failure, in_order, judge
+from outrider.brokers.kafka.checks import check, check_topic, retention_days
+from outrider.brokers.kafka.errors import BARRED, GAP, MISSING, PURGED, Failure, in_order, judge
+from outrider.brokers.kafka.producer import BEHIND, UNKNOWN, Producer, PublishCall, Report, driver
+from outrider.checks import CheckResult
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
-from outrider.finding import Finding
-from outrider.outcome import CONFIRMED, Refused, Rejected, Unresolved, Verdict
 
 START_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 0.8
@@ -31,13 +29,14 @@ GIVEN_UP = Failure("_PURGE_QUEUE", "given up, its time was over")
 
 
 class KafkaBroker:
-    """Publishes to Kafka. `settings` are librdkafka's; those that the promise rests on cannot be weakened.
+    """Publishes to Kafka. `settings` are librdkafka's; settings that would weaken a promise of the adapter are
+    rejected.
 
-    `publish_seconds` should be less than the relay's publish timeout: a publish that is cut short by the relay can only
-    say that the connection is in trouble, and one that ends by itself names the topic. `cloudevents` is the source of
-    the events; with it, every message is a CloudEvent.
+    `publish_seconds` should be less than the relay's publish timeout: a publish that the relay cancels can only report
+    a failing connection, while a publish that ends by itself names the topic. `cloudevents` is the source of the
+    events; if set, every message is a CloudEvent.
 
-    >>> KafkaBroker("localhost:9092", {"message.max.bytes": "5000"}).traits.message_bytes_max
+    >>> KafkaBroker("localhost:9092", {"message.max.bytes": "5000"}).capabilities.message_bytes_max
     5000
     """
 
@@ -53,19 +52,19 @@ class KafkaBroker:
         self._bootstrap = bootstrap
         self._publish_seconds = publish_seconds
         self._dress = None if cloudevents is None else CloudEvents(cloudevents, "ce_", "content-type").dress
-        self._session: Session | None = None
+        self._session: Producer | None = None
         self._proven: set[str] = set()
         bytes_max = int(self._settings["message.max.bytes"])
-        self.traits = Traits(ordered=True, message_bytes_max=bytes_max, publish_seconds=publish_seconds)
+        self.capabilities = Capabilities(ordered=True, message_bytes_max=bytes_max, publish_seconds=publish_seconds)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make a broker from `kafka://host:port,host:port?setting=value`; `cloudevents` is a setting of ours."""
+        """Make a broker from `kafka://host:port,host:port?setting=value`; `cloudevents` is a setting of Outrider."""
         bootstrap, settings = producer_settings.parse(url)
         return cls(bootstrap, settings, cloudevents=settings.pop("cloudevents", None))
 
     async def start(self) -> None:
-        """Connect, and get the producer its id, so that the first message need not wait for it."""
+        """Connect and get the producer id, so that the first message need not wait for the id."""
         try:
             await self._ask(START_SECONDS_MAX)
         except Transient as error:
@@ -74,27 +73,27 @@ class KafkaBroker:
                 "and the security settings"
             ) from error
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Hand over messages and wait for their reports. When cancelled, it purges whatever any publish has under way.
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Send messages and wait for the delivery reports. A cancelled publish purges the messages of all publishes.
 
-        Without an answer in time it does the same by itself, and says of which topics there was none.
+        A publish without all reports in time purges as well, and returns `Unknown` for the topics without an answer.
         """
         if not messages:
             return []
         if self._dress is not None:
             messages = [self._dress(message) for message in messages]
-        call = Call(len(messages))
+        call = PublishCall(len(messages))
         deadline = asyncio.get_running_loop().time() + self._publish_seconds
         try:
             session = await self._ready(messages)
             await self._send(session, call, messages, deadline)
         except Transient as error:
-            return [Unresolved(str(error))] * len(messages)
+            return [Unknown(str(error))] * len(messages)
         except TimeoutError:
             return await self._late(messages, call)
-        return await self._verdicts(session, messages, call)
+        return await self._results(session, messages, call)
 
-    async def _send(self, session: Session, call: Call, messages: Sequence[Message], deadline: float) -> None:
+    async def _send(self, session: Producer, call: PublishCall, messages: Sequence[Message], deadline: float) -> None:
         session.join(call)
         try:
             async with asyncio.timeout_at(deadline):
@@ -107,39 +106,39 @@ class KafkaBroker:
             session.leave(call)
 
     async def probe(self, destination: str) -> None:
-        """Ask a broker about the cluster or a topic; every partition must have a leader, and replicas enough."""
+        """Ask a broker about the cluster or a topic; every partition must have a leader and enough replicas."""
         if not destination:
             await self._ask(START_SECONDS_MAX)
             return
         found = await self._ask(START_SECONDS_MAX, destination)
         await asyncio.to_thread(check_topic, driver(), self._settings, found.topics[destination])
 
-    async def examine(self, topics: Sequence[str]) -> list[Finding]:
-        """Look at the topics and at what Kafka is told about them."""
+    async def check(self, topics: Sequence[str]) -> list[CheckResult]:
+        """Check the topics and the settings of Kafka for the topics."""
         await self.start()
-        return await asyncio.to_thread(examine, self._settings, topics)
+        return await asyncio.to_thread(check, self._settings, topics)
 
     async def retention_days(self, topics: Sequence[str]) -> dict[str, float]:
-        """Ask Kafka how long it keeps the topics."""
+        """Ask Kafka for the retention of the topics."""
         return await asyncio.to_thread(retention_days, self._settings, topics)
 
     def destination(self, message: Message) -> str:
-        """A topic can be down on its own."""
+        """Return the topic, which can fail alone."""
         return message.topic
 
     async def close(self) -> None:
-        """Wait a little for what is under way, and disconnect."""
+        """Wait briefly for the publishes in progress, then disconnect."""
         session, self._session = self._session, None
         if session is not None:
             await asyncio.to_thread(session.close, CLOSE_SECONDS_MAX)
 
-    def _current(self) -> Session:
+    def _current(self) -> Producer:
         if self._session is None or self._session.ended:
-            self._session = Session(self._settings)
+            self._session = Producer(self._settings)
         return self._session
 
-    async def _ready(self, messages: Sequence[Message]) -> Session:
-        """Return a session that has seen a broker, and has looked again for topics that were absent."""
+    async def _ready(self, messages: Sequence[Message]) -> Producer:
+        """Return a session that has reached a broker and has looked again for topics that were missing."""
         session = self._current()
         if not session.warm:
             await self._ask(START_SECONDS_MAX / 2)
@@ -154,63 +153,63 @@ class KafkaBroker:
         except kafka.KafkaException as error:
             raise Transient(f"no metadata from Kafka: {session.trouble or error.args[0].str()}") from error
 
-    async def _look_for(self, session: Session, topic: str) -> bool:
-        """Tell whether a topic is there for us by now; asking also makes the producer look again."""
+    async def _look_for(self, session: Producer, topic: str) -> bool:
+        """Return whether a topic exists now. The request also refreshes the producer's metadata."""
         found = (await self._ask(ANSWER_SECONDS_MAX, topic)).topics[topic]
         absent = found.error is not None and found.error.name() in MISSING | BARRED
         (session.absent.add if absent else session.absent.discard)(topic)
         return not absent
 
-    async def _verdicts(self, session: Session, messages: Sequence[Message], call: Call) -> list[Verdict]:
+    async def _results(self, session: Producer, messages: Sequence[Message], call: PublishCall) -> list[PublishResult]:
         if not any(call.reports):
             self._proven.update({message.topic for message in messages})
             return [CONFIRMED] * len(messages)
         alone = len(messages) == 1 and not call.crowded
         end = session.ended
-        verdicts: list[Verdict] = [
+        results: list[PublishResult] = [
             CONFIRMED if report is None else self._judge(report, message.topic, alone=alone, end=end)
             for message, report in zip(messages, call.reports, strict=True)
         ]
-        pairs = zip(messages, verdicts, strict=True)
-        self._proven.update({message.topic for message, verdict in pairs if verdict is CONFIRMED})
-        await self._recheck(messages, call.reports, verdicts)
-        return in_order(messages, verdicts)
+        pairs = zip(messages, results, strict=True)
+        self._proven.update({message.topic for message, result in pairs if result is CONFIRMED})
+        await self._recheck(messages, call.reports, results)
+        return in_order(messages, results)
 
-    def _judge(self, report: Failure, topic: str, *, alone: bool, end: Failure | None) -> Verdict:
+    def _judge(self, report: Failure, topic: str, *, alone: bool, end: Failure | None) -> PublishResult:
         if report is BEHIND:
-            return Refused(report.text)
+            return Nacked(report.text)
         if end is not None and (report is UNKNOWN or report.name in PURGED):
-            # Kafka rejected another message, which says nothing against the connection.
-            return Unresolved(f"given up: {end.text} ({end.name})", topic if end.name == GAP else "")
+            # Kafka rejected another message. The connection itself works.
+            return Unknown(f"given up: {end.text} ({end.name})", topic if end.name == GAP else "")
         return judge(report, topic, alone=alone, proven=topic in self._proven)
 
-    async def _recheck(self, messages: Sequence[Message], reports: list[Report], verdicts: list[Verdict]) -> None:
-        """Call a topic missing only if a broker says so again; one that was just made may not be known yet."""
+    async def _recheck(self, messages: Sequence[Message], reports: list[Report], results: list[PublishResult]) -> None:
+        """Report a topic as missing only after a second request; a newly created topic may not be known yet."""
         missing = {
             message.topic
-            for message, report, verdict in zip(messages, reports, verdicts, strict=True)
-            if report is not None and report.name in MISSING and isinstance(verdict, Rejected)
+            for message, report, result in zip(messages, reports, results, strict=True)
+            if report is not None and report.name in MISSING and isinstance(result, Rejected)
         }
         for topic in missing:
             try:
                 there = await self._look_for(self._current(), topic)
-                doubt = Unresolved("the topic was missing, and is there now", topic) if there else None
+                doubt = Unknown("the topic was missing, and is there now", topic) if there else None
             except Transient as error:
-                doubt = Unresolved(str(error))
+                doubt = Unknown(str(error))
             for index, message in enumerate(messages):
-                if doubt and message.topic == topic and isinstance(verdicts[index], Rejected):
-                    verdicts[index] = doubt
+                if doubt and message.topic == topic and isinstance(results[index], Rejected):
+                    results[index] = doubt
 
-    async def _late(self, messages: Sequence[Message], call: Call) -> list[Verdict]:
-        """Time is over. If a broker still answers, then it is the topics that do not."""
+    async def _late(self, messages: Sequence[Message], call: PublishCall) -> list[PublishResult]:
+        """Return the results after a timeout. If a broker still answers, the topics are down, not the connection."""
         error = f"no report from Kafka within {self._publish_seconds:g} s"
         try:
             await self._ask(ANSWER_SECONDS_MAX)
             answers = True
         except Transient:
             answers = False
-        verdicts: list[Verdict] = [
-            CONFIRMED if report is None else Unresolved(error, message.topic if answers else "")
+        results: list[PublishResult] = [
+            CONFIRMED if report is None else Unknown(error, message.topic if answers else "")
             for message, report in zip(messages, call.reports, strict=True)
         ]
-        return in_order(messages, verdicts)
+        return in_order(messages, results)

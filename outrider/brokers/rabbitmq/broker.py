@@ -1,13 +1,14 @@
-"""The RabbitMQ broker: verdicts from confirms, returns and closed channels; reconnects when it is next used.
+"""The RabbitMQ broker: results from confirms, returns and closed channels; reconnects on the next use.
 
-What the server says, and what it means here:
+The answers of the server, and their meaning here:
 
-- *ack*: confirmed. After a *return* it is not: the message was unroutable, and is rejected.
-- *nack*, or no confirm in time: a queue is full or broken, which is no message's doing. The destination is down.
-- *channel closed*: by 403 or 404 the exchange is down; else a message that was alone is rejected, several are in doubt.
-- *blocked*, or the connection is lost: everything is down.
+- *ack*: confirmed, except after a *return*: then the message was unroutable, and is rejected.
+- *nack*, or no confirm in time: a queue is full or broken; the message is not the cause. The destination is down.
+- *channel closed*: with 403 or 404 the exchange is down; otherwise a message sent alone is rejected, and the results of
+  several messages are unknown.
+- *blocked*, or connection lost: all destinations are down.
 
-A destination is an exchange and a routing key, so that a full queue behind one key stops no other.
+A destination is an exchange with a routing key, so a full queue behind a routing key stops no other.
 """
 
 from __future__ import annotations
@@ -19,22 +20,21 @@ from urllib.parse import unquote
 
 from pamqp import commands
 
-from outrider.broker import Traits
+from outrider.brokers.base import CONFIRMED, Capabilities, PublishResult, Rejected, Unknown
 from outrider.brokers.cloudevents import CloudEvents
-from outrider.brokers.rabbitmq.examine import examine
-from outrider.brokers.rabbitmq.links import Links
-from outrider.brokers.rabbitmq.protocol import ChannelClosed, Wire
-from outrider.brokers.rabbitmq.publisher import NOT_FOUND
+from outrider.brokers.rabbitmq.checks import check
+from outrider.brokers.rabbitmq.confirm_channel import NOT_FOUND
+from outrider.brokers.rabbitmq.connection import AmqpConnection, ChannelClosed
+from outrider.brokers.rabbitmq.connection_pool import ConnectionPool
+from outrider.brokers.rabbitmq.queues import declare
 from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings, check_queues
-from outrider.brokers.rabbitmq.topology import declare
+from outrider.checks import CheckResult
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
-from outrider.finding import Finding
-from outrider.outcome import CONFIRMED, Rejected, Unresolved, Verdict
 
 
 class RabbitBroker:
-    """Publishes to RabbitMQ. Options are those of `RabbitSettings`, and win over the URL's.
+    """Publishes to RabbitMQ. The options are those of `RabbitSettings`, and override the URL.
 
     >>> RabbitBroker("amqp://localhost", exchange="shop").destination(Message("1", "orders", "A", None, b"", {}))
     'shop/orders'
@@ -46,12 +46,12 @@ class RabbitBroker:
         source = self.settings.cloudevents
         self._dress = None if source is None else CloudEvents(source, "ce-").dress
         bytes_max, seconds = self.settings.message_bytes_max, self.settings.confirm_seconds
-        self.traits = Traits(ordered=False, message_bytes_max=bytes_max, publish_seconds=seconds)
-        self._links = Links(self.settings, self.destination)
+        self.capabilities = Capabilities(ordered=False, message_bytes_max=bytes_max, publish_seconds=seconds)
+        self._links = ConnectionPool(self.settings, self.destination)
         self._doubted: set[str] = set()
 
     async def start(self) -> None:
-        """Connect, and declare the topology if told so."""
+        """Connect, and declare the topology if the settings demand it."""
         wire = (await self._links.quietest()).wire
         if not self.settings.declare:
             return
@@ -60,29 +60,29 @@ class RabbitBroker:
         except Transient as error:
             raise Unreachable(f"RabbitMQ at {self.settings.place} cannot be used ({error}); try again") from error
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Send each exchange its messages in one write, and wait for the confirms."""
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Send the messages of each exchange in one write, and wait for the confirms."""
         if self._dress is not None:
             messages = [self._dress(message) for message in messages]
         limit = self.settings.message_bytes_max
         if self.settings.exchange != PER_TOPIC and all(len(message.body) <= limit for message in messages):
             return await self._publish(self.settings.exchange, messages)
-        verdicts: list[Verdict | None] = [self._oversize(message) for message in messages]
+        results: list[PublishResult | None] = [self._oversize(message) for message in messages]
         groups: dict[str, list[int]] = {}
-        for index, verdict in enumerate(verdicts):
-            if verdict is None:
+        for index, result in enumerate(results):
+            if result is None:
                 groups.setdefault(self.settings.route(messages[index])[0], []).append(index)
         parts = [self._publish(exchange, [messages[n] for n in group]) for exchange, group in groups.items()]
         for group, part in zip(groups.values(), await asyncio.gather(*parts), strict=True):
-            for index, verdict in zip(group, part, strict=True):
-                verdicts[index] = verdict
-        return cast(list[Verdict], verdicts)
+            for index, result in zip(group, part, strict=True):
+                results[index] = result
+        return cast(list[PublishResult], results)
 
     async def probe(self, destination: str) -> None:
         """Ask the server about the exchange.
 
-        Whether a queue is full cannot be asked. So the probe after a nack fails, which tells the relay that nobody is
-        to blame; the next one passes, and lets a message try.
+        AMQP cannot tell whether a queue is full. So the first probe after a nack fails, and the relay learns that no
+        message is the cause; the next probe passes, and lets the relay try a message.
         """
         wire = await self._links.wire()
         number = await wire.open_channel()
@@ -93,7 +93,7 @@ class RabbitBroker:
             self._doubted.discard(destination)
             raise Transient(f"{destination} has lately refused a message; a queue behind it may be full or broken")
 
-    async def _look_for(self, wire: Wire, number: int, exchange: str) -> None:
+    async def _look_for(self, wire: AmqpConnection, number: int, exchange: str) -> None:
         try:
             await wire.call(number, commands.Exchange.Declare(exchange=exchange, passive=True))
         except ChannelClosed as error:
@@ -101,28 +101,28 @@ class RabbitBroker:
                 raise
             raise Transient(f"{error}; {self.settings.make_exchange}") from error
 
-    async def examine(self, topics: Sequence[str]) -> list[Finding]:
-        """Look at exchanges, queues and bindings."""
-        return await examine((await self._links.quietest()).wire, self.settings, topics)
+    async def check(self, topics: Sequence[str]) -> list[CheckResult]:
+        """Check exchanges, queues and bindings."""
+        return await check((await self._links.quietest()).wire, self.settings, topics)
 
     def destination(self, message: Message) -> str:
-        """Name the exchange and the routing key; a slash in the exchange's name is escaped."""
+        """Return the exchange and the routing key; a slash in the exchange's name is escaped."""
         exchange, routing_key = self.settings.route(message)
         return f"{exchange.replace('%', '%25').replace('/', '%2F')}/{routing_key}"
 
     async def close(self) -> None:
-        """Disconnect; using the broker again connects again."""
+        """Disconnect; the next use connects again."""
         await self._links.close()
 
-    async def _publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[Verdict]:
+    async def _publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[PublishResult]:
         heard = await self._links.publish(exchange, messages)
         if heard.count(CONFIRMED) == len(messages):
-            return cast(Sequence[Verdict], heard)
-        verdicts = [verdict or Unresolved("nothing was heard") for verdict in heard]
-        doubts = (verdict.destination for verdict in verdicts if isinstance(verdict, Unresolved))
+            return cast(Sequence[PublishResult], heard)
+        results = [result or Unknown("nothing was heard") for result in heard]
+        doubts = (result.destination for result in results if isinstance(result, Unknown))
         self._doubted |= set(filter(None, doubts))
-        return verdicts
+        return results
 
-    def _oversize(self, message: Message) -> Verdict | None:
+    def _oversize(self, message: Message) -> PublishResult | None:
         size, limit = len(message.body), self.settings.message_bytes_max
         return Rejected(f"{size} bytes are more than may be published ({limit})") if size > limit else None

@@ -1,74 +1,96 @@
-"""What a queue is like, and making one.
+"""Inspects and declares queues.
 
-AMQP has no way to ask how a queue was declared. But the server refuses to declare it otherwise, and names one
-difference at a time; so it is asked again and again, each time with what it has just told, until nothing differs.
-Policies are not told about, and without the right to configure the queue nothing is.
+AMQP cannot return the arguments of a queue. But the server rejects a declaration with different arguments, and names
+the first difference; so the declaration is repeated with every value learned, until no difference is left. Policies
+stay unknown, and without the right to configure the queue all arguments do.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pamqp import commands
+from pamqp import base, commands
 
-from outrider.brokers.rabbitmq.protocol import ChannelClosed, Wire
+from outrider.brokers.rabbitmq.connection import AmqpConnection, ChannelClosed
+from outrider.brokers.rabbitmq.settings import RabbitSettings
+from outrider.errors import UsageError
 
 NOT_FOUND, PRECONDITION_FAILED = 404, 406
+
 SINGLE_ACTIVE = "x-single-active-consumer"
+
 DELIVERY_LIMIT, DEAD_LETTERS, QUEUE_TYPE = "x-delivery-limit", "x-dead-letter-exchange", "x-queue-type"
+
 DEFAULT_LIMIT = 20
-"""How often RabbitMQ 4 delivers a message of a quorum queue that says nothing about it; earlier ones have no limit."""
+"""Default delivery limit of a quorum queue in RabbitMQ 4; earlier versions have no limit."""
+
 LIMITS_SINCE = 4
 
-# An argument that only a stream may have. It lets an existing queue be compared, and no queue be made by accident.
+# An argument that only a stream may have: an existing queue is compared, and no queue is created by accident.
 GUARD = {"x-max-age": "1s"}
+
 ROUNDS_MAX = 24
+
 FLAGS = {"durable": True, "auto_delete": False}
 
 _DIFFERENCE = re.compile(r"inequivalent arg '(?P<name>[^']+)' for queue ")
+
 _CURRENT = re.compile(
     r".* but current is (?:(?P<none>none)|the value '(?P<value>.*)' of type '(?P<type>\w+)'|'(?P<same>.*)')$", re.DOTALL
 )
+
 _NONE, _SAME = "none", "same"
+
 _INTEGERS = ("byte", "short", "signedint", "long", "unsignedbyte", "unsignedshort", "unsignedint")
+
 _LIKE: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, str: str}
+
 _TYPES = {"longstr": _LIKE[str], "bool": _LIKE[bool], **dict.fromkeys(_INTEGERS, _LIKE[int])}
+
+log = logging.getLogger("outrider.rabbitmq")
+
+QUORUM = {QUEUE_TYPE: "quorum"}
+
+OF_THE_CONSUMER = (SINGLE_ACTIVE, DELIVERY_LIMIT)
+"""Arguments in which a queue may differ from the declaration: the consumer creates the queue first, with its own needs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing in which a queue is not what was asked for. The type is empty if the server did not say what it is."""
+    """A difference between a queue and its declaration. The type is empty if the server did not name it."""
 
     name: str
     text: str = ""
     type: str = ""
 
     def value(self, asked: Any) -> Any:
-        """Return what the queue has, None for nothing. The type is not told if what was asked for is of the same."""
+        """Return the value of the queue, None for none. Without a type from the server, the type of `asked` is used."""
         read = _LIKE.get(type(asked)) if self.type == _SAME else _TYPES.get(self.type)
         return read(self.text) if read else None
 
 
 @dataclass(slots=True)
 class Queue:
-    """What was found out about a queue.
+    """The facts known about a queue.
 
-    `objection` is the server's word for it that the queue has not one active consumer; `unknown` is its word where it
-    did not tell everything.
+    `objection` is the server's error text if the queue has no single active consumer; `unknown` is the server's error
+    text if the inspection is incomplete.
     """
 
     name: str
     server_version: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=lambda: dict(FLAGS))
-    objection: str = ""
+    mismatch: str = ""
     unknown: str = ""
 
     def learn(self, found: Difference) -> bool:
-        """Note what the server told; if that says nothing new, asking again would lead nowhere."""
+        """Record a difference; return False if the server told nothing new, because asking again would be useless."""
         table: dict[str, Any] = self.flags if found.name in FLAGS else self.arguments
         asked = table.get(found.name)
         value = found.value(asked)
@@ -82,19 +104,19 @@ class Queue:
 
     @property
     def delivery_limit(self) -> int | None:
-        """Return how often a message may come again, None for ever."""
+        """Return the number of redeliveries that the queue allows, None for no limit."""
         default = DEFAULT_LIMIT if major(self.server_version) >= LIMITS_SINCE else -1
         limit = self.arguments.get(DELIVERY_LIMIT, default)
         return limit if self.arguments.get(QUEUE_TYPE) == "quorum" and limit >= 0 else None
 
     @property
     def drops(self) -> bool:
-        """Tell whether a message that came too often is lost, as far as is known."""
+        """Return whether the queue drops a message after too many deliveries, as far as known."""
         return not self.unknown and self.delivery_limit is not None and not self.arguments.get(DEAD_LETTERS)
 
 
 def difference(text: str) -> Difference | None:
-    """Read in which argument a queue differs, from the server's refusal.
+    """Parse the differing argument from the server's error text.
 
     >>> difference(
     ...     "inequivalent arg 'x-max-length' for queue 'a' in vhost '/': "
@@ -124,22 +146,22 @@ def major(version: str) -> int:
 
 
 def queue_arguments(server_version: str) -> dict[str, Any]:
-    """Return how a queue of ours is declared: replicated, one active consumer, and nothing is lost by counting.
+    """Return the arguments for a queue of Outrider: replicated, a single active consumer, no delivery limit.
 
-    One active consumer at a time is what keeps the order of a key when several processes consume. Before version 4 a
-    limit below zero would mean none at all, and there is no limit unless one is set.
+    The single active consumer keeps the order of a key when several processes consume. Before version 4 there is no
+    limit by default, and a limit below zero would allow no redelivery at all.
     """
     arguments: dict[str, Any] = {QUEUE_TYPE: "quorum", SINGLE_ACTIVE: True}
     return arguments | ({DELIVERY_LIMIT: -1} if major(server_version) >= LIMITS_SINCE else {})
 
 
-async def exists(wire: Wire, name: str) -> bool:
-    """Tell whether a queue is there; raises ChannelClosed if the server will not tell."""
+async def exists(wire: AmqpConnection, name: str) -> bool:
+    """Return whether a queue exists; raise ChannelClosed if the server denies access."""
     number = await wire.open_channel()
     try:
         await wire.call(number, commands.Queue.Declare(queue=name, passive=True))
     except ChannelClosed as error:
-        # A queue whose node is away is not found either, but it will be back.
+        # A queue on a lost node is not found either, but will come back.
         if error.code == NOT_FOUND and "no queue" in str(error):
             return False
         raise
@@ -147,10 +169,10 @@ async def exists(wire: Wire, name: str) -> bool:
     return True
 
 
-async def inspect(wire: Wire, name: str, guess: Queue | None = None) -> Queue:
-    """Find out how a queue was declared. A good guess spares the server refusals, and its log: it notes each of them.
+async def inspect(wire: AmqpConnection, name: str, guess: Queue | None = None) -> Queue:
+    """Find the arguments with which a queue was declared. A good guess avoids rejections, which the server logs.
 
-    Without a guess it is expected to be a queue of ours.
+    The default guess is a queue declared by Outrider.
     """
     queue = Queue(name, wire.server_version, queue_arguments(wire.server_version))
     if guess is not None:
@@ -161,7 +183,7 @@ async def inspect(wire: Wire, name: str, guess: Queue | None = None) -> Queue:
             return queue
         found = difference(refusal)
         if found is not None and found.name == SINGLE_ACTIVE and queue.arguments.get(SINGLE_ACTIVE):
-            queue.objection = refusal
+            queue.mismatch = refusal
         if found is None or not queue.learn(found):
             queue.unknown = refusal
             return queue
@@ -169,8 +191,8 @@ async def inspect(wire: Wire, name: str, guess: Queue | None = None) -> Queue:
     return queue
 
 
-async def _ask(wire: Wire, queue: Queue) -> str | None:
-    """Declare the queue as far as it is known; return the server's objection to that."""
+async def _ask(wire: AmqpConnection, queue: Queue) -> str | None:
+    """Declare the queue with the known arguments; return the server's objection."""
     number = await wire.open_channel()
     arguments = {**GUARD, **queue.arguments}
     try:
@@ -179,3 +201,110 @@ async def _ask(wire: Wire, queue: Queue) -> str | None:
         return str(error)
     wire.close_channel(number)
     return None
+
+
+async def prepare(
+    wire: AmqpConnection,
+    settings: RabbitSettings,
+    name: str,
+    topics: Iterable[str],
+    guess: Queue | None,
+    *,
+    exclusive: bool,
+) -> Queue:
+    """Create the queue and bind the topics, if configured; check the queue, and return the known facts."""
+    there = await exists(wire, name)
+    if not there and not settings.declare:
+        raise UsageError(
+            f"RabbitMQ at {settings.place} has no queue {name!r}; make it, or let it be made: add ?declare= to the URL"
+        )
+    if settings.declare:
+        own = replace(settings, queues=tuple((name, topic) for topic in topics))
+        methods = steps(own, queue_arguments(wire.server_version))
+        await apply(wire, settings, [m for m in methods if not (there and isinstance(m, commands.Queue.Declare))])
+    known = guess if there else None
+    queue = await inspect(wire, name, known)
+    check_queue(queue, exclusive=exclusive)
+    if known is None:
+        warn(queue)
+    return queue
+
+
+def check_queue(queue: Queue, *, exclusive: bool) -> None:
+    """Raise UsageError for a queue that does not meet the needs of the consumer."""
+    if queue.arguments.get(QUEUE_TYPE) == "stream":
+        raise UsageError(
+            f"{queue.name!r} is a stream: it does not remember what is acked; consume from a quorum queue instead"
+        )
+    if not exclusive:
+        return
+    if queue.mismatch:
+        raise UsageError(
+            f"the consumer of the queue {queue.name!r} has a gate, so the queue must have a single active consumer "
+            f"({queue.mismatch}); turn the gate off, or stop what publishes to the queue, empty it first (turn the "
+            "gate off, consume until idle), then delete it and declare it again with x-single-active-consumer=true "
+            "(?declare= in the URL does)"
+        )
+    if queue.unknown:
+        raise UsageError(
+            f"the consumer of the queue {queue.name!r} has a gate, so the queue must have a single active consumer, "
+            f"and the server does not tell whether it has ({queue.unknown}); grant the right to configure the queue, "
+            "or turn the gate off"
+        )
+
+
+def warn(queue: Queue) -> None:
+    """Log how the queue may lose messages, or their order."""
+    if not queue.unknown and not queue.arguments.get(SINGLE_ACTIVE):
+        log.info("a queue may deliver to several processes at once, each in order", extra={"queue": queue.name})
+    if queue.drops:
+        log.warning(
+            "a queue drops what is delivered too often",
+            extra={
+                "queue": queue.name,
+                "delivery_limit": queue.delivery_limit,
+                "remedy": "give it a dead-letter exchange, or declare it with x-delivery-limit=-1 (RabbitMQ 4)",
+            },
+        )
+    if not queue.flags["durable"]:
+        log.warning("a queue does not survive a restart of the server", extra={"queue": queue.name})
+    if queue.flags["auto_delete"]:
+        log.warning("a queue is deleted with its last consumer", extra={"queue": queue.name})
+
+
+async def declare(wire: AmqpConnection, settings: RabbitSettings) -> None:
+    """Declare exchange, queues and bindings."""
+    await apply(wire, settings, steps(settings))
+
+
+async def apply(wire: AmqpConnection, settings: RabbitSettings, methods: Iterable[base.Frame]) -> None:
+    """Run the declarations on the server."""
+    number = await wire.open_channel()
+    for method in methods:
+        try:
+            await wire.call(number, method)
+        except ChannelClosed as error:
+            if (found := difference(str(error))) is None or found.name not in OF_THE_CONSUMER:
+                raise UsageError(
+                    f"RabbitMQ at {settings.place} refused to declare the topology ({error}); "
+                    "remove what exists with other properties, grant the rights, or leave declare out"
+                ) from error
+            number = await wire.open_channel()
+    wire.close_channel(number)
+
+
+def steps(settings: RabbitSettings, arguments: Mapping[str, Any] = QUORUM) -> list[base.Frame]:
+    """List the declarations. The default exchange always exists, and every queue is bound to it.
+
+    >>> [step.name for step in steps(RabbitSettings(queues=(("audit", "#"),)))]
+    ['Exchange.Declare', 'Queue.Declare', 'Queue.Bind']
+    """
+    exchange = settings.exchange
+    methods: list[base.Frame] = []
+    if exchange:
+        methods.append(commands.Exchange.Declare(exchange=exchange, exchange_type="topic", durable=True))
+    for queue, pattern in settings.queues:
+        methods.append(commands.Queue.Declare(queue=queue, durable=True, arguments=dict(arguments)))
+        if exchange:
+            methods.append(commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=pattern))
+    return methods

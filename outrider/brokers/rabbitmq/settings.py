@@ -1,14 +1,14 @@
-"""What can be set about RabbitMQ, and how a URL says it.
+"""The settings of RabbitMQ, and their form in a URL.
 
     amqp://user:password@host:5672/vhost?exchange=shop&declare=billing:events.order.*,audit
     amqps://user:password@host/vhost?cafile=ca.pem
 
-The exchange is `outrider` unless named; `exchange=topic` means one per topic, named like it. The routing key is the
-event's own, else its topic (else its key, if the exchange is the topic). `declare` makes the exchange and quorum queues
-at start, each bound by the pattern after its colon (in a URL, write `%23` for `#`); without one it takes everything.
-`cloudevents=/shop/orders` makes every message a CloudEvent from that source. `management=http://host:15672` is where
-`outrider doctor` asks about queues and bindings. `connections_max=1` keeps a relay with much to do from opening more
-connections, up to four.
+The default exchange name is `outrider`; `exchange=topic` means one exchange per topic, with the topic's name. The
+routing key is the event's own, else its topic (else its key, if the exchange is the topic). `declare` creates the
+exchange and quorum queues at start. Every queue is bound by the pattern after its colon (in a URL, write `%23` for
+`#`); a queue without a pattern gets all messages. `cloudevents=/shop/orders` makes every message a CloudEvent from the
+given source. `management=http://host:15672` is the address where `outrider doctor` asks about queues and bindings.
+`connections_max=1` keeps a busy relay from opening more connections (at most four).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from outrider.brokers.cloudevents import check_source
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
 from outrider.event import Message
 
 PER_TOPIC = "topic"
-"""As the name of the exchange: every topic has its own."""
+"""As the name of the exchange: one exchange per topic."""
 
 EVERYTHING = "#"
 ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
 OPTIONS = ("exchange", "declare", "cafile", "cloudevents", "management", "connections_max")
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""What RabbitMQ 4 takes unless told otherwise; older ones take more."""
+"""The default limit of RabbitMQ 4; older versions accept more."""
 
 CONNECTIONS_MAX = 4
-"""More gained nothing more where it was measured."""
+"""More connections brought no gain in measurements."""
 CONNECTIONS_LIMIT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RabbitSettings:
-    """Where RabbitMQ is, and how to publish to it.
+    """The address of RabbitMQ, and the settings for publishing.
 
-    `confirm_seconds` should be less than the relay's publish timeout, so that what was confirmed in time is known.
+    `confirm_seconds` should be less than the relay's publish timeout, so that the confirms received in time are known.
 
     >>> RabbitSettings.from_url("amqp://me:secret@mq/shop?declare=audit,billing:events.order.*").queues
     (('audit', '#'), ('billing', 'events.order.*'))
@@ -70,30 +70,32 @@ class RabbitSettings:
 
     def __post_init__(self) -> None:
         if self.declare and self.exchange == PER_TOPIC:
-            raise BadSetting("exchange=topic has no fixed exchange to declare; name one, or leave declare out")
+            raise InvalidSetting("exchange=topic has no fixed exchange to declare; name one, or leave declare out")
         if self.cloudevents is not None:
             check_source(self.cloudevents)
         if self.management is not None:
             _check_management(self.management)
         for name in ("connect_seconds", "confirm_seconds", "heartbeat_seconds", "message_bytes_max"):
             if getattr(self, name) <= 0:
-                raise BadSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")
+                raise InvalidSetting(f"{name} = {getattr(self, name)} cannot work; it must be above 0")
         if type(self.connections_max) is not int or not 1 <= self.connections_max <= CONNECTIONS_LIMIT:
-            raise BadSetting(f"connections_max cannot work; write a whole number from 1 to {CONNECTIONS_LIMIT}")
+            raise InvalidSetting(f"connections_max cannot work; write a whole number from 1 to {CONNECTIONS_LIMIT}")
         if self.frame_bytes_max < 4096:
-            raise BadSetting(f"frame_bytes_max = {self.frame_bytes_max} cannot work; AMQP needs at least 4096")
+            raise InvalidSetting(f"frame_bytes_max = {self.frame_bytes_max} cannot work; AMQP needs at least 4096")
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> RabbitSettings:
-        """Read a URL; options win over it. What is wrong with it is said without its password."""
+        """Read a URL; options override the URL. Error texts do not contain the password."""
         parts = urlsplit(url)
         if parts.scheme not in DEFAULT_PORTS:
-            raise BadSetting(f"{parts.scheme}:// is not RabbitMQ; write amqp:// or amqps://")
+            raise InvalidSetting(f"{parts.scheme}:// is not RabbitMQ; write amqp:// or amqps://")
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         if unknown := sorted(query.keys() - set(OPTIONS)):
             near = get_close_matches(unknown[0], OPTIONS, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise BadSetting(f"unknown option {unknown[0]!r} in the RabbitMQ URL{hint} (valid: {', '.join(OPTIONS)})")
+            raise InvalidSetting(
+                f"unknown option {unknown[0]!r} in the RabbitMQ URL{hint} (valid: {', '.join(OPTIONS)})"
+            )
         said = {
             "host": parts.hostname or "localhost",
             "port": _port(parts),
@@ -113,27 +115,29 @@ class RabbitSettings:
 
     @property
     def place(self) -> str:
-        """Name the server for people."""
+        """Return the address of the server, for people."""
         return f"{self.host}:{self.port}"
 
     @property
     def make_exchange(self) -> str:
-        """Say what a person does about an exchange that is not there."""
+        """Return the remedy for a missing exchange, for the operator."""
         by_hand = "declare the exchange (durable, type topic)"
         if self.exchange == PER_TOPIC:
             return by_hand
         return f"{by_hand}, or let the relay do so: add ?declare= and the names of queues to its URL"
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Return how to check the server's certificate, None without TLS."""
+        """Return the TLS context that checks the server's certificate, None without TLS."""
         return self.certificates() if self.tls else None
 
     def certificates(self) -> ssl.SSLContext:
-        """Return what to trust."""
+        """Return a TLS context with the trusted certificates."""
         try:
             return ssl.create_default_context(cafile=self.cafile)
         except (OSError, ssl.SSLError) as error:
-            raise BadSetting(f"cafile {self.cafile!r} cannot be used ({error}); name a file of certificates") from error
+            raise InvalidSetting(
+                f"cafile {self.cafile!r} cannot be used ({error}); name a file of certificates"
+            ) from error
 
     def route(self, message: Message) -> tuple[str, str]:
         """Return the exchange and the routing key of a message.
@@ -154,13 +158,13 @@ def _check_management(url: str) -> None:
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         fine = False
-    # A password may be in there, so the text is not repeated.
+    # The text may contain a password, so the error does not repeat the text.
     if not fine:
-        raise BadSetting("management is no URL of RabbitMQ's management API; write http://host:15672")
+        raise InvalidSetting("management is no URL of RabbitMQ's management API; write http://host:15672")
 
 
 def _count(text: str) -> int:
-    """Read a number; what is none becomes one that is refused with the others that cannot work."""
+    """Read a number; invalid text becomes a number that the range check rejects."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(CONNECTIONS_LIMIT)) else 0
 
 
@@ -168,17 +172,17 @@ def _port(parts: SplitResult) -> int:
     try:
         return parts.port or DEFAULT_PORTS[parts.scheme]
     except ValueError:
-        raise BadSetting("the RabbitMQ URL has a port that is no number from 1 to 65535") from None
+        raise InvalidSetting("the RabbitMQ URL has a port that is no number from 1 to 65535") from None
 
 
 def check_queues(queues: Iterable[tuple[str, str]]) -> None:
-    """Refuse queues that were meant as an answer to whether any should be declared.
+    """Reject queue names such as "true", which were meant as a yes or no to declaring queues.
 
     >>> check_queues([("billing", "events.order.*")])
     """
     for name, _ in queues:
         if name.lower() in ANSWERS:
-            raise BadSetting(
+            raise InvalidSetting(
                 f"declare={name} in the RabbitMQ URL would make a queue named {name!r}; list queues, such as "
                 "declare=billing:events.order.*,audit, write declare= for the exchange alone, or leave it out"
             )

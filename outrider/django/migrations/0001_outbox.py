@@ -1,12 +1,12 @@
-"""The outbox, its archive and its dead letters: what version 1 of `outrider db migrate` installs."""
+"""The tables of outbox, archive and dead letters: version 1 of `outrider db migrate`."""
 
 from typing import Any, ClassVar
 
 from django.db import migrations, models
 
 from outrider.django.conf import table
-from outrider.django.fields import Identifier, Json, Moment
-from outrider.django.operations import Install
+from outrider.django.migration_operations import Install
+from outrider.django.models import Identifier, Json, Moment
 
 STAGED: list[tuple[str, Any]] = [
     ("event_id", Identifier(primary_key=True, serialize=False)),
@@ -36,7 +36,7 @@ class Migration(migrations.Migration):
     operations: ClassVar[list[Any]] = [
         Install(1),
         migrations.CreateModel(
-            name="Event",
+            name="OutboxEvent",
             fields=[
                 *((name, field.clone()) for name, field in STAGED),
                 ("state", models.TextField()),
@@ -70,7 +70,7 @@ class Migration(migrations.Migration):
                 *((name, field.clone()) for name, field in STAGED),
                 ("reason", models.TextField()),
                 ("policy", models.TextField()),
-                ("buried_at", Moment()),
+                ("dead_lettered_at", Moment()),
                 ("lane", models.SmallIntegerField()),
                 ("failure", Json(null=True)),
             ],

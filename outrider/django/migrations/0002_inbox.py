@@ -1,12 +1,12 @@
-"""The inbox: what version 2 of `outrider db migrate` installs."""
+"""The inbox tables: version 2 of `outrider db migrate`."""
 
 from typing import Any, ClassVar
 
 from django.db import migrations, models
 
 from outrider.django.conf import table
-from outrider.django.fields import Identifier, Json, Moment
-from outrider.django.operations import Install
+from outrider.django.migration_operations import Install
+from outrider.django.models import Identifier, Json, Moment
 
 
 class Migration(migrations.Migration):
@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
                 ("policy", models.TextField()),
                 ("attempts", models.IntegerField()),
                 ("received_at", Moment()),
-                ("buried_at", Moment()),
+                ("dead_lettered_at", Moment()),
                 ("failure", Json()),
                 ("headers", Json()),
                 ("body", models.BinaryField()),

@@ -1,12 +1,12 @@
-"""Sagas: what version 3 of `outrider db migrate` installs."""
+"""The saga tables: version 3 of `outrider db migrate`."""
 
 from typing import Any, ClassVar
 
 from django.db import migrations, models
 
 from outrider.django.conf import table
-from outrider.django.fields import Identifier, Json, Moment
-from outrider.django.operations import Install
+from outrider.django.migration_operations import Install
+from outrider.django.models import Identifier, Json, Moment
 
 
 class Migration(migrations.Migration):
@@ -16,7 +16,7 @@ class Migration(migrations.Migration):
     operations: ClassVar[list[Any]] = [
         Install(3),
         migrations.CreateModel(
-            name="Saga",
+            name="SagaInstance",
             fields=[
                 ("saga_id", Identifier(primary_key=True, serialize=False)),
                 ("saga_type", models.TextField()),

@@ -1,45 +1,42 @@
-"""The inbox in memory: the contract in its plainest form, for tests.
+"""The inbox in memory: the simplest implementation of the contract, for tests.
 
-Locks are the transaction's own, and writes happen when it commits, so a rollback leaves no trace.
+Locks belong to the transaction, and writes happen at commit, so a rollback leaves no trace.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from outrider.delivery import Arrival, InboxStream
-from outrider.errors import UnfitHandler
-from outrider.inbox_store import (
-    Admitted,
+from outrider.event import InboxStream, OnDeadLetter, ReceivedEvent
+from outrider.handler_transactions import TransactionSource
+from outrider.inbox.model import (
     Applied,
-    Buried,
-    Cause,
-    Entry,
-    InboxDesk,
+    ClaimedHeld,
+    EventOutcome,
+    Held,
+    HeldEvent,
+    InboxBlockReason,
+    InboxCriteria,
+    InboxDeadLettered,
     InboxPruned,
+    LeftWithBroker,
     Overdue,
-    Resumed,
-    Stalled,
-    Standing,
-    Waiting,
-    Waits,
+    Receipts,
+    StreamState,
 )
-from outrider.outcome import Policy
-from outrider.stores.inbox_rows import may_go
-from outrider.stores.lending import ENDED
-from outrider.stores.memory.inbox_desk import MemoryInboxDesk
-from outrider.stores.memory.inbox_tables import DeadArrival, InboxTables, Receipt, StreamRow
-from outrider.stores.memory.store import MemoryStore
-from outrider.stores.memory.transaction import MemoryTransaction
+from outrider.inbox.store import InboxAdmin
+from outrider.stores.memory.outbox import MemoryStore
+from outrider.stores.memory.tables import DeadArrival, InboxTables, Receipt, StreamRow
+from outrider.stores.memory.transaction import MemoryTransaction, MemoryTransactionSource
+from outrider.stores.rows import may_go
 
 
 class MemoryInbox:
-    """Receipts in this process's memory.
+    """Receipts in the memory of the process.
 
     >>> MemoryInbox(MemoryStore()).tables.receipts
     {}
@@ -47,8 +44,9 @@ class MemoryInbox:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
+        self.transactions: TransactionSource = MemoryTransactionSource(self.transaction)
         self.tables = InboxTables()
-        self.desk: InboxDesk = MemoryInboxDesk(self.tables, self.now)
+        self.admin: InboxAdmin = MemoryInboxAdmin(self.tables, self.now)
 
     def now(self) -> datetime:
         """Return the time by the store's clock."""
@@ -57,52 +55,42 @@ class MemoryInbox:
     def transaction(self) -> AbstractAsyncContextManager[MemoryTransaction]:
         return self._store.transaction()
 
-    def objection(self, handler: Callable[..., Any]) -> str | None:
-        return None
-
-    async def call(self, handler: Callable[..., Any], argument: Any, tx: Any) -> None:
-        try:
-            result = handler(argument, tx)
-            if inspect.isawaitable(result):
-                await result
-        finally:
-            if not tx.open:
-                raise UnfitHandler(ENDED)
-
-    async def answers(self) -> bool:
+    async def ping(self) -> bool:
         return True
 
-    async def admit(
-        self, tx: MemoryTransaction, consumer: str, arrivals: Sequence[Arrival], *, gated: bool
-    ) -> Admitted:
-        waiting = {arrival.event_id for name, arrival in self.tables.waiting.values() if name == consumer}
-        fresh = await self._receipts(tx, consumer, arrivals) - waiting
-        streams = sorted({arrival.stream for arrival in arrivals})
-        numbered = {arrival.stream for arrival in arrivals if gated and arrival.sequence is not None}
+    async def record_receipts(
+        self, tx: MemoryTransaction, consumer: str, events: Sequence[ReceivedEvent], *, ordered: bool
+    ) -> Receipts:
+        waiting = {received.event_id for name, received in self.tables.waiting.values() if name == consumer}
+        fresh = await self._receipts(tx, consumer, events) - waiting
+        streams = sorted({received.stream for received in events})
+        numbered = {received.stream for received in events if ordered and received.sequence is not None}
         for stream in streams:
             await tx.lock(("inbox", consumer, stream))
         rows = {stream: self.tables.streams.get((consumer, stream)) for stream in streams}
         known = {
-            stream: row.standing if row else Standing() for stream, row in rows.items() if row or stream in numbered
+            stream: row.state if row else StreamState() for stream, row in rows.items() if row or stream in numbered
         }
-        return Admitted(fresh, known)
+        return Receipts(fresh, known)
 
-    async def conclude(
+    async def record_outcomes(
         self,
         tx: MemoryTransaction,
         consumer: str,
-        entries: Sequence[Entry],
-        standings: Mapping[InboxStream, Standing],
+        entries: Sequence[EventOutcome],
+        states: Mapping[InboxStream, StreamState],
     ) -> Mapping[UUID, int]:
         dead_letters: dict[UUID, int] = {}
-        tx.on_commit.append(lambda: dead_letters.update(self._conclude(consumer, entries, standings)))
+        tx.on_commit.append(lambda: dead_letters.update(self._conclude(consumer, entries, states)))
         return dead_letters
 
-    async def draining(self, consumer: str, limit: int, *, cause: Cause = Cause.DRAINING) -> list[InboxStream]:
+    async def draining(
+        self, consumer: str, limit: int, *, cause: InboxBlockReason = InboxBlockReason.DRAINING
+    ) -> list[InboxStream]:
         rows = self.tables.of(consumer)
-        return [stream for stream, row in rows if row.standing.cause is cause][:limit]
+        return [stream for stream, row in rows if row.state.cause is cause][:limit]
 
-    async def resume(
+    async def claim_held(
         self,
         tx: MemoryTransaction,
         consumer: str,
@@ -111,22 +99,22 @@ class MemoryInbox:
         by_sequence: bool,
         limit: int,
         early: bool = False,
-    ) -> Resumed | None:
+    ) -> ClaimedHeld | None:
         await tx.lock(("inbox", consumer, stream))
         row = self.tables.streams.get((consumer, stream))
-        if row is None or not may_go(row.standing.cause, early=early):
+        if row is None or not may_go(row.state.cause, early=early):
             return None
-        by_sequence = by_sequence or row.standing.cause is Cause.EARLY
-        arrivals = self.tables.waiting_of(consumer, stream, by_sequence)[:limit]
-        waiting = [Waiting(a.waiting_id or 0, a.event_id, a.delivery, a.replayed) for a in arrivals]
-        return Resumed(row.standing, waiting, await self._receipts(tx, consumer, arrivals))
+        by_sequence = by_sequence or row.state.cause is InboxBlockReason.EARLY
+        events = self.tables.waiting_of(consumer, stream, by_sequence)[:limit]
+        waiting = [HeldEvent(a.waiting_id or 0, a.event_id, a.delivery, a.replayed) for a in events]
+        return ClaimedHeld(row.state, waiting, await self._receipts(tx, consumer, events))
 
     async def overdue(self, consumer: str, seconds: float, limit: int) -> list[Overdue]:
         before = self.now() - timedelta(seconds=seconds)
         return [
-            Overdue(stream, row.standing.seen, row.standing.waiting, row.since)
+            Overdue(stream, row.state.seen, row.state.waiting, row.since)
             for stream, row in self.tables.of(consumer)
-            if row.standing.cause is Cause.EARLY and row.since < before
+            if row.state.cause is InboxBlockReason.EARLY and row.since < before
         ][:limit]
 
     async def prune(self, consumer: str, *, receipt_days: float, dead_letter_days: float) -> InboxPruned:
@@ -140,8 +128,8 @@ class MemoryInbox:
             number
             for number, letter in tables.dead.items()
             if letter.consumer == consumer
-            and letter.conclusion.policy is not Policy.HOLD
-            and letter.buried_at < now - timedelta(days=dead_letter_days)
+            and letter.outcome.policy is not OnDeadLetter.BLOCK
+            and letter.dead_lettered_at < now - timedelta(days=dead_letter_days)
         ]
         for name in receipts:
             del tables.receipts[name]
@@ -149,43 +137,171 @@ class MemoryInbox:
             del tables.dead[number]
         return InboxPruned(len(receipts), len(dead))
 
-    async def prune_barriers(self, days: float) -> int:
-        return self._store.sagas.prune_barriers(self.now() - timedelta(days=days))
+    async def prune_participants(self, days: float) -> int:
+        return self._store.sagas.prune_participants(self.now() - timedelta(days=days))
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no connections."""
 
-    async def _receipts(self, tx: MemoryTransaction, consumer: str, arrivals: Sequence[Arrival]) -> frozenset[UUID]:
-        for event_id in sorted({arrival.event_id for arrival in arrivals}):
+    async def _receipts(self, tx: MemoryTransaction, consumer: str, events: Sequence[ReceivedEvent]) -> frozenset[UUID]:
+        for event_id in sorted({received.event_id for received in events}):
             await tx.lock(("receipt", consumer, event_id))
         known = self.tables.receipts
-        return frozenset(a.event_id for a in arrivals if (consumer, a.event_id) not in known)
+        return frozenset(a.event_id for a in events if (consumer, a.event_id) not in known)
 
     def _conclude(
-        self, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]
+        self, consumer: str, entries: Sequence[EventOutcome], states: Mapping[InboxStream, StreamState]
     ) -> dict[UUID, int]:
         now, buried = self.now(), {}
-        for arrival, conclusion in entries:
-            if isinstance(conclusion, Waits):
-                self.tables.park(consumer, arrival)
+        for received, outcome in entries:
+            if isinstance(outcome, Held):
+                self.tables.park(consumer, received)
                 continue
-            if isinstance(conclusion, Stalled):
+            if isinstance(outcome, LeftWithBroker):
                 continue
-            self.tables.waiting.pop(arrival.waiting_id or 0, None)
-            seconds = conclusion.seconds if isinstance(conclusion, Applied) else None
-            self.tables.receipts.setdefault((consumer, arrival.event_id), Receipt(arrival, now, seconds))
-            if isinstance(conclusion, Buried):
-                number = arrival.waiting_id or self.tables.next_number()
-                self.tables.dead[number] = DeadArrival(consumer, arrival, conclusion, now)
-                buried[arrival.event_id] = number
-        for stream, standing in standings.items():
-            self._stand(consumer, stream, standing, now)
+            self.tables.waiting.pop(received.waiting_id or 0, None)
+            seconds = outcome.seconds if isinstance(outcome, Applied) else None
+            self.tables.receipts.setdefault((consumer, received.event_id), Receipt(received, now, seconds))
+            if isinstance(outcome, InboxDeadLettered):
+                number = received.waiting_id or self.tables.next_number()
+                self.tables.dead[number] = DeadArrival(consumer, received, outcome, now)
+                buried[received.event_id] = number
+        for stream, state in states.items():
+            self._stand(consumer, stream, state, now)
         return buried
 
-    def _stand(self, consumer: str, stream: InboxStream, standing: Standing, now: datetime) -> None:
-        if standing == Standing():
+    def _stand(self, consumer: str, stream: InboxStream, state: StreamState, now: datetime) -> None:
+        if state == StreamState():
             self.tables.streams.pop((consumer, stream), None)
             return
         known = self.tables.streams.get((consumer, stream))
-        since = known.since if known and known.standing.cause is standing.cause else now
-        self.tables.streams[consumer, stream] = StreamRow(standing, since)
+        since = known.since if known and known.state.cause is state.cause else now
+        self.tables.streams[consumer, stream] = StreamRow(state, since)
+
+
+class MemoryInboxAdmin:
+    """The admin of the inbox: lists, replays and discards."""
+
+    def __init__(self, tables: InboxTables, now: Callable[[], datetime]) -> None:
+        self._tables, self._now = tables, now
+
+    async def counts(self, consumer: str | None = None) -> dict[str, int]:
+        mine = [row for (name, _), row in self._tables.streams.items() if consumer in (None, name)]
+        return {
+            "waiting": sum(row.state.waiting for row in mine),
+            "blocked_streams": sum(row.state.cause is not None for row in mine),
+            "dead_letters": sum(consumer in (None, letter.consumer) for letter in self._tables.dead.values()),
+        }
+
+    async def receipts(self, consumer: str, event_ids: Sequence[UUID]) -> list[dict[str, Any]]:
+        found = ((event_id, self._tables.receipts.get((consumer, event_id))) for event_id in event_ids)
+        return [
+            {
+                "event_id": event_id,
+                "event_type": receipt.received.event_type,
+                "topic": receipt.received.stream.topic,
+                "key": receipt.received.stream.key,
+                "sequence": receipt.received.sequence,
+                "received_at": receipt.received_at,
+                "processing_seconds": receipt.seconds,
+            }
+            for event_id, receipt in found
+            if receipt
+        ]
+
+    async def dead_letters(self, criteria: InboxCriteria) -> list[dict[str, Any]]:
+        found = (
+            _facts(number, letter) for number, letter in sorted(self._tables.dead.items()) if number in criteria.ids
+        )
+        if not criteria.ids:
+            found = (_facts(number, letter) for number, letter in sorted(self._tables.dead.items()))
+        wanted = {name: getattr(criteria, name) for name in ("consumer", "topic", "key", "reason")}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return [facts for facts in found if given.items() <= facts.items()][: criteria.limit]
+
+    async def streams(self, consumer: str | None, limit: int) -> list[dict[str, Any]]:
+        found = [
+            {"consumer": name, **stream._asdict(), **row.state._asdict(), "since": row.since}
+            for (name, stream), row in self._tables.streams.items()
+            if consumer in (None, name) and row.state.cause
+        ]
+        return sorted(found, key=lambda facts: (facts["cause"] != InboxBlockReason.DEAD_LETTER, facts["since"]))[:limit]
+
+    async def replay(self, ids: Sequence[int], actor: str) -> int:
+        letters = self._take(ids)
+        for number, letter in letters:
+            received = letter.received._replace(waiting_id=number)
+            if letter.outcome.policy is OnDeadLetter.SKIP:
+                received = received._replace(replayed=True)
+            self._tables.waiting[number] = (letter.consumer, received)
+            self._tables.receipts.pop((letter.consumer, received.event_id), None)
+            self._go_on(letter, added=1, seen=None)
+        return len(letters)
+
+    async def discard(self, ids: Sequence[int], actor: str) -> int:
+        letters = self._take(ids)
+        for _, letter in letters:
+            if letter.outcome.policy is OnDeadLetter.BLOCK:
+                self._go_on(letter, added=0, seen=letter.received.sequence)
+        return len(letters)
+
+    async def skip_gap(self, consumer: str, stream: InboxStream, actor: str) -> bool:
+        row = self._tables.streams.get((consumer, stream))
+        if row is None or row.state.cause is not InboxBlockReason.EARLY:
+            return False
+        first = self._tables.waiting_of(consumer, stream, by_sequence=True)[0].sequence
+        assert first is not None
+        self._stand(consumer, stream, row.state._replace(seen=first - 1, cause=InboxBlockReason.DRAINING))
+        return True
+
+    def _take(self, ids: Sequence[int]) -> list[tuple[int, DeadArrival]]:
+        return [(number, self._tables.dead.pop(number)) for number in sorted(set(ids)) if number in self._tables.dead]
+
+    def _go_on(self, letter: DeadArrival, *, added: int, seen: int | None) -> None:
+        """Drain the stream, unless another dead letter blocks it."""
+        stream = letter.received.stream
+        known = self._tables.streams.get((letter.consumer, stream))
+        at = known.state if known else StreamState()
+        if seen is not None and at.seen is not None:
+            at = at._replace(seen=max(at.seen, seen))
+        held = any(
+            other.consumer == letter.consumer
+            and other.received.stream == stream
+            and other.outcome.policy is OnDeadLetter.BLOCK
+            for other in self._tables.dead.values()
+        )
+        at = at._replace(waiting=at.waiting + added)
+        self._stand(letter.consumer, stream, at._replace(cause=_cause(held, at.waiting)))
+
+    def _stand(self, consumer: str, stream: InboxStream, state: StreamState) -> None:
+        if state == StreamState():
+            self._tables.streams.pop((consumer, stream), None)
+        else:
+            self._tables.streams[consumer, stream] = StreamRow(state, self._now())
+
+
+def _cause(held: bool, waiting: int) -> InboxBlockReason | None:
+    if held:
+        return InboxBlockReason.DEAD_LETTER
+    return InboxBlockReason.DRAINING if waiting else None
+
+
+def _facts(number: int, letter: DeadArrival) -> dict[str, Any]:
+    received = letter.received
+    return {
+        "id": number,
+        "consumer": letter.consumer,
+        "event_id": received.event_id,
+        "event_type": received.event_type,
+        "topic": received.delivery.topic,
+        "key": received.stream.key,
+        "sequence": received.sequence,
+        "position": received.delivery.position,
+        "headers": dict(received.delivery.headers),
+        "body": received.delivery.body,
+        "reason": letter.outcome.reason,
+        "failure": letter.outcome.failure,
+        "policy": letter.outcome.policy,
+        "attempts": letter.outcome.attempts,
+        "dead_lettered_at": letter.dead_lettered_at,
+    }

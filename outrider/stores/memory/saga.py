@@ -1,35 +1,113 @@
-"""Sagas in memory: the contract in its plainest form, for tests.
+"""Sagas in memory: the simplest implementation of the contract, for tests.
 
-Locks are the transaction's own, and writes happen when it commits, so a rollback leaves no trace. What has no
-transaction runs without a pause, and passes over what is locked.
+Locks belong to the transaction, and writes happen at commit, so a rollback leaves no trace. Operations outside of
+transactions run without an `await` and skip locked rows.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from outrider.errors import UnfitHandler
-from outrider.saga_store import Claim, Instance, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn, Undelivered
-from outrider.stores.lending import ENDED, GENERATOR, lazy, objection
-from outrider.stores.memory import saga_writing
-from outrider.stores.memory.saga_desk import MemorySagaDesk, record_of
-from outrider.stores.memory.saga_tables import SagaRow
-from outrider.stores.memory.store import Listening, MemoryStore
-from outrider.stores.memory.transaction import MemoryTransaction
-from outrider.stores.saga_rows import in_turn
+from outrider.errors import ConcurrencyError
+from outrider.handler_transactions import TransactionSource
+from outrider.saga.model import (
+    ENDED,
+    AuditEntry,
+    Claim,
+    Instance,
+    NewSaga,
+    NewSagaMessage,
+    ParticipantEntry,
+    Phase,
+    SagaChange,
+    SagaCriteria,
+    SagaMessage,
+    SagaPruned,
+    SagaRecord,
+    Status,
+    Undelivered,
+)
+from outrider.saga.store import SagaAdmin
+from outrider.stores.memory.outbox import MemoryListener, MemoryStore
+from outrider.stores.memory.tables import ParticipantRow, Passages, SagaRow, SagaTables
+from outrider.stores.memory.transaction import MemoryTransaction, MemoryTransactionSource
+from outrider.stores.rows import AUDIT_FACTS, STARTED, SagaWriteSet, in_turn
+
+
+async def post(tx: MemoryTransaction, mail: Sequence[NewSagaMessage]) -> int:
+    """Insert messages into mailboxes; return the number of new messages."""
+    tables, fresh = tx.store.sagas, 0
+    for piece in sorted(mail, key=lambda piece: (piece.saga_id, piece.event_id)):
+        await tx.lock(("saga_mail", piece.saga_id, piece.event_id))
+        row = tables.sagas.seen_by(tx, piece.saga_id)
+        if _meant(row, piece) and piece.event_id not in {known.event_id for known in row.mail.values()}:
+            made = SagaMessage(tables.next_number(), *piece[1:6], tx.store.clock.now())
+            tables.sagas.write(tx, piece.saga_id, partial(_deliver, made))
+            fresh += 1
+    if fresh:
+        tx.on_commit.append(tables.wake)
+    return fresh
+
+
+async def save(tx: MemoryTransaction, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
+    """Write a turn completely, or raise an error and write nothing."""
+    tables, now = tx.store.sagas, tx.store.clock.now()
+    await tx.lock(("saga", claim.saga_id))
+    known = tables.sagas.seen_by(tx, claim.saga_id).instance
+    expected = claim.worker, claim.epoch, turn.instance.version
+    if known is None or (known.owner, known.epoch, known.version) != expected:
+        raise ConcurrencyError(
+            f"saga {claim.saga_id} has another owner or version by now; nothing was written: claim it again"
+        )
+    sheet = SagaWriteSet.of(turn, lease_seconds)
+    saved = _saved(known, sheet, turn.release, now)
+
+    def apply(row: SagaRow) -> None:
+        row.instance = saved
+        row.journal.update({(entry.step, entry.phase): entry for entry in sheet.entries})
+        row.mail = {message_id: mail for message_id, mail in row.mail.items() if message_id not in sheet.taken}
+        row.seen |= row.mail.keys() & set(sheet.seen)
+        for note in sheet.notes:
+            _note(row, note, now)
+
+    tables.sagas.write(tx, claim.saga_id, apply)
+    return now
+
+
+async def start(tx: MemoryTransaction, saga: NewSaga) -> bool:
+    """Insert an instance that is due at once; return False if the saga exists."""
+    tables, now = tx.store.sagas, tx.store.clock.now()
+    name = saga.saga_type, saga.correlation_id
+    await tx.lock(("saga_name", name))
+    await tx.lock(("saga", saga.saga_id))
+    if tables.names.seen_by(tx, name) or tables.sagas.seen_by(tx, saga.saga_id).instance:
+        return False
+    times = now, now, None, now
+    instance = Instance(
+        *saga[:5], Status.STARTED, None, 0, None, 0, False, saga.traceparent, *times, None, 0, saga.fingerprint
+    )
+
+    def insert(row: SagaRow) -> None:
+        row.instance = instance
+        _note(row, STARTED, now)
+
+    tables.sagas.write(tx, saga.saga_id, insert)
+    tables.names.write(tx, name, lambda ids: ids.add(saga.saga_id))
+    tx.on_commit.append(tables.wake)
+    return True
 
 
 class MemorySagas:
-    """Sagas in this process's memory, beside the outbox of a memory store.
+    """Sagas in the memory of the process, beside the outbox of a memory store.
 
     >>> import asyncio
-    >>> asyncio.run(MemorySagas(MemoryStore()).desk.counts())["running"]
+    >>> asyncio.run(MemorySagas(MemoryStore()).admin.counts())["running"]
     0
     """
 
@@ -37,8 +115,9 @@ class MemorySagas:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
+        self.transactions: TransactionSource = MemoryTransactionSource(self.transaction)
         self.tables = store.sagas
-        self.desk: SagaDesk = MemorySagaDesk(self.tables, self.now)
+        self.admin: SagaAdmin = MemorySagaAdmin(self.tables, self.now)
 
     def now(self) -> datetime:
         """Return the time by the store's clock."""
@@ -47,37 +126,15 @@ class MemorySagas:
     def transaction(self) -> AbstractAsyncContextManager[MemoryTransaction]:
         return self._store.transaction()
 
-    def lend(self) -> AbstractAsyncContextManager[MemoryTransaction]:
-        return self.transaction()
-
-    def objection(self, function: Callable[..., Any]) -> str | None:
-        return objection(function)
-
-    async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
-        try:
-            result = function(argument, tx)
-            if lazy(result):
-                raise UnfitHandler(GENERATOR)
-            return await result if inspect.isawaitable(result) else result
-        finally:
-            if not tx.open:
-                raise UnfitHandler(ENDED)
-
-    def sever(self, tx: MemoryTransaction) -> None:
-        tx.rollback()
-
-    def telling(self, tx: MemoryTransaction) -> AbstractContextManager[None]:
-        return nullcontext()
-
     async def start(self, tx: MemoryTransaction, saga: NewSaga) -> bool:
-        return await saga_writing.start(tx, saga)
+        return await start(tx, saga)
 
-    async def post(self, tx: MemoryTransaction, mail: Sequence[NewMail]) -> int:
-        return await saga_writing.post(tx, mail)
+    async def post(self, tx: MemoryTransaction, mail: Sequence[NewSagaMessage]) -> int:
+        return await post(tx, mail)
 
     async def claim(
         self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
-    ) -> list[Record]:
+    ) -> list[SagaRecord]:
         now = self.now()
         free = [
             (row, instance)
@@ -103,29 +160,29 @@ class MemorySagas:
                 held.add(claim.saga_id)
         return frozenset(held)
 
-    async def load(self, tx: MemoryTransaction, saga_id: UUID, *, for_update: bool = False) -> Record | None:
+    async def load(self, tx: MemoryTransaction, saga_id: UUID, *, for_update: bool = False) -> SagaRecord | None:
         if for_update:
             await tx.lock(("saga", saga_id))
         return record_of(self.tables.sagas.seen_by(tx, saga_id), self.now())
 
-    async def save(self, tx: MemoryTransaction, claim: Claim, turn: Turn, lease_seconds: float) -> datetime:
-        return await saga_writing.save(tx, claim, turn, lease_seconds)
+    async def save(self, tx: MemoryTransaction, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
+        return await save(tx, claim, turn, lease_seconds)
 
     async def undelivered(self, tx: MemoryTransaction, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
         outbox = self._store.tables
         waiting = {event_id: Undelivered.WAITING for event_id in event_ids if event_id in outbox.ids}
-        return {event_id: Undelivered.BURIED for event_id in event_ids if event_id in outbox.dead} | waiting
+        return {event_id: Undelivered.DEAD_LETTER for event_id in event_ids if event_id in outbox.dead} | waiting
 
-    async def prune(self, *, saga_days: float, audit_days: float, barrier_days: float) -> SagaPruned:
-        """Remove what is older; also mail that came when its saga had just ended."""
+    async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
+        """Remove old rows. Also remove messages that came just after the end of their saga."""
         now = self.now()
         for row in self.tables.sagas.rows.values():
             if not row.listens:
-                row.mail = {mail_id: mail for mail_id, mail in row.mail.items() if mail_id in row.seen}
+                row.mail = {message_id: mail for message_id, mail in row.mail.items() if message_id in row.seen}
         return SagaPruned(
             self._prune_sagas(now - timedelta(days=saga_days)),
             self._prune_notes(now - timedelta(days=audit_days)),
-            self.tables.prune_barriers(now - timedelta(days=barrier_days)),
+            self.tables.prune_participants(now - timedelta(days=participant_memory_days)),
         )
 
     def _prune_sagas(self, before: datetime) -> int:
@@ -150,26 +207,133 @@ class MemorySagas:
                     del self.tables.sagas.rows[saga_id]
         return removed
 
-    async def hint(self) -> None:
-        """Wake workers now; every commit that they may care for does so too."""
+    async def notify(self) -> None:
+        """Wake workers now. Every relevant commit wakes workers too."""
         self.tables.wake()
 
-    def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        return Listening(self.tables.listeners, wake)
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+        return MemoryListener(self.tables.listeners, wake)
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no connections."""
 
 
 def _due(free: Sequence[tuple[SagaRow, Instance]], now: datetime) -> list[UUID]:
-    """Return what is due, longest first."""
+    """Return due sagas, longest due first."""
     waking = [(saga.wake_at, saga.saga_id) for _, saga in free if saga.wake_at and saga.wake_at <= now]
     return [saga_id for _, saga_id in sorted(waking)]
 
 
 def _mailed(free: Sequence[tuple[SagaRow, Instance]]) -> list[UUID]:
-    """Return those that have unseen mail and no owner, the oldest mail first."""
+    """Return free sagas with unseen messages, oldest message first."""
     waiting = [
-        (row.unseen[0].mail_id, saga.saga_id) for row, saga in free if row.listens and row.unseen and saga.owner is None
+        (row.unseen[0].message_id, saga.saga_id)
+        for row, saga in free
+        if row.listens and row.unseen and saga.owner is None
     ]
     return [saga_id for _, saga_id in sorted(waiting)]
+
+
+class MemorySagaAdmin:
+    """The admin of sagas: lists, counts and shows."""
+
+    def __init__(self, tables: SagaTables, now: Callable[[], datetime]) -> None:
+        self._tables, self._now = tables, now
+
+    async def find(self, criteria: SagaCriteria) -> list[Instance]:
+        names = ("saga_type", "correlation_id", "status", "needs_attention")
+        given = {name: wanted for name in names if (wanted := getattr(criteria, name)) is not None}
+        found = [
+            saga
+            for row, saga in self._tables.living()
+            if (not criteria.ids or saga.saga_id in criteria.ids)
+            and all(getattr(saga, name) == wanted for name, wanted in given.items())
+            and (criteria.stuck_seconds is None or self._stuck(row, saga, criteria.stuck_seconds))
+        ]
+        found.sort(key=lambda saga: saga.saga_id)
+        found.sort(key=lambda saga: (saga.needs_attention, saga.updated_at), reverse=True)
+        return found[: criteria.limit]
+
+    async def counts(self) -> dict[str, int]:
+        sagas = [saga for _, saga in self._tables.living()]
+        counts = {status.value: sum(saga.status is status for saga in sagas) for status in Status}
+        return {**counts, "needs_attention": sum(saga.needs_attention for saga in sagas)}
+
+    async def show(self, saga_id: UUID) -> SagaRecord | None:
+        return record_of(self._tables.sagas.rows.get(saga_id, SagaRow()), self._now())
+
+    async def audit(self, saga_id: UUID, limit: int = 1000) -> list[dict[str, Any]]:
+        trail = self._tables.sagas.rows.get(saga_id, SagaRow()).trail
+        return [dict(line) for line in trail[:limit]]
+
+    def _stuck(self, row: SagaRow, saga: Instance, seconds: float) -> bool:
+        """Return whether a saga is stuck: without a worker although overdue or with unseen messages."""
+        before = self._now() - timedelta(seconds=seconds)
+        overdue = saga.wake_at is not None and saga.wake_at < before
+        unread = saga.owner is None and any(piece.posted_at < before for piece in row.unseen)
+        return saga.status not in ENDED and (overdue or unread)
+
+
+def record_of(row: SagaRow, now: datetime) -> SagaRecord | None:
+    """Return the record of a saga: the journal by step key, the messages in order of insertion."""
+    if row.instance is None:
+        return None
+    journal = sorted(row.journal.values(), key=lambda entry: (entry.phase, entry.position, entry.step))
+    mail = [piece for _, piece in sorted(row.mail.items())]
+    return SagaRecord(row.instance, tuple(journal), tuple(mail), now)
+
+
+def _meant(row: SagaRow, piece: NewSagaMessage) -> bool:
+    return row.listens and row.instance is not None and piece.saga_type in (None, row.instance.saga_type)
+
+
+def _deliver(mail: SagaMessage, row: SagaRow) -> None:
+    row.mail[mail.message_id] = mail
+
+
+def _saved(known: Instance, sheet: SagaWriteSet, release: bool, now: datetime) -> Instance:
+    to, due = sheet.instance, sheet.due_seconds
+    return replace(
+        known,
+        state=to.state,
+        status=to.status,
+        current_step=to.current_step,
+        version=known.version + 1,
+        last_error=sheet.last_error,
+        retry_count=to.retry_count,
+        needs_attention=to.needs_attention,
+        updated_at=now,
+        ended_at=(known.ended_at or now) if to.status in ENDED else None,
+        owner=None if release else known.owner,
+        wake_at=None if due is None else now + timedelta(seconds=due),
+    )
+
+
+def _note(row: SagaRow, note: AuditEntry, now: datetime) -> None:
+    assert row.instance is not None, "a trail begins with its saga"
+    line = now, *note, row.instance.traceparent
+    row.trail.append(dict(zip(AUDIT_FACTS, line, strict=True)))
+
+
+async def enter(tx: MemoryTransaction, participant: str, key: str, phase: Phase) -> ParticipantEntry:
+    """Register a command at a participant. A compensation first bars its action, unless the action has come."""
+    table, now = tx.store.sagas.barriers, tx.store.clock.now()
+    await tx.lock(("saga_barrier", participant, key))
+    known = table.seen_by(tx, (participant, key))
+    if before := known.get(phase):
+        return ParticipantEntry(False, before.barred, before.reply)
+    barred = phase is Phase.COMPENSATION and Phase.ACTION not in known
+    came = {phase: ParticipantRow(barred, now)}
+    if barred:
+        came[Phase.ACTION] = ParticipantRow(True, now)
+    table.write(tx, (participant, key), lambda passages: passages.update(came))
+    return ParticipantEntry(True, barred)
+
+
+async def keep(tx: MemoryTransaction, participant: str, key: str, phase: Phase, reply: bytes) -> None:
+    """Store the reply to a command."""
+
+    def answer(passages: Passages) -> None:
+        passages[phase] = passages[phase]._replace(reply=reply)
+
+    tx.store.sagas.barriers.write(tx, (participant, key), answer)

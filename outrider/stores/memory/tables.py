@@ -1,29 +1,39 @@
-"""The memory store's tables: plain dictionaries, with sorted indexes where the SQL stores have theirs."""
+"""The tables of the memory store: dictionaries, with sorted indexes as in the SQL stores."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 from uuid import UUID
 
-from outrider import lifecycle
-from outrider.event import SKIPPED_TYPE, StagedEvent, Stream, uuid7
-from outrider.lifecycle import State
-from outrider.store import Cause, Hold
+from outrider.event import SKIPPED_TYPE, InboxStream, OutboxRow, ReceivedEvent, Stream, uuid7
+from outrider.inbox.model import InboxDeadLettered, StreamState
+from outrider.outbox import model
+from outrider.outbox.model import BlockReason, OptimisticClaim, State
+from outrider.saga.model import Instance, JournalEntry, Phase, SagaMessage, Status
+
+DEAF = frozenset({Status.COMPLETED, Status.COMPENSATED})
+"""A saga in one of these states reads no messages."""
+
+Line = tuple[str, Phase]
+"""The key of a journal entry."""
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True)
-class Row:
-    """One undelivered event, and what only the store knows of it."""
+class OutboxTableRow:
+    """One undelivered event with the internal fields of the store."""
 
-    event: StagedEvent
+    event: OutboxRow
     stream: Stream
     priority: int
-    held_by: str | None = None
-    held_until: datetime | None = None
+    claimed_by: str | None = None
+    claimed_until: datetime | None = None
     failure: dict[str, Any] | None = None
 
 
@@ -31,31 +41,31 @@ class Row:
 class DeadRow:
     """One dead letter."""
 
-    row: Row
+    row: OutboxTableRow
     reason: str
     policy: str
-    buried_at: datetime
+    dead_lettered_at: datetime
 
 
 @dataclass(slots=True)
-class Block:
-    """Why a stream waits, behind which event, and until when (None: until a person acts)."""
+class BlockRow:
+    """The reason of a block, the position of the blocking event, and the due time (None: until an operator acts)."""
 
-    cause: Cause
+    cause: BlockReason
     head: int | None
     until: datetime | None
 
 
 @dataclass(slots=True)
 class LaneRow:
-    """Who owns a lane, and how often it has changed hands."""
+    """The owner and the epoch of a lane."""
 
     owner: str | None = None
     epoch: int = 0
 
 
 class Shelf:
-    """Positions in order: what a partial index is to the SQL stores."""
+    """Positions in order, like a partial index of the SQL stores."""
 
     def __init__(self) -> None:
         self._positions: list[int] = []
@@ -77,14 +87,14 @@ class Shelf:
 
 @dataclass(slots=True)
 class Tables:
-    """Everything the store holds."""
+    """All tables of the outbox."""
 
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, OutboxTableRow] = field(default_factory=dict)
     ids: dict[UUID, int] = field(default_factory=dict)
     fetchable: dict[int, Shelf] = field(default_factory=lambda: defaultdict(Shelf))
     waiting: dict[Stream, Shelf] = field(default_factory=lambda: defaultdict(Shelf))
-    blocked: dict[Stream, Block] = field(default_factory=dict)
-    archive: dict[UUID, tuple[Row, datetime]] = field(default_factory=dict)
+    blocked: dict[Stream, BlockRow] = field(default_factory=dict)
+    archive: dict[UUID, tuple[OutboxTableRow, datetime]] = field(default_factory=dict)
     dead: dict[UUID, DeadRow] = field(default_factory=dict)
     counters: dict[Stream, int] = field(default_factory=dict)
     lanes: dict[int, LaneRow] = field(default_factory=dict)
@@ -95,12 +105,12 @@ class Tables:
     def known(self, event_id: UUID) -> bool:
         return event_id in self.ids or event_id in self.archive or event_id in self.dead
 
-    def put(self, row: Row) -> None:
+    def put(self, row: OutboxTableRow) -> None:
         self.rows[row.event.position] = row
         self.ids[row.event.event_id] = row.event.position
         self._shelf(row).add(row.event.position)
 
-    def take(self, position: int) -> Row:
+    def take(self, position: int) -> OutboxTableRow:
         row = self.rows.pop(position)
         del self.ids[row.event.event_id]
         self._shelf(row).remove(position)
@@ -109,25 +119,25 @@ class Tables:
         return row
 
     def move(self, position: int, state: State, **changes: Any) -> None:
-        """Change a row's state, which moves it between the indexes."""
+        """Change the state of a row and move the row to the index of the new state."""
         row = self.take(position)
         row.event = row.event._replace(state=state, **changes)
         self.put(row)
 
-    def _shelf(self, row: Row) -> Shelf:
-        if row.event.state in lifecycle.FETCHABLE:
+    def _shelf(self, row: OutboxTableRow) -> Shelf:
+        if row.event.state in model.FETCHABLE:
             return self.fetchable[row.event.lane]
         return self.waiting[row.stream]
 
 
-def holds(row: Row, hold: Hold, now: datetime) -> bool:
-    """Tell whether the row is still the writer's own."""
-    mine = row.event.state == State.OPTIMISTIC and row.held_by == hold.owner
-    return mine and row.held_until is not None and row.held_until > now
+def holds(row: OutboxTableRow, hold: OptimisticClaim, now: datetime) -> bool:
+    """Return whether the optimistic claim of the writer on a row is still valid."""
+    mine = row.event.state == State.OPTIMISTIC and row.claimed_by == hold.owner
+    return mine and row.claimed_until is not None and row.claimed_until > now
 
 
-def skipped_marker(row: Row) -> Row | None:
-    """Make what is published in place of a skipped event: same place and number, no content. None if unnumbered."""
+def skipped_marker(row: OutboxTableRow) -> OutboxTableRow | None:
+    """Return the marker of a skipped event: same position and sequence number, no content. None if unnumbered."""
     event = row.event
     if event.sequence is None or event.event_type == SKIPPED_TYPE:
         return None
@@ -141,4 +151,191 @@ def skipped_marker(row: Row) -> Row | None:
         available_at=None,
         suspect=False,
     )
-    return Row(marker, row.stream, row.priority)
+    return OutboxTableRow(marker, row.stream, row.priority)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A receipt: the event was handled."""
+
+    received: ReceivedEvent
+    received_at: datetime
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A stream state, and the time since which events wait for the present reason."""
+
+    state: StreamState
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DeadArrival:
+    """A dead letter of a consumer."""
+
+    consumer: str
+    received: ReceivedEvent
+    outcome: InboxDeadLettered
+    dead_lettered_at: datetime
+
+
+@dataclass(slots=True)
+class InboxTables:
+    """All tables of the inbox.
+
+    Held events and dead letters share their numbers, so that a replay keeps the position.
+    """
+
+    receipts: dict[tuple[str, UUID], Receipt] = field(default_factory=dict)
+    streams: dict[tuple[str, InboxStream], StreamRow] = field(default_factory=dict)
+    waiting: dict[int, tuple[str, ReceivedEvent]] = field(default_factory=dict)
+    dead: dict[int, DeadArrival] = field(default_factory=dict)
+    number: int = 0
+
+    def next_number(self) -> int:
+        """Take the next number."""
+        self.number += 1
+        return self.number
+
+    def of(self, consumer: str) -> list[tuple[InboxStream, StreamRow]]:
+        """Return the streams of a consumer."""
+        return [(stream, row) for (name, stream), row in self.streams.items() if name == consumer]
+
+    def waiting_of(self, consumer: str, stream: InboxStream, by_sequence: bool) -> list[ReceivedEvent]:
+        """Return the held events of a stream, in order."""
+        found = [
+            received
+            for _, (name, received) in sorted(self.waiting.items())
+            if name == consumer and received.stream == stream
+        ]
+        return sorted(found, key=lambda received: received.sequence or 0) if by_sequence else found
+
+    def park(self, consumer: str, received: ReceivedEvent) -> None:
+        """Add a held event, unless present."""
+        known = {(name, waiting.event_id) for name, waiting in self.waiting.values()}
+        if received.waiting_id is None and (consumer, received.event_id) not in known:
+            number = self.next_number()
+            self.waiting[number] = (consumer, received._replace(waiting_id=number))
+
+
+class Copied(Protocol):
+    """A row with a copy method."""
+
+    def copy(self) -> Self:
+        """Return an independent copy of the row."""
+        ...
+
+
+class Writing(Protocol):
+    """A transaction as the tables see it."""
+
+    on_commit: list[Callable[[], None]]
+
+
+R = TypeVar("R", bound=Copied)
+
+
+class Table(Generic[K, R]):
+    """Rows by key. A missing row reads as an empty row."""
+
+    def __init__(self, empty: Callable[[], R]) -> None:
+        self.rows: dict[K, R] = {}
+        self.empty = empty
+
+    def seen_by(self, tx: Writing, key: K) -> R:
+        """Return a row as the transaction sees it."""
+        row = self.rows[key].copy() if key in self.rows else self.empty()
+        for write in tx.on_commit:
+            if isinstance(write, Write) and write.table is self and write.key == key:
+                write.change(row)
+        return row
+
+    def write(self, tx: Writing, key: K, change: Callable[[R], None]) -> None:
+        """Change a row at the commit of the transaction."""
+        tx.on_commit.append(Write(self, key, change))
+
+
+@dataclass(frozen=True, slots=True)
+class Write(Generic[K, R]):
+    """A change that waits for its transaction."""
+
+    table: Table[K, R]
+    key: K
+    change: Callable[[R], None]
+
+    def __call__(self) -> None:
+        self.change(self.table.rows.setdefault(self.key, self.table.empty()))
+
+
+@dataclass(slots=True)
+class SagaRow:
+    """The instance, journal, messages and audit log of a saga. The audit log outlives the instance."""
+
+    instance: Instance | None = None
+    journal: dict[Line, JournalEntry] = field(default_factory=dict)
+    mail: dict[int, SagaMessage] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+    trail: list[dict[str, Any]] = field(default_factory=list)
+
+    def copy(self) -> SagaRow:
+        return SagaRow(self.instance, dict(self.journal), dict(self.mail), set(self.seen), list(self.trail))
+
+    @property
+    def listens(self) -> bool:
+        """Return whether the saga still reads messages."""
+        return self.instance is not None and self.instance.status not in DEAF
+
+    @property
+    def unseen(self) -> list[SagaMessage]:
+        """Return the messages that wake a worker, in order of insertion."""
+        return [piece for message_id, piece in sorted(self.mail.items()) if message_id not in self.seen]
+
+
+class ParticipantRow(NamedTuple):
+    """A command to a participant, and the reply."""
+
+    barred: bool
+    at: datetime
+    reply: bytes | None = None
+
+
+Passages = dict[Phase, ParticipantRow]
+
+
+class SagaTables:
+    """All tables of sagas."""
+
+    def __init__(self) -> None:
+        self.sagas: Table[UUID, SagaRow] = Table(SagaRow)
+        self.names: Table[tuple[str, str], set[UUID]] = Table(set)
+        self.barriers: Table[tuple[str, str], Passages] = Table(dict)
+        self.listeners: list[Callable[[], None]] = []
+        self._number = 0
+
+    def next_number(self) -> int:
+        """Take the next message number; gaps are harmless."""
+        self._number += 1
+        return self._number
+
+    def living(self) -> Iterator[tuple[SagaRow, Instance]]:
+        """Return all instances with their rows."""
+        return ((row, row.instance) for row in self.sagas.rows.values() if row.instance)
+
+    def prune_participants(self, before: datetime) -> int:
+        """Remove old replies of participants; return the number of removed commands."""
+        removed = 0
+        for key, passages in list(self.barriers.rows.items()):
+            old = [phase for phase, passage in passages.items() if passage.at < before]
+            for phase in old:
+                del passages[phase]
+            removed += len(old)
+            if not passages:
+                del self.barriers.rows[key]
+        return removed
+
+    def wake(self) -> None:
+        """Notify workers of a possible message."""
+        for wake in self.listeners:
+            wake()

@@ -1,40 +1,42 @@
-"""A business transaction on the memory store: staged rows appear at commit, in positions taken when they were staged.
+"""A business transaction on the memory store: staged rows appear at commit, in positions taken at staging.
 
-It keeps the rules of a SQL transaction that matter here: stream counters and event ids are locked until the end, a
-savepoint can be rolled back, and a transaction that commits late brings positions lower than those already visible.
+The transaction keeps the relevant rules of a SQL transaction: stream counters and event ids are locked until the end, a
+savepoint can be rolled back, and a late commit adds positions below positions that are already visible.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outrider.event import Readiness, StagedEvent, Stream, lane_of
-from outrider.lifecycle import State
-from outrider.store import Draft, Drafts, Hold, Placed
-from outrider.stores.memory.tables import Row
+from outrider.errors import InvalidHandler
+from outrider.event import OutboxRow, Readiness, Stream, lane_of
+from outrider.handler_transactions import GENERATOR, TRANSACTION_ENDED, HandlerTransaction, check_handler, lazy
+from outrider.outbox.model import NewEvent, OptimisticClaim, StagedRow, StageRequest, State
+from outrider.stores.memory.tables import OutboxTableRow
 
 if TYPE_CHECKING:
-    from outrider.stores.memory.store import MemoryStore
+    from outrider.stores.memory.outbox import MemoryStore
 
 
-class MemoryTransaction:
-    """An open transaction; get one from `MemoryStore.transaction()`."""
+class MemoryTransaction(HandlerTransaction):
+    """An open transaction, from `MemoryStore.transaction()`. A handler gets the transaction itself."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self.store = store
+        self.store, self.connection = store, self
         self.open = True
         self.ended = asyncio.Event()
-        self._rows: dict[UUID, Row] = {}
+        self._rows: dict[UUID, OutboxTableRow] = {}
         self._counters: dict[Stream, int] = {}
         self.on_commit: list[Callable[[], None]] = []
 
     def commit(self) -> None:
-        """Make everything staged visible, at once."""
+        """Make all staged events visible at once."""
         tables = self.store.tables
         for row in self._rows.values():
             tables.put(row)
@@ -44,7 +46,7 @@ class MemoryTransaction:
         self._end()
 
     def rollback(self) -> None:
-        """Forget everything staged."""
+        """Drop all staged events."""
         self._end()
 
     def _end(self) -> None:
@@ -52,9 +54,30 @@ class MemoryTransaction:
         self.store.locks = {name: owner for name, owner in self.store.locks.items() if owner is not self}
         self.ended.set()
 
+    async def execute(self, *statement: Any) -> Any:
+        """Call a function with the transaction."""
+        function, *args = statement
+        return function(self, *args)
+
+    async def call(self, function: Callable[..., Any], argument: Any) -> Any:
+        try:
+            result = function(argument, self)
+            if lazy(result):
+                raise InvalidHandler(GENERATOR)
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            if not self.open:
+                raise InvalidHandler(TRANSACTION_ENDED)
+
+    async def through(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await function(self, *args)
+
+    def abort(self) -> None:
+        self.rollback()
+
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """Undo what the block staged if it raises."""
+        """Roll back the staged events of the block after an exception."""
         rows, counters, writes = dict(self._rows), dict(self._counters), list(self.on_commit)
         try:
             yield
@@ -62,8 +85,8 @@ class MemoryTransaction:
             self._rows, self._counters, self.on_commit = rows, counters, writes
             raise
 
-    async def stage(self, drafts: Drafts, hold: Hold | None) -> list[Placed]:
-        """Place drafts: numbered streams are locked first and in order, so that numbers follow commits."""
+    async def stage(self, drafts: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
+        """Stage drafts. Numbered streams are locked first, in order, so that sequence numbers follow commits."""
         streams = {id(draft): self._stream(draft) for draft in (*drafts.plain, *drafts.numbered)}
         for stream in sorted({streams[id(draft)] for draft in drafts.numbered}):
             await self.lock(("stream", stream))
@@ -80,12 +103,12 @@ class MemoryTransaction:
             placed.append(self._place(draft, stream, sequence, held.get(stream)))
         return placed
 
-    def _stream(self, draft: Draft) -> Stream:
+    def _stream(self, draft: NewEvent) -> Stream:
         key = draft.key or draft.aggregate_id or str(draft.event_id)
         return Stream(lane_of(key, draft.priority, self.store.lanes), draft.topic, key)
 
     def _quiet(self, stream: Stream) -> bool:
-        """Tell whether nothing undelivered lies before a new event of the stream."""
+        """Return whether no undelivered event lies before a new event of the stream."""
         tables = self.store.tables
         mine = any(row.stream.lane == stream.lane for row in self._rows.values())
         return not mine and not tables.fetchable[stream.lane] and stream not in tables.blocked
@@ -95,9 +118,9 @@ class MemoryTransaction:
         self._counters[stream] = known + 1
         return known + 1
 
-    def _place(self, draft: Draft, stream: Stream, sequence: int | None, hold: Hold | None) -> Placed:
+    def _place(self, draft: NewEvent, stream: Stream, sequence: int | None, hold: OptimisticClaim | None) -> StagedRow:
         now = self.store.clock.now()
-        event = StagedEvent(
+        event = OutboxRow(
             position=self.store.next_position(),
             event_id=draft.event_id,
             event_type=draft.event_type,
@@ -121,17 +144,35 @@ class MemoryTransaction:
             readiness=Readiness.READY,
             suspect=False,
         )
-        row = Row(event, stream, draft.priority)
+        row = OutboxTableRow(event, stream, draft.priority)
         if hold:
-            row.held_by, row.held_until = hold.owner, _after(now, hold.seconds)
+            row.claimed_by, row.claimed_until = hold.owner, _after(now, hold.seconds)
         self._rows[draft.event_id] = row
-        return Placed(draft.event_id, hold is not None)
+        return StagedRow(draft.event_id, hold is not None)
 
     async def lock(self, name: Hashable) -> None:
-        """Wait until no other transaction has the name, and keep it to the end."""
+        """Wait until no other transaction has locked the name, and lock it until the end of the transaction."""
         while (owner := self.store.locks.get(name, self)) is not self:
             await owner.ended.wait()
         self.store.locks[name] = self
+
+
+class MemoryTransactionSource:
+    """A source of transactions on a memory store."""
+
+    vendor = "memory"
+
+    def __init__(self, open_transaction: Callable[[], AbstractAsyncContextManager[MemoryTransaction]]) -> None:
+        self._open = open_transaction
+
+    def open(self) -> AbstractAsyncContextManager[MemoryTransaction]:
+        return self._open()
+
+    def check_handler(self, function: Callable[..., Any]) -> str | None:
+        return check_handler(function)
+
+    async def close(self) -> None:
+        """Do nothing: there are no connections."""
 
 
 def _after(moment: datetime, seconds: float) -> datetime:

@@ -1,39 +1,120 @@
-"""The inbox in MongoDB: what a consumer needs."""
+"""The inbox in MongoDB: the operations of a consumer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Self
 from uuid import UUID
 
-from outrider.delivery import Arrival, InboxStream
+from pymongo import AsyncMongoClient, DeleteMany, ReplaceOne, ReturnDocument, UpdateOne
+
+from outrider.clock import Clock
 from outrider.errors import OutriderError
-from outrider.inbox_store import Admitted, Cause, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing
-from outrider.stores.mongo import inbox_upkeep, inbox_verbs, saga_upkeep
-from outrider.stores.mongo.database import Database, Session
-from outrider.stores.mongo.inbox_concluding import conclude
-from outrider.stores.mongo.inbox_desk import MongoInboxDesk
-from outrider.stores.mongo.inbox_documents import stream_of
-from outrider.stores.mongo.inbox_upkeep import draining_query, overdue_pipeline
-from outrider.stores.mongo.lending import Lending
+from outrider.event import InboxStream, ReceivedEvent
+from outrider.inbox.model import (
+    ClaimedHeld,
+    EventOutcome,
+    InboxBlockReason,
+    InboxDeadLettered,
+    InboxPruned,
+    Overdue,
+    Receipts,
+    StreamState,
+)
+from outrider.inbox.store import InboxAdmin
+from outrider.stores.mongo import inbox_admin, saga_admin
+from outrider.stores.mongo.database import Document, MongoDatabase
+from outrider.stores.mongo.documents import (
+    LOCK,
+    dead,
+    event_identity,
+    parked,
+    receipt_facts,
+    receive,
+    stand,
+    state,
+    stream_identity,
+    stream_of,
+    waiting_of,
+)
+from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction, MongoTransactionSource, open_installed
+from outrider.stores.mongo.inbox_admin import MongoInboxAdmin, draining_query, overdue_pipeline
+from outrider.stores.rows import InboxWriteSet, check_receipts, may_go, only_applied, place_of
 
 ANSWER_SECONDS = 5.0
 
+IDS = {"_id": "waiting"}
 
-class MongoInbox(Lending):
+
+async def record_receipts(
+    tx: MongoHandlerTransaction, consumer: str, events: Sequence[ReceivedEvent], *, ordered: bool
+) -> Receipts:
+    """Write receipts, lock the stream documents and read the stream states."""
+    first = {received.event_id: received for received in reversed(events)}
+    facts = {id_: receipt_facts(a.event_type, a.stream, a.sequence) for id_, a in sorted(first.items())}
+    fresh = await _receive(tx, consumer, facts)
+    news = [received for received in events if received.event_id in fresh]
+    numbered = {received.stream for received in news if ordered and received.sequence is not None}
+    states = await _lock(tx, consumer, {received.stream for received in news}, numbered)
+    suspects = [a.event_id for a in news if a.stream in states and states[a.stream].waiting]
+    return Receipts(frozenset(fresh - await _withdraw_waiting(tx, consumer, suspects)), states)
+
+
+async def claim_held(
+    tx: MongoHandlerTransaction, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int, early: bool
+) -> ClaimedHeld | None:
+    """Lock a draining stream and claim its first held events; inbox_held_place or inbox_held_sequence."""
+    identity = stream_identity(consumer, stream)
+    row = await tx.of("inbox_stream").find_one_and_update({"_id": identity}, LOCK, session=tx.session)
+    at = state(row) if row else StreamState()
+    if not may_go(at.cause, early=early):
+        return None
+    order = ["sequence", "id"] if by_sequence or at.cause is InboxBlockReason.EARLY else ["id"]
+    found = tx.of("inbox_held").find({"stream": identity}, session=tx.session)
+    rows = await found.sort(order).limit(limit).to_list()
+    if not rows:
+        # A draining stream without held events. Without this reset the stream would drain for ever.
+        at = StreamState(at.seen)
+        await tx.of("inbox_stream").bulk_write([stand(identity, at, tx.now)], session=tx.session)
+    facts = {row["_id"]["event_id"]: receipt_facts(row["event_type"], stream, row["sequence"]) for row in rows}
+    fresh = await _receive(tx, consumer, facts)
+    return ClaimedHeld(at, [waiting_of(row) for row in rows], frozenset(fresh))
+
+
+class MongoInbox:
     """Receipts in MongoDB, beside the data that handlers change.
 
-    Handlers get an `AsyncClientSession` in an open transaction, to be passed on as `session=`. Open it with `await
-    MongoInbox.open(url)`, or over a client of your own with `MongoInbox.over(client)`.
+    Handlers get an `AsyncClientSession` in an open transaction and pass the session on as `session=`. Open the inbox
+    with `await MongoInbox.open(url)`, or use a client of the application with `MongoInbox.over(client)`.
     """
 
-    WHAT, VERSION = "inbox", 2
+    def __init__(self, database: MongoDatabase) -> None:
+        self._database = database
+        self.transactions = MongoTransactionSource(database)
+        self.admin: InboxAdmin = MongoInboxAdmin(database, self.transactions.write)
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self.desk: InboxDesk = MongoInboxDesk(database, self.write)
+    @classmethod
+    async def open(cls, url: str, *, schema: str = "outrider", clock: Clock | None = None) -> Self:
+        """Connect to an installed inbox. A missing installation and a server without transactions are rejected::
 
-    async def answers(self) -> bool:
+        inbox_store = await MongoInbox.open("mongodb://localhost/?replicaSet=rs0")
+        """
+        return cls(await open_installed(url, schema, what="inbox", version=2, clock=clock))
+
+    @classmethod
+    def over(cls, client: AsyncMongoClient[Document], *, schema: str = "outrider", clock: Clock | None = None) -> Self:
+        """Work through a client of the application. The application closes the client::
+
+        inbox_store = MongoInbox.over(AsyncMongoClient("mongodb://localhost/?replicaSet=rs0"))
+        """
+        return cls(MongoDatabase.over(client, schema, clock=clock))
+
+    def transaction(self) -> AbstractAsyncContextManager[MongoHandlerTransaction]:
+        return self.transactions.open()
+
+    async def ping(self) -> bool:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._database.run(self._database.time())
@@ -41,40 +122,183 @@ class MongoInbox(Lending):
             return False
         return True
 
-    async def admit(self, tx: Session, consumer: str, arrivals: Sequence[Arrival], *, gated: bool) -> Admitted:
-        return await self.run(tx, inbox_verbs.admit, consumer, arrivals, gated=gated)
+    async def record_receipts(
+        self, tx: MongoHandlerTransaction, consumer: str, events: Sequence[ReceivedEvent], *, ordered: bool
+    ) -> Receipts:
+        return await tx.run(record_receipts, consumer, events, ordered=ordered)
 
-    async def conclude(
-        self, tx: Session, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]
+    async def record_outcomes(
+        self,
+        tx: MongoHandlerTransaction,
+        consumer: str,
+        entries: Sequence[EventOutcome],
+        states: Mapping[InboxStream, StreamState],
     ) -> Mapping[UUID, int]:
-        return await self.run(tx, conclude, consumer, entries, standings)
+        return await tx.run(record_outcomes, consumer, entries, states)
 
-    async def draining(self, consumer: str, limit: int, *, cause: Cause = Cause.DRAINING) -> list[InboxStream]:
+    async def draining(
+        self, consumer: str, limit: int, *, cause: InboxBlockReason = InboxBlockReason.DRAINING
+    ) -> list[InboxStream]:
         found = self._database["inbox_stream"].find(draining_query(consumer, cause), {"_id": 1})
         rows = await self._database.run(found.sort("since").limit(limit).to_list())
         return [stream_of(row["_id"]) for row in rows]
 
-    async def resume(
-        self, tx: Session, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int, early: bool = False
-    ) -> Resumed | None:
-        return await self.run_unless_taken(
-            tx, inbox_verbs.resume, consumer, stream, by_sequence=by_sequence, limit=limit, early=early
+    async def claim_held(
+        self,
+        tx: MongoHandlerTransaction,
+        consumer: str,
+        stream: InboxStream,
+        *,
+        by_sequence: bool,
+        limit: int,
+        early: bool = False,
+    ) -> ClaimedHeld | None:
+        return await tx.run_unless_taken(
+            claim_held, consumer, stream, by_sequence=by_sequence, limit=limit, early=early
         )
 
     async def overdue(self, consumer: str, seconds: float, limit: int) -> list[Overdue]:
         pipeline = overdue_pipeline(consumer, seconds, limit, self._database.now)
-        rows = await self._database.run(inbox_upkeep.aggregate(self._database["inbox_stream"], pipeline))
+        rows = await self._database.run(inbox_admin.aggregate(self._database["inbox_stream"], pipeline))
         return [Overdue(stream_of(row["_id"]), row.get("seen"), row["waiting"], row["since"]) for row in rows]
 
     async def prune(self, consumer: str, *, receipt_days: float, dead_letter_days: float) -> InboxPruned:
-        """Remove what is older; also find again what should never have been lost from sight."""
-        await self.write(inbox_upkeep.release_holds, consumer)
-        await self.write(inbox_upkeep.adopt_orphans, consumer)
-        prune = inbox_upkeep.prune_dead_letters(self._database, consumer, dead_letter_days)
+        """Remove old receipts and dead letters. Also repair streams with lost holds or lost held events."""
+        await self.transactions.write(inbox_admin.release_holds, consumer)
+        await self.transactions.write(inbox_admin.adopt_orphans, consumer)
+        prune = inbox_admin.prune_dead_letters(self._database, consumer, dead_letter_days)
         dead_letters = await self._database.run(prune)
-        receipts = await self._database.run(inbox_upkeep.prune_receipts(self._database, consumer, receipt_days))
+        receipts = await self._database.run(inbox_admin.prune_receipts(self._database, consumer, receipt_days))
         return InboxPruned(receipts, dead_letters)
 
-    async def prune_barriers(self, days: float) -> int:
-        """Forget what participants of sagas answered longer ago; where sagas are not installed, there is nothing."""
-        return await self._database.run(saga_upkeep.prune_barriers(self._database, days))
+    async def prune_participants(self, days: float) -> int:
+        """Remove old replies of saga participants. Without an installation of sagas there are none."""
+        return await self._database.run(saga_admin.prune_participants(self._database, days))
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+async def _receive(tx: MongoHandlerTransaction, consumer: str, facts: dict[UUID, Document]) -> set[UUID]:
+    """Write receipts; return the events that had none before."""
+    if not facts:
+        return set()
+    ids = list(facts)
+    changes = [receive(event_identity(consumer, event_id), facts[event_id], tx.now) for event_id in ids]
+    done = await tx.of("consumer_inbox").bulk_write(changes, session=tx.session)
+    return {ids[place] for place in done.upserted_ids or ()}
+
+
+async def _lock(
+    tx: MongoHandlerTransaction, consumer: str, streams: Collection[InboxStream], numbered: Collection[InboxStream]
+) -> dict[InboxStream, StreamState]:
+    """Lock stream documents and return the stream states. Numbered streams without a document get a new document."""
+    counted = {place_of(stream) for stream in numbered}
+    places = sorted({place_of(stream) for stream in streams})
+    wanted = {place: stream_identity(consumer, place) for place in places}
+    rows = await _locked(tx, wanted, counted) if wanted else []
+    known = {stream_of(row["_id"]): state(row) for row in rows}
+    return {stream: known[place_of(stream)] for stream in streams if place_of(stream) in known}
+
+
+async def _locked(
+    tx: MongoHandlerTransaction, wanted: dict[InboxStream, Document], counted: Collection[InboxStream]
+) -> list[Document]:
+    documents, session = tx.of("inbox_stream"), tx.session
+    if len(wanted) == 1:
+        [(place, identity)] = wanted.items()
+        after, upsert = ReturnDocument.AFTER, place in counted
+        row = await documents.find_one_and_update(
+            {"_id": identity}, LOCK, upsert=upsert, return_document=after, session=session
+        )
+        return [row] if row else []
+    changes = [UpdateOne({"_id": identity}, LOCK, upsert=place in counted) for place, identity in wanted.items()]
+    done = await documents.bulk_write(changes, session=session)
+    if not done.matched_count and not done.upserted_count:
+        return []
+    return await documents.find({"_id": {"$in": list(wanted.values())}}, session=session).to_list()
+
+
+async def _withdraw_waiting(tx: MongoHandlerTransaction, consumer: str, event_ids: Sequence[UUID]) -> set[UUID]:
+    """Delete the receipts of held events. Called only if a stream document reports held events."""
+    if not event_ids:
+        return set()
+    ids = [event_identity(consumer, event_id) for event_id in event_ids]
+    found = await tx.of("inbox_held").find({"_id": {"$in": ids}}, {"_id": 1}, session=tx.session).to_list()
+    if found:
+        known = {"_id": {"$in": [row["_id"] for row in found]}}
+        await tx.of("consumer_inbox").delete_many(known, session=tx.session)
+    return {row["_id"]["event_id"] for row in found}
+
+
+async def record_outcomes(
+    tx: MongoHandlerTransaction,
+    consumer: str,
+    entries: Sequence[EventOutcome],
+    states: Mapping[InboxStream, StreamState],
+) -> dict[UUID, int]:
+    """Write the outcomes of received events and the new stream states. Return the ids of dead letters."""
+    writes = InboxWriteSet.of(entries)
+    if states:
+        changes = [stand(stream_identity(consumer, stream), at, tx.now) for stream, at in sorted(states.items())]
+        await tx.of("inbox_stream").bulk_write(changes, session=tx.session)
+    await _write_receipts(tx, consumer, writes)
+    return {} if only_applied(entries) else await _write_events(tx, consumer, writes)
+
+
+async def _write_receipts(tx: MongoHandlerTransaction, consumer: str, writes: InboxWriteSet) -> None:
+    """Write the durations of handlers. Delete the receipts of unhandled events."""
+    changes: list[Any] = [
+        UpdateOne({"_id": event_identity(consumer, event_id)}, {"$set": {"processing_seconds": seconds}})
+        for event_id, seconds in writes.seconds.items()
+    ]
+    if writes.withdrawn:
+        changes.append(DeleteMany(_any(consumer, writes.withdrawn)))
+    if changes:
+        done = await tx.of("consumer_inbox").bulk_write(changes, session=tx.session)
+        check_receipts(done.matched_count, len(writes.seconds))
+
+
+async def _write_events(tx: MongoHandlerTransaction, consumer: str, writes: InboxWriteSet) -> dict[UUID, int]:
+    if writes.parked:
+        await _park(tx, consumer, writes.parked)
+    dead_letters = await _bury(tx, consumer, writes.buried) if writes.buried else {}
+    if gone := [*writes.left, *dead_letters]:
+        await tx.of("inbox_held").delete_many(_any(consumer, gone), session=tx.session)
+    return dead_letters
+
+
+async def _park(tx: MongoHandlerTransaction, consumer: str, events: Sequence[ReceivedEvent]) -> None:
+    """Store events as held events, in order. An event that is already held keeps its position."""
+    last, now = await _take_ids(tx, len(events)), await tx.database.time(tx.session)
+    rows = [parked(consumer, each, id_, now) for id_, each in enumerate(events, last - len(events) + 1)]
+    changes = [UpdateOne({"_id": row.pop("_id")}, {"$setOnInsert": row}, upsert=True) for row in rows]
+    await tx.of("inbox_held").bulk_write(changes, session=tx.session)
+
+
+async def _take_ids(tx: MongoHandlerTransaction, count: int) -> int:
+    """Take ids outside of the transaction, so that no consumer waits for them. Ids of a rollback stay unused."""
+    more = {"$inc": {"last": count}}
+    after = ReturnDocument.AFTER
+    row = await tx.of("inbox_counter").find_one_and_update(IDS, more, upsert=True, return_document=after)
+    assert row is not None, "it is made if it is not there"
+    last: int = row["last"]
+    return last
+
+
+async def _bury(
+    tx: MongoHandlerTransaction, consumer: str, burials: Sequence[tuple[ReceivedEvent, InboxDeadLettered]]
+) -> dict[UUID, int]:
+    """Copy held events to the dead letters. A second dead letter of an event replaces the first."""
+    wanted = _any(consumer, [received.event_id for received, _ in burials])
+    rows = await tx.of("inbox_held").find(wanted, session=tx.session).to_list()
+    why = {received.event_id: buried for received, buried in burials}
+    now = await tx.database.time(tx.session)
+    letters = [dead(row, why[row["_id"]["event_id"]], now) for row in rows]
+    changes = [ReplaceOne({"_id": letter["_id"]}, letter, upsert=True) for letter in letters]
+    await tx.of("inbox_dead_letter").bulk_write(changes, session=tx.session)
+    return {letter["_id"]["event_id"]: letter["id"] for letter in letters}
+
+
+def _any(consumer: str, event_ids: Sequence[UUID]) -> dict[str, Any]:
+    return {"_id": {"$in": [event_identity(consumer, event_id) for event_id in event_ids]}}

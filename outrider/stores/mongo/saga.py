@@ -1,91 +1,286 @@
-"""Sagas in MongoDB: what a worker needs.
+"""Sagas in MongoDB: the operations of a worker.
 
-Whoever saves writes the instance, so two that save one saga meet there, and so do a save and a claim. Whoever posts
-only adds mail, and stands in nobody's way.
+Every save writes the instance, so two saves of one saga conflict there, and so do a save and a claim. A post only
+inserts messages and conflicts with no save.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from outrider.saga_store import Claim, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn, Undelivered
-from outrider.stores.mongo import saga_claiming, saga_reading, saga_turns, saga_upkeep, saga_writing
-from outrider.stores.mongo.calling import told
-from outrider.stores.mongo.database import Database, Session
-from outrider.stores.mongo.lending import Lending, Lent
-from outrider.stores.mongo.saga_desk import MongoSagaDesk
-from outrider.stores.mongo.saga_sparing import sparing
-from outrider.stores.mongo.steps import Steps, arun
+from pymongo import AsyncMongoClient, ReplaceOne, ReturnDocument
+
+from outrider.clock import Clock
+from outrider.errors import ConcurrencyError, UsageError
+from outrider.saga.model import (
+    Claim,
+    NewSaga,
+    NewSagaMessage,
+    ParticipantEntry,
+    Phase,
+    SagaChange,
+    SagaPruned,
+    SagaRecord,
+    Undelivered,
+)
+from outrider.saga.store import SagaAdmin
+from outrider.stores.mongo import saga_admin, saga_claims
+from outrider.stores.mongo.database import NOT_INSTALLED, Document, MongoDatabase, now_expression
+from outrider.stores.mongo.documents import DEAF, barrier_place, line, mail_place, noted, posted, saved, started
+from outrider.stores.mongo.handler_transactions import (
+    MongoHandlerTransaction,
+    MongoTransactionSource,
+    open_installed,
+    translate_errors,
+)
+from outrider.stores.mongo.operations import Steps, run_operations_async, step
+from outrider.stores.mongo.saga_admin import MongoSagaAdmin
+from outrider.stores.mongo.saga_claims import facts, read_parts, sparing
 from outrider.stores.mongo.wakeup import listening
+from outrider.stores.rows import STARTED, SagaWriteSet
 
 T = TypeVar("T")
 
+Seen = dict[str, Any]
+"""The documents found, by collection name, and `now`."""
 
-class MongoSagas(Lending):
+# All fields that the callers need. States and bodies may be large and are never read here.
+_FACTS = {"$project": {"saga_type": 1, "definition_version": 1, "barred": 1, "reply": 1}}
+
+
+async def load(tx: MongoHandlerTransaction, saga_id: UUID) -> SagaRecord | None:
+    """Lock a saga and read it completely; the primary key."""
+    # A plain read would prevent a later save: a renewed claim would conflict.
+    row = await tx.of("saga_instance").find_one_and_update(
+        {"_id": saga_id},
+        {"$inc": {"turns": 1}},
+        facts(tx.now),
+        return_document=ReturnDocument.AFTER,
+        session=tx.session,
+    )
+    return (await read_parts(tx.of, tx.session, [saga_id])).record(row) if row else None
+
+
+def post(mail: Sequence[NewSagaMessage], clock: Clock | None = None) -> Steps[int]:
+    """Insert messages for sagas that may still read them; return the number of new messages.
+
+    The instance is only read, so a post never blocks a save of the owner. A message that comes while a saga is owned
+    stays unseen, and a free saga with unseen messages can be claimed. Therefore no message is lost, whichever commit
+    comes first.
+    """
+    if not mail:
+        return 0
+    pieces: dict[tuple[UUID, UUID], NewSagaMessage] = {}
+    for piece in mail:
+        pieces.setdefault((piece.saga_id, piece.event_id), piece)
+    listening = {"_id": {"$in": list({piece.saga_id for piece in mail})}, "status": {"$nin": DEAF}}
+    known = {"_id": {"$in": [mail_place(*place) for place in pieces]}}
+    seen = yield from look(clock, saga_instance=listening, saga_mailbox=known)
+    sagas = {row["_id"]: row for row in seen["saga_instance"]}
+    old = {(row["_id"]["saga_id"], row["_id"]["event_id"]) for row in seen["saga_mailbox"]}
+    fresh = [piece for place, piece in pieces.items() if place not in old and _meant(piece, sagas)]
+    if fresh:
+        documents = [posted(piece, sagas[piece.saga_id], seen["now"]) for piece in fresh]
+        yield step("saga_mailbox", "insert_many", documents)
+    return len(fresh)
+
+
+async def save(tx: MongoHandlerTransaction, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
+    """Write a turn if claim and version are as expected; otherwise write nothing."""
+    sheet = SagaWriteSet.of(turn, lease_seconds)
+    row = await _save_instance(tx, claim, sheet, turn.release)
+    if row is None:
+        raise ConcurrencyError(
+            f"saga {claim.saga_id} has another owner or version by now; nothing was written: claim it again"
+        )
+    now: datetime = row["updated_at"]
+    await _save_journal(tx, claim.saga_id, sheet)
+    await _save_mail(tx, claim.saga_id, sheet)
+    first = row["notes"] - len(sheet.notes) + 1
+    notes = [noted(row, number, note, now) for number, note in enumerate(sheet.notes, first)]
+    if notes:
+        await tx.of("saga_audit_log").insert_many(notes, session=tx.session)
+    return now
+
+
+def start(saga: NewSaga, clock: Clock | None = None) -> Steps[bool]:
+    """Insert an instance that is due at once, with the first entry of its audit log. Return False if it exists."""
+    name = {"saga_type": saga.saga_type, "correlation_id": saga.correlation_id}
+    seen = yield from look(clock, saga_instance={"$or": [{"_id": saga.saga_id}, name]})
+    if seen["saga_instance"]:
+        return False
+    document = started(saga, seen["now"])
+    yield step("saga_instance", "insert_one", document)
+    yield step("saga_audit_log", "insert_one", noted(document, document["notes"], STARTED, seen["now"]))
+    return True
+
+
+class MongoSagas:
     """Sagas in MongoDB, beside the data that their steps change.
 
-    Steps get a session in an open transaction. Use `await MongoSagas.open(url)`, or work over a client of your own::
+    Steps get a session in an open transaction. Use `await MongoSagas.open(url)`, or pass a client of the application::
 
         saga_store = MongoSagas.over(AsyncMongoClient("mongodb://localhost/?replicaSet=rs0"))
     """
 
-    WHAT, VERSION = "saga store", 3
     one_at_a_time = False
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self.desk: SagaDesk = MongoSagaDesk(database)
+    def __init__(self, database: MongoDatabase) -> None:
+        self._database = database
+        self.transactions = MongoTransactionSource(database)
+        self.admin: SagaAdmin = MongoSagaAdmin(database)
 
-    async def start(self, tx: Session, saga: NewSaga) -> bool:
-        return await self.run(tx, _carry_out, lambda: saga_writing.start(saga, self._database.clock))
+    @classmethod
+    async def open(cls, url: str, *, schema: str = "outrider", clock: Clock | None = None) -> Self:
+        """Connect to an installed saga store. A missing installation and a server without transactions are rejected::
 
-    async def post(self, tx: Session, mail: Sequence[NewMail]) -> int:
-        return await self.run(tx, _carry_out, lambda: saga_writing.post(mail, self._database.clock))
+        saga_store = await MongoSagas.open("mongodb://localhost/?replicaSet=rs0")
+        """
+        return cls(await open_installed(url, schema, what="saga store", version=3, clock=clock))
+
+    @classmethod
+    def over(cls, client: AsyncMongoClient[Document], *, schema: str = "outrider", clock: Clock | None = None) -> Self:
+        """Work through a client of the application. The application closes the client::
+
+        saga_store = MongoSagas.over(AsyncMongoClient("mongodb://localhost/?replicaSet=rs0"))
+        """
+        return cls(MongoDatabase.over(client, schema, clock=clock))
+
+    def transaction(self) -> AbstractAsyncContextManager[MongoHandlerTransaction]:
+        return self.transactions.open()
+
+    async def start(self, tx: MongoHandlerTransaction, saga: NewSaga) -> bool:
+        return await tx.run(_carry_out, lambda: start(saga, self._database.clock))
+
+    async def post(self, tx: MongoHandlerTransaction, mail: Sequence[NewSagaMessage]) -> int:
+        return await tx.run(_carry_out, lambda: post(mail, self._database.clock))
 
     async def claim(
         self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
-    ) -> list[Record]:
-        with told(self._database.where):
-            found = await saga_claiming.candidates(self._database, definitions, limit)
-        return await sparing(self, saga_claiming.Taking(worker, lease_seconds), found)
+    ) -> list[SagaRecord]:
+        with translate_errors(self._database.where):
+            found = await saga_claims.candidates(self._database, definitions, limit)
+        return await sparing(self.transactions, saga_claims.Taking(worker, lease_seconds), found)
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
-        """Move the end of claims ahead. One that its owner is writing cannot be taken from it, and is left alone."""
-        with told(self._database.where):
-            held = await saga_claiming.held(self._database, claims)
-        await sparing(self, saga_claiming.Renewing(lease_seconds), held)
+        """Extend claims. An instance that its owner is writing cannot be taken over and needs no extension."""
+        with translate_errors(self._database.where):
+            held = await saga_claims.held(self._database, claims)
+        await sparing(self.transactions, saga_claims.MongoClaimRenewal(lease_seconds), held)
         return frozenset(claim.saga_id for claim in held)
 
-    async def load(self, tx: Session, saga_id: UUID, *, for_update: bool = False) -> Record | None:
-        """Return a saga; it is locked in any case."""
-        return await self.run(tx, saga_turns.load, saga_id)
+    async def load(self, tx: MongoHandlerTransaction, saga_id: UUID, *, for_update: bool = False) -> SagaRecord | None:
+        """Return a saga. The saga is always locked, whatever `for_update` says."""
+        return await tx.run(load, saga_id)
 
-    async def save(self, tx: Session, claim: Claim, turn: Turn, lease_seconds: float) -> datetime:
-        return await self.run(tx, saga_turns.save, claim, turn, lease_seconds)
+    async def save(self, tx: MongoHandlerTransaction, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
+        return await tx.run(save, claim, turn, lease_seconds)
 
-    async def undelivered(self, tx: Session, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
-        return await self.run(tx, saga_reading.undelivered, event_ids) if event_ids else {}
+    async def undelivered(self, tx: MongoHandlerTransaction, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
+        return await tx.run(saga_claims.undelivered, event_ids) if event_ids else {}
 
-    async def prune(self, *, saga_days: float, audit_days: float, barrier_days: float) -> SagaPruned:
-        """Remove what is older; also mail that came when its saga had just ended."""
-        with told(self._database.where):
-            return await saga_upkeep.prune(
-                self, self._database, saga_days=saga_days, audit_days=audit_days, barrier_days=barrier_days
+    async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
+        """Remove old rows. Also remove messages that came just after the end of their saga."""
+        with translate_errors(self._database.where):
+            return await saga_admin.prune(
+                self.transactions,
+                self._database,
+                saga_days=saga_days,
+                audit_days=audit_days,
+                participant_memory_days=participant_memory_days,
             )
 
-    async def hint(self) -> None:
-        """Do nothing: the server tells workers of every commit."""
+    async def notify(self) -> None:
+        """Do nothing: the server notifies workers of every commit."""
 
     @asynccontextmanager
-    async def wakeups(self, wake: Callable[[], None]) -> AsyncIterator[None]:
-        """Call `wake` when a saga was started or mail was posted, anywhere."""
+    async def listen(self, wake: Callable[[], None]) -> AsyncIterator[None]:
+        """Call `wake` after a saga was started or a message was posted by any process."""
         async with listening(self._database, wake, "saga_instance"), listening(self._database, wake, "saga_mailbox"):
             yield
 
+    async def close(self) -> None:
+        await self._database.close()
 
-async def _carry_out(lent: Lent, work: Callable[[], Steps[T]]) -> T:
-    return await arun(work(), lent.session, lent.database.schema)
+
+async def _carry_out(tx: MongoHandlerTransaction, work: Callable[[], Steps[T]]) -> T:
+    return await run_operations_async(work(), tx.session, tx.database.schema)
+
+
+async def _save_instance(
+    tx: MongoHandlerTransaction, claim: Claim, sheet: SagaWriteSet, release: bool
+) -> Document | None:
+    """The primary key."""
+    fence = {"_id": claim.saga_id, "owner": claim.worker, "epoch": claim.epoch, "version": sheet.instance.version}
+    due_at = None if sheet.due_seconds is None else tx.database.after(sheet.due_seconds)
+    return await tx.of("saga_instance").find_one_and_update(
+        fence,
+        saved(sheet, release, tx.now, due_at),
+        {"updated_at": 1, "notes": 1, "traceparent": 1},
+        return_document=ReturnDocument.AFTER,
+        session=tx.session,
+    )
+
+
+async def _save_journal(tx: MongoHandlerTransaction, saga_id: UUID, sheet: SagaWriteSet) -> None:
+    """Replace journal entries; saga_step_line."""
+    lines = [line(saga_id, entry) for entry in sheet.entries]
+    places = [{name: each[name] for name in ("saga_id", "step", "phase")} for each in lines]
+    writes = [ReplaceOne(place, each, upsert=True) for place, each in zip(places, lines, strict=True)]
+    if writes:
+        await tx.of("saga_step").bulk_write(writes, session=tx.session)
+
+
+async def _save_mail(tx: MongoHandlerTransaction, saga_id: UUID, sheet: SagaWriteSet) -> None:
+    """Delete consumed messages; mark seen messages, which then wake no worker; saga_mailbox_order."""
+    box = tx.of("saga_mailbox")
+    if sheet.taken:
+        await box.delete_many(_pieces(saga_id, sheet.taken), session=tx.session)
+    if sheet.seen:
+        await box.update_many(_pieces(saga_id, sheet.seen), {"$unset": {"unseen": ""}}, session=tx.session)
+
+
+def _pieces(saga_id: UUID, numbers: Sequence[int]) -> Document:
+    return {"saga_id": saga_id, "message_id": {"$in": list(numbers)}}
+
+
+def _meant(piece: NewSagaMessage, sagas: Mapping[UUID, Document]) -> bool:
+    found = sagas.get(piece.saga_id)
+    return found is not None and piece.saga_type in (None, found["saga_type"])
+
+
+def enter(participant: str, key: str, phase: Phase, clock: Clock | None = None) -> Steps[ParticipantEntry]:
+    """Register a command at a participant. A compensation first bars its action, unless the action has come."""
+    places = {each: barrier_place(participant, key, each) for each in Phase}
+    seen = yield from look(clock, saga_barrier={"_id": {"$in": list(places.values())}})
+    known = {Phase(row["_id"]["phase"]): row for row in seen["saga_barrier"]}
+    if before := known.get(phase):
+        reply = before.get("reply")
+        return ParticipantEntry(False, before["barred"], None if reply is None else reply.encode())
+    barred = phase is Phase.COMPENSATION and Phase.ACTION not in known
+    came = [Phase.ACTION, phase] if barred else [phase]
+    documents = [{"_id": places[each], "barred": barred, "at": seen["now"]} for each in came]
+    yield step("saga_barrier", "insert_many", documents)
+    return ParticipantEntry(True, barred)
+
+
+def keep(participant: str, key: str, phase: Phase, reply: bytes) -> Steps[None]:
+    """Store the reply to a command."""
+    place = {"_id": barrier_place(participant, key, phase)}
+    yield step("saga_barrier", "update_one", place, {"$set": {"reply": reply.decode()}})
+
+
+def look(clock: Clock | None, **wanted: Document) -> Steps[Seen]:
+    """Query the current time and documents of several collections in one round trip."""
+    pipeline: list[Document] = [{"$match": {"_id": "lanes"}}, {"$project": {"now": now_expression(clock)}}]
+    for name, condition in wanted.items():
+        pipeline.append({"$lookup": {"from": name, "pipeline": [{"$match": condition}, _FACTS], "as": name}})
+    rows = yield step("outbox_meta", "aggregate", pipeline)
+    if not rows:
+        raise UsageError(f"the saga store is not installed in this database; {NOT_INSTALLED}")
+    seen: Seen = rows[0]
+    return seen

@@ -1,36 +1,344 @@
 """Installing and upgrading the collections.
 
-MongoDB makes collections and indexes outside of transactions, so a step is done first and recorded after. Every step
-can be repeated, therefore a run that broke off resumes, and two migrators do each other no harm.
+MongoDB creates collections and indexes outside of transactions, so a step runs first and is recorded after. Every step
+can be repeated. Therefore an interrupted run resumes, and two migrators at the same time do no harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
+from bson import json_util
+from bson.binary import UUID_SUBTYPE, Binary
 from pymongo import UpdateOne
 from pymongo.errors import CollectionInvalid, OperationFailure
 
-from outrider.errors import BadSetting
+from outrider.errors import InvalidSetting
 from outrider.event import BANDS
+from outrider.outbox import model
+from outrider.outbox.model import State
+from outrider.saga.model import MessageKind, Phase, Status, StepStatus, Uncertainty, Undelivered
 from outrider.stores import migrations
-from outrider.stores.migrations import Progress, Step
-from outrider.stores.mongo import inbox_collections, outbox_collections, saga_collections
-from outrider.stores.mongo.collections import SEED, command_of, steps
-from outrider.stores.mongo.database import Database
-from outrider.stores.mongo.errors import translated
-from outrider.stores.mongo.place import check_url
+from outrider.stores.migrations import MigrationProgress, MigrationStep
+from outrider.stores.mongo.database import MongoDatabase, check_url, translated
 from outrider.stores.queries import identifier
 
 LANES_MAX = 1024
+
 RECORD = "outrider_migration"
+
 ALREADY_THERE = 48
 
-STEPS: tuple[Step, ...] = (
-    *steps(1, "0001_outbox", outbox_collections.COLLECTIONS),
-    *steps(2, "0002_inbox", inbox_collections.COLLECTIONS),
-    *steps(3, "0003_saga", saga_collections.COLLECTIONS),
+SEED = "seed"
+"""A step without a server command: inserts the documents that are fixed at installation."""
+
+FIRST_ID = Binary(b"\x00" * 16, UUID_SUBTYPE)
+
+LAST_ID = Binary(b"\xff" * 16, UUID_SUBTYPE)
+
+FIRST_TIME = datetime(1900, 1, 1, tzinfo=UTC)
+
+LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
+
+_NUMBER = ["int", "long"]
+
+_TEXTS = ("payload", "headers", "retry")
+
+TEXT_BYTES_MAX = 15 * 2**20
+"""The maximum size of payload, headers and retry policy of an event together."""
+
+_MET: dict[str, Any] = {
+    **{name: {"bsonType": _NUMBER} for name in ("lane", "position", "attempts", "schema_version")},
+    **{name: {"bsonType": "string"} for name in ("stream_key", "headers")},
+    "state": {"enum": sorted(model.STORED)},
+    "created_at": {"bsonType": "date"},
+}
+
+_DATE: dict[str, Any] = {"$type": "date"}
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A collection, its indexes, and the validation rule of its documents (None: no rule)."""
+
+    name: str
+    indexes: tuple[Index, ...] = ()
+    validator: Mapping[str, Any] | None = None
+    seeded: bool = False
+
+    def steps(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Return the commands that create the collection and its indexes, by name."""
+        rules = {} if self.validator is None else {"validator": dict(self.validator)}
+        yield self.name, {"create": self.name, **rules}
+        for index in self.indexes:
+            yield index.name, index.command(self.name)
+        if self.seeded:
+            yield f"{self.name}_documents", {SEED: self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index: its keys in order, and the condition of a partial index (None: all documents)."""
+
+    name: str
+    keys: tuple[str, ...]
+    only: Mapping[str, Any] | None = None
+    unique: bool = False
+
+    def command(self, collection: str) -> dict[str, Any]:
+        """Return the command that creates the index.
+
+        >>> Index("outbox_archive_sent", ("sent_at",)).command("outbox_archive")["createIndexes"]
+        'outbox_archive'
+        """
+        index: dict[str, Any] = {"key": dict.fromkeys(self.keys, 1), "name": self.name}
+        if self.only is not None:
+            index["partialFilterExpression"] = dict(self.only)
+        if self.unique:
+            index["unique"] = True
+        return {"createIndexes": collection, "indexes": [index]}
+
+
+INBOX_COLLECTIONS: tuple[Collection, ...] = (
+    # Receipts: a consumer has handled an event.
+    Collection("consumer_inbox", indexes=(Index("consumer_inbox_age", ("_id.consumer", "received_at")),)),
+    # Stream states of a consumer: a permanent document for every stream with a sequence check; otherwise a document
+    # only while events are held. A cause exists only while events are held.
+    Collection(
+        "inbox_stream",
+        indexes=(Index("inbox_stream_cause", ("_id.consumer", "cause", "since"), only={"cause": {"$exists": True}}),),
+    ),
+    # Held events, stored completely as received. A dead letter keeps the id of its held event, so a replayed event has
+    # its old position.
+    Collection(
+        "inbox_held",
+        indexes=(
+            Index("inbox_held_place", ("stream", "id")),
+            Index("inbox_held_sequence", ("stream", "sequence", "id")),
+        ),
+    ),
+    # The last id of a held event.
+    Collection("inbox_counter"),
+    Collection(
+        "inbox_dead_letter",
+        indexes=(
+            Index("inbox_dead_letter_id", ("id",), unique=True),
+            Index("inbox_dead_letter_blocking", ("stream",), only={"policy": "block"}),
+            # Dead letters that may be pruned.
+            Index("inbox_dead_letter_age", ("_id.consumer", "dead_lettered_at"), only={"policy": "skip"}),
+        ),
+    ),
+)
+
+
+def _readable_time(name: str) -> dict[str, Any]:
+    return {"$or": [{name: None}, {name: {"$gte": FIRST_TIME, "$lt": LAST_TIME}}]}
+
+
+def optional(kinds: str | list[str], *names: str) -> dict[str, Any]:
+    """Return the rule for optional fields of one BSON type.
+
+    >>> optional("date", "sent_at")
+    {'sent_at': {'bsonType': ['date', 'null']}}
+    """
+    listed = [kinds] if isinstance(kinds, str) else kinds
+    return {name: {"bsonType": [*listed, "null"]} for name in names}
+
+
+def texts(*names: str, longest: int = 1000) -> dict[str, Any]:
+    """Return the rule for optional text fields.
+
+    >>> texts("topic")
+    {'topic': {'bsonType': ['string', 'null'], 'maxLength': 1000}}
+    """
+    return {name: {"bsonType": ["string", "null"], "maxLength": longest} for name in names}
+
+
+OUTBOX_RULES = {
+    "$jsonSchema": {
+        "required": ["event_type", "payload"],
+        "additionalProperties": False,
+        # A writer that sets a lane must also set all fields that a relay reads from an event with a lane.
+        "anyOf": [
+            {"properties": {"lane": {"bsonType": "null"}}},
+            {"properties": _MET, "required": list(_MET)},
+        ],
+        "properties": {
+            "_id": {"bsonType": "binData"},
+            "event_type": {"bsonType": "string", "minLength": 1, "maxLength": 1000},
+            "payload": {"bsonType": "string"},
+            "headers": {"bsonType": ["string", "null"]},
+            **texts("aggregate_type", "aggregate_id", "topic", "key", "stream_key", "routing_key", "saga_id"),
+            "priority": {"bsonType": [*_NUMBER, "null"], "minimum": 0, "maximum": 9},
+            "state": {"enum": [*sorted(model.STORED), None]},
+            **optional(_NUMBER, "schema_version", "sequence", "max_attempts", "position", "attempts"),
+            **optional(_NUMBER, "lane", "fetchable", "waiting"),
+            **optional("string", "retry", "failure", "claimed_by"),
+            **optional("date", "created_at", "available_at", "claimed_until"),
+            **optional("bool", "suspect"),
+        },
+    },
+    # The server orders binary values by length, then by kind: only UUIDs lie between these two values.
+    "_id": {"$gte": FIRST_ID, "$lte": LAST_ID},
+    "$and": [
+        *(_readable_time(name) for name in ("created_at", "available_at", "claimed_until")),
+        # An event with a lane must be in one of the two indexes; otherwise no relay would find the event.
+        {"$or": [{"lane": None}, {"fetchable": {"$type": "number"}}, {"waiting": {"$type": "number"}}]},
+        # A position requires a lane. A document without a position is a document that no relay has filled in yet.
+        {"$or": [{"position": None}, {"lane": {"$type": "number"}}]},
+        {"$or": [{"lane": None}, {"state": {"$ne": State.OPTIMISTIC.value}}, {"claimed_until": {"$type": "date"}}]},
+    ],
+    # A document holds 16 MB. Later additions, such as a failure, need room; otherwise the event could never leave.
+    "$expr": {"$lte": [{"$bsonSize": {name: f"${name}" for name in _TEXTS}}, TEXT_BYTES_MAX]},
+}
+
+
+OUTBOX_COLLECTIONS = (
+    # Undelivered events. `fetchable` holds the lane of an event at the start of its lane, `waiting` the lane of an
+    # event in a blocked stream. So every document is in exactly the index that finds it.
+    Collection(
+        "outbox",
+        validator=OUTBOX_RULES,
+        indexes=(
+            # The start of each lane.
+            Index("outbox_fetchable", ("fetchable", "position"), only={"fetchable": {"$exists": True}}),
+            # The events of each blocked stream, in order.
+            Index(
+                "outbox_waiting", ("waiting", "topic", "stream_key", "position"), only={"waiting": {"$exists": True}}
+            ),
+            # First the documents of foreign writers that no relay has filled in, in order of insertion: they have no
+            # position. Then all other events, oldest first, for listings of the admin.
+            Index("outbox_position", ("position",)),
+        ),
+    ),
+    # Lanes: the owner, the epoch, and the number of writes of the owner.
+    Collection("outbox_meta"),
+    Collection("outbox_lane", seeded=True),
+    # One heartbeat per relay.
+    Collection("outbox_relay"),
+    # Blocked streams: the reason, the blocking event, and the due time (null: until an operator acts).
+    Collection(
+        "outbox_blocked",
+        indexes=(
+            Index("outbox_blocked_lane", ("lane",)),
+            Index("outbox_blocked_due", ("until", "lane"), only={"until": {"$type": "date"}}),
+        ),
+    ),
+    # The last position and the last sequence number of each stream. An unnumbered stream has the day of its last use.
+    Collection("outbox_counter", indexes=(Index("outbox_counter_used", ("used",), only={"used": {"$exists": True}}),)),
+    # Delivered events.
+    Collection("outbox_archive", indexes=(Index("outbox_archive_sent", ("sent_at",)),)),
+    # Undeliverable events with their failures.
+    Collection(
+        "outbox_dead_letter",
+        indexes=(
+            Index("outbox_dead_letter_position", ("position",)),
+            Index("outbox_dead_letter_blocking", ("lane", "topic", "stream_key"), only={"policy": "block"}),
+            Index("outbox_dead_letter_buried", ("dead_lettered_at",), only={"policy": "skip"}),
+        ),
+    ),
+    # Actions of operators, by event.
+    Collection("outbox_operation", indexes=(Index("outbox_operation_at", ("at",)),)),
+    # The next due time of each maintenance task.
+    Collection("outbox_duty"),
+)
+
+
+def _one_of(kind: Iterable[str]) -> dict[str, Any]:
+    return {"enum": [str(value) for value in kind]}
+
+
+def _rules(required: Iterable[str], **properties: Any) -> dict[str, Any]:
+    return {"$jsonSchema": {"required": list(required), "properties": properties}}
+
+
+SAGA_COLLECTIONS = (
+    # Sagas. `wake_at` is the next due time or the end of the owner's claim. `turns` counts the locks of a saga, `notes`
+    # the entries of its audit log.
+    Collection(
+        "saga_instance",
+        validator=_rules(
+            ("saga_type", "definition_version", "correlation_id", "state", "status", "version", "epoch"),
+            status=_one_of(Status),
+            state={"bsonType": "string"},
+            **texts("correlation_id", "owner"),
+            **optional("date", "started_at", "updated_at", "ended_at", "wake_at"),
+        ),
+        indexes=(
+            # One saga per type and correlation id.
+            Index("saga_instance_name", ("saga_type", "correlation_id"), unique=True),
+            # The few sagas with a due time, by definition.
+            Index("saga_instance_due", ("saga_type", "definition_version", "wake_at"), only={"wake_at": _DATE}),
+            # Sagas that may be pruned.
+            Index("saga_instance_age", ("ended_at",), only={"ended_at": _DATE, "needs_attention": False}),
+        ),
+    ),
+    # The journal: one entry per step and phase.
+    Collection(
+        "saga_step",
+        validator=_rules(
+            ("saga_id", "step", "phase"),
+            phase=_one_of(Phase),
+            status=_one_of(StepStatus),
+            uncertainty={"enum": [*map(str, Uncertainty), None]},
+            undelivered={"enum": [*map(str, Undelivered), None]},
+        ),
+        indexes=(Index("saga_step_line", ("saga_id", "step", "phase"), unique=True),),
+    ),
+    # Messages to sagas: `_id` is the saga and the event. A copy of the saga's definition leads a worker directly to the
+    # messages that it can read.
+    Collection(
+        "saga_mailbox",
+        validator=_rules(
+            ("saga_id", "message_id", "name", "body"),
+            kind=_one_of(MessageKind),
+            body={"bsonType": "string"},
+            message_id={"bsonType": "long"},
+        ),
+        indexes=(
+            # The mailbox of a saga, in order of insertion. Message numbers are unique per saga.
+            Index("saga_mailbox_order", ("saga_id", "message_id"), unique=True),
+            # Messages that wake a worker.
+            Index("saga_mailbox_unseen", ("saga_type", "definition_version", "message_id"), only={"unseen": True}),
+        ),
+    ),
+    # The audit log: the action, the time and the actor. The audit log outlives the saga.
+    Collection(
+        "saga_audit_log",
+        indexes=(
+            Index("saga_audit_saga", ("saga_id", "number"), unique=True),
+            Index("saga_audit_age", ("at",)),
+        ),
+    ),
+    # Commands at participants, with their replies; `_id` is participant, key and phase. A barred action came after its
+    # compensation, or never. A barred compensation had no action to compensate.
+    Collection("saga_barrier", indexes=(Index("saga_barrier_age", ("at",)),)),
+)
+
+
+def _step(version: int, migration: str, name: str, command: dict[str, Any]) -> MigrationStep:
+    text = json_util.dumps(command, json_options=json_util.RELAXED_JSON_OPTIONS, ensure_ascii=False)
+    return MigrationStep(version, migration, name, text, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def steps(version: int, migration: str, collections: Iterable[Collection]) -> list[MigrationStep]:
+    """Return the steps of a migration that creates the given collections.
+
+    >>> [step.name for step in steps(1, "0001_outbox", [Collection("outbox_lane", seeded=True)])]
+    ['outbox_lane', 'outbox_lane_documents']
+    """
+    return [_step(version, migration, *named) for collection in collections for named in collection.steps()]
+
+
+STEPS: tuple[MigrationStep, ...] = (
+    *steps(1, "0001_outbox", OUTBOX_COLLECTIONS),
+    *steps(2, "0002_inbox", INBOX_COLLECTIONS),
+    *steps(3, "0003_saga", SAGA_COLLECTIONS),
 )
 
 
@@ -43,29 +351,29 @@ class MongoSchema:
 
     def __init__(self, url: str, *, schema: str = "outrider", lanes: int = 32) -> None:
         if not 1 <= lanes <= LANES_MAX:
-            raise BadSetting(f"lanes = {lanes} cannot work; use 1 to {LANES_MAX}, 32 suits most")
+            raise InvalidSetting(f"lanes = {lanes} cannot work; use 1 to {LANES_MAX}, 32 suits most")
         self.url, self.schema, self._lanes = url, identifier(schema), lanes
         check_url(url)
 
-    async def status(self) -> list[Progress]:
-        """Say how far each migration has come; changes nothing."""
+    async def status(self) -> list[MigrationProgress]:
+        """Return the progress of each migration, without changes to the database."""
         async with self._opened() as database:
             return migrations.progress(STEPS, await applied(database))
 
-    async def plan(self) -> list[Step]:
-        """Return the steps that `migrate` would run; changes nothing."""
+    async def plan(self) -> list[MigrationStep]:
+        """Return the steps that `migrate` would run, without changes to the database."""
         async with self._opened() as database:
             return migrations.pending(STEPS, await applied(database))
 
-    async def migrate(self) -> list[Step]:
-        """Run what is still to be done, record each step, and return them."""
+    async def migrate(self) -> list[MigrationStep]:
+        """Run and record all pending steps, and return them."""
         async with self._opened() as database:
             todo = migrations.pending(STEPS, await applied(database))
             for step in todo:
                 await self._apply(database, step)
             return todo
 
-    async def _apply(self, database: Database, step: Step) -> None:
+    async def _apply(self, database: MongoDatabase, step: MigrationStep) -> None:
         command = command_of(step)
         if SEED in command:
             await _seed_lanes(database, self._lanes)
@@ -73,12 +381,12 @@ class MongoSchema:
             await _make(database, command)
         facts = {"checksum": step.checksum, "applied_at": "$$NOW"}
         place = {"version": step.version, "step": step.name}
-        # A pipeline, so that the time is the server's. Who comes second writes the same.
+        # A pipeline, because the time must be the server's. A second migrator writes the same values.
         await database[RECORD].update_one({"_id": place}, [{"$set": facts}], upsert=True)
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Database]:
-        database = await Database.open(self.url, self.schema)
+    async def _opened(self) -> AsyncIterator[MongoDatabase]:
+        database = await MongoDatabase.open(self.url, self.schema)
         try:
             with translated(database.where):
                 yield database
@@ -86,27 +394,27 @@ class MongoSchema:
             await database.close()
 
 
-async def applied(database: Database) -> dict[tuple[int, str], str]:
-    """Return the recorded steps with their checksums; none where nothing is installed."""
+async def applied(database: MongoDatabase) -> dict[tuple[int, str], str]:
+    """Return the recorded steps with their checksums, empty before the first installation."""
     with translated(database.where):
         rows = await database[RECORD].find().to_list()
     return {(row["_id"]["version"], row["_id"]["step"]): row["checksum"] for row in rows}
 
 
-async def installed(database: Database, version: int) -> bool:
-    """Tell whether every step of a migration has been taken.
+async def installed(database: MongoDatabase, version: int) -> bool:
+    """Return whether all steps of a migration are recorded.
 
     ```python
     if not await installed(database, version=2):
-        raise Misuse("the inbox is not installed; run: outrider db migrate")
+        raise UsageError("the inbox is not installed; run: outrider db migrate")
     ```
     """
     done = await applied(database)
     return all((step.version, step.name) in done for step in STEPS if step.version == version)
 
 
-async def _make(database: Database, command: dict[str, object]) -> None:
-    """Make a collection or an index, unless it is there: an earlier run may have ended before its record."""
+async def _make(database: MongoDatabase, command: dict[str, object]) -> None:
+    """Create a collection or an index, unless present: an earlier run may have ended before its record."""
     try:
         await database.client[database.schema].command(command)
     except (CollectionInvalid, OperationFailure) as error:
@@ -114,8 +422,8 @@ async def _make(database: Database, command: dict[str, object]) -> None:
             raise
 
 
-async def _seed_lanes(database: Database, lanes: int) -> None:
-    """Fix the number of lanes, and make one free document for each. The first migrator's number counts."""
+async def _seed_lanes(database: MongoDatabase, lanes: int) -> None:
+    """Fix the number of lanes and insert one free document per lane. The number of the first migrator counts."""
     meta = database["outbox_meta"]
     await meta.update_one({"_id": "lanes"}, {"$setOnInsert": {"value": lanes}}, upsert=True)
     found = await meta.find_one({"_id": "lanes"})
@@ -123,3 +431,13 @@ async def _seed_lanes(database: Database, lanes: int) -> None:
     free = {"$setOnInsert": {"owner": None, "epoch": 0, "turn": 0}}
     lane_documents = [UpdateOne({"_id": lane}, free, upsert=True) for lane in range(BANDS * found["value"])]
     await database["outbox_lane"].bulk_write(lane_documents, ordered=False)
+
+
+def command_of(step: MigrationStep) -> dict[str, Any]:
+    """Return the command in the text of a step.
+
+    >>> command_of(steps(1, "0001_outbox", [Collection("outbox_lane")])[0])
+    {'create': 'outbox_lane'}
+    """
+    command: dict[str, Any] = json_util.loads(step.sql)
+    return command

@@ -1,48 +1,50 @@
-"""Staging through a caller's session, in the caller's transaction. Pure: the steps are carried out by a driver.
+"""Staging through a session of the caller, in the caller's transaction.
 
-Everything is read in the transaction's own snapshot. If somebody else has since placed an event in one of the streams,
-or one with the same id, the server refuses the write, and the caller's transaction has to be run again as a whole.
+The functions are pure; a driver runs the steps.
+
+All reads use the snapshot of the transaction. If another writer has meanwhile staged an event in one of the streams or
+with the same id, the server rejects the write. The caller must then retry the whole transaction.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Count
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
+from pymongo import ReturnDocument, UpdateOne
+
 from outrider.clock import Clock
-from outrider.errors import Misuse
+from outrider.errors import UsageError
 from outrider.event import Stream, band_of, lane_of
-from outrider.lifecycle import State
-from outrider.store import Draft, Drafts, Hold, Placed
-from outrider.stores.mongo.counters import Counter, Last, Wanted, advance, time_position
-from outrider.stores.mongo.database import ceiling, floor, milliseconds, now_expression
-from outrider.stores.mongo.documents import UNMET, Document, drafted, stream_id
-from outrider.stores.mongo.errors import NOT_INSTALLED
-from outrider.stores.mongo.fetching import leap
-from outrider.stores.mongo.steps import Steps, step
+from outrider.outbox.model import NewEvent, OptimisticClaim, StagedRow, StageRequest, State
+from outrider.stores.mongo.database import NOT_INSTALLED, Document, ceiling, floor, milliseconds, now_expression
+from outrider.stores.mongo.documents import UNMET, drafted, stream_id
+from outrider.stores.mongo.operations import Steps, step
+
+COLLECTION = "outbox_counter"
 
 
-class Setting(NamedTuple):
-    """What is read before anything is placed: the number of lanes, and the time."""
+class StoreSetting(NamedTuple):
+    """The settings that staging reads first: the number of lanes, and the time."""
 
     lanes: int
     now: datetime
 
 
-class Entry(NamedTuple):
-    """A draft on its way: its stream, and the counter of it (None: it is alone in its stream)."""
+class CounterEntry(NamedTuple):
+    """A draft with its stream and the counter of the stream (None: the event is alone in its stream)."""
 
-    draft: Draft
+    draft: NewEvent
     stream: Stream
-    counter: Counter | None
+    counter: SequenceCounter | None
     numbered: bool
 
 
-def stage(drafts: Drafts, hold: Hold | None, clock: Clock | None = None) -> Steps[list[Placed]]:
-    """Place drafts in the caller's open transaction; known ids are left out, and the first of two equal ones wins."""
+def stage(drafts: StageRequest, hold: OptimisticClaim | None, clock: Clock | None = None) -> Steps[list[StagedRow]]:
+    """Stage drafts in the caller's open transaction. Known ids are left out; the first of two equal ids wins."""
     lanes, now = yield from read_setting(clock)
     chosen = [*drafts.plain, *drafts.numbered]
     if drafts.supplied:
@@ -59,19 +61,19 @@ def stage(drafts: Drafts, hold: Hold | None, clock: Clock | None = None) -> Step
             if entry.stream in quiet:
                 document.update(_held(hold, now))
     yield step("outbox", "insert_many", documents)
-    return [Placed(document["_id"], "held_by" in document) for document in documents]
+    return [StagedRow(document["_id"], "claimed_by" in document) for document in documents]
 
 
-def read_setting(clock: Clock | None) -> Steps[Setting]:
-    """Read the number of lanes, as fixed at install, and what time it is."""
+def read_setting(clock: Clock | None) -> Steps[StoreSetting]:
+    """Read the number of lanes, fixed at installation, and the current time."""
     rows = yield step("outbox_meta", "find", {"_id": "lanes"}, {"value": 1, "now": "$$NOW"})
     if not rows:
-        raise Misuse(f"the outbox is not installed in this database; {NOT_INSTALLED}")
-    return Setting(rows[0]["value"], rows[0]["now"] if clock is None else floor(clock.now()))
+        raise UsageError(f"the outbox is not installed in this database; {NOT_INSTALLED}")
+    return StoreSetting(rows[0]["value"], rows[0]["now"] if clock is None else floor(clock.now()))
 
 
-def _fresh(drafts: Sequence[Draft]) -> Steps[list[Draft]]:
-    unique: dict[UUID, Draft] = {}
+def _fresh(drafts: Sequence[NewEvent]) -> Steps[list[NewEvent]]:
+    unique: dict[UUID, NewEvent] = {}
     for draft in drafts:
         unique.setdefault(draft.event_id, draft)
     for collection in ("outbox", "outbox_archive", "outbox_dead_letter"):
@@ -81,21 +83,23 @@ def _fresh(drafts: Sequence[Draft]) -> Steps[list[Draft]]:
     return list(unique.values())
 
 
-def _entry(draft: Draft, lanes: int, numbered: bool) -> Entry:
+def _entry(draft: NewEvent, lanes: int, numbered: bool) -> CounterEntry:
     key = draft.key or draft.aggregate_id or str(draft.event_id)
     stream = Stream(lane_of(key, draft.priority, lanes), draft.topic, key)
     counted = bool(draft.key or draft.aggregate_id) or numbered
-    return Entry(draft, stream, Counter(draft.topic, key, band_of(draft.priority)) if counted else None, numbered)
+    return CounterEntry(
+        draft, stream, SequenceCounter(draft.topic, key, band_of(draft.priority)) if counted else None, numbered
+    )
 
 
-def _wanted(entries: Iterable[Entry]) -> dict[Counter, Wanted]:
+def _wanted(entries: Iterable[CounterEntry]) -> dict[SequenceCounter, Wanted]:
     positions = Count(entry.counter for entry in entries if entry.counter)
     numbers = Count(entry.counter for entry in entries if entry.counter and entry.numbered)
     return {counter: Wanted(count, numbers[counter]) for counter, count in positions.items()}
 
 
-def _documents(entries: Sequence[Entry], last: dict[Counter, Last], now: datetime) -> list[Document]:
-    """Give the events of each stream the positions and numbers that were taken for them, in order."""
+def _documents(entries: Sequence[CounterEntry], last: dict[SequenceCounter, Last], now: datetime) -> list[Document]:
+    """Assign the reserved positions and sequence numbers to the events of each stream, in order."""
     left = {counter: list(wanted) for counter, wanted in _wanted(entries).items()}
     documents = []
     for draft, stream, counter, numbered in entries:
@@ -113,16 +117,16 @@ def _documents(entries: Sequence[Entry], last: dict[Counter, Last], now: datetim
     return documents
 
 
-def _quiet(entries: Sequence[Entry]) -> Steps[set[Stream]]:
-    """Return the streams in which nothing undelivered lies before a new event.
+def _quiet(entries: Sequence[CounterEntry]) -> Steps[set[Stream]]:
+    """Return the streams in which no undelivered event lies before a new event.
 
-    Their counters are ours by now, so that nobody can place one there before we commit.
+    The transaction has already locked the counters, so no other writer can stage an event there before the commit.
     """
     streams = {entry.stream: entry.counter is None for entry in entries}
     blocked = yield step(
         "outbox_blocked", "find", {"_id": {"$in": [stream_id(stream) for stream in streams]}}, {"_id": 1}
     )
-    # A document without a lane could be of any stream.
+    # A document without a lane may belong to any stream.
     laneless = yield step("outbox", "find", UNMET, {"_id": 1}, limit=1)
     busy = {Stream(**row["_id"]) for row in blocked}
     lanes = yield from _busy_lanes({stream.lane for stream, alone in streams.items() if not alone})
@@ -134,13 +138,84 @@ def _quiet(entries: Sequence[Entry]) -> Steps[set[Stream]]:
 
 
 def _busy_lanes(lanes: set[int]) -> Steps[set[int]]:
-    """Return the lanes at whose start something lies; outbox_fetchable."""
+    """Return the lanes with fetchable events; outbox_fetchable."""
     if not lanes:
         return set()
     rows = yield step("outbox", "aggregate", leap("fetchable", sorted(lanes)))
     return {row["_id"] for row in rows}
 
 
-def _held(hold: Hold, now: datetime) -> Document:
+def _held(hold: OptimisticClaim, now: datetime) -> Document:
     until = now + timedelta(milliseconds=milliseconds(hold.seconds))
-    return {"state": State.OPTIMISTIC.value, "held_by": hold.owner, "held_until": until}
+    return {"state": State.OPTIMISTIC.value, "claimed_by": hold.owner, "claimed_until": until}
+
+
+class SequenceCounter(NamedTuple):
+    """The key of a counter: topic, stream key and band. Counters are locked in sorted order."""
+
+    topic: str
+    key: str
+    band: int
+
+
+class Wanted(NamedTuple):
+    """The numbers of positions and sequence numbers that a stream needs."""
+
+    positions: int
+    numbers: int
+
+
+class Last(NamedTuple):
+    """The last position and the last sequence number of a stream, at the end of the reserved range."""
+
+    position: int
+    sequence: int
+
+
+def advance(wanted: Mapping[SequenceCounter, Wanted], now: Any) -> Steps[dict[SequenceCounter, Last]]:
+    """Reserve positions and sequence numbers. The transaction then holds the counter documents."""
+    if not wanted:
+        return {}
+    if len(wanted) == 1:
+        [(counter, need)] = wanted.items()
+        options = {"upsert": True, "return_document": ReturnDocument.AFTER}
+        row = yield step(COLLECTION, "find_one_and_update", _place(counter), _change(need, now), **options)
+        return {counter: _last(row)}
+    changes = [UpdateOne(_place(counter), _change(need, now), upsert=True) for counter, need in sorted(wanted.items())]
+    yield step(COLLECTION, "bulk_write", changes)
+    rows = yield step(COLLECTION, "find", {"_id": {"$in": [counter._asdict() for counter in wanted]}})
+    return {SequenceCounter(**row["_id"]): _last(row) for row in rows}
+
+
+def time_position(now: datetime) -> int:
+    """Return the position of an event that is alone in its stream.
+
+    >>> from datetime import UTC
+    >>> time_position(datetime(1970, 1, 1, second=1, tzinfo=UTC))
+    1000000
+    """
+    return int(now.timestamp() * 1_000_000)
+
+
+def _place(counter: SequenceCounter) -> dict[str, Any]:
+    return {"_id": counter._asdict()}
+
+
+def _change(need: Wanted, now: Any) -> list[dict[str, Any]]:
+    counted = {"$add": [{"$ifNull": ["$position", 0]}, need.positions]}
+    position = {"$max": [counted, {"$multiply": [{"$toLong": now}, 1000]}]}
+    if need.numbers:
+        sequence = {"$add": [{"$ifNull": ["$sequence", {"$toLong": 0}]}, need.numbers]}
+        return [{"$set": {"position": position, "sequence": sequence, "used": "$$REMOVE"}}]
+    # The day instead of the exact time, so that the index is rarely written. The day never goes back.
+    used = {"$max": ["$used", {"$dateTrunc": {"date": now, "unit": "day"}}]}
+    return [{"$set": {"position": position, "used": {"$cond": [{"$gt": ["$sequence", None]}, "$$REMOVE", used]}}}]
+
+
+def _last(row: Mapping[str, Any]) -> Last:
+    return Last(row["position"], row.get("sequence", 0))
+
+
+def leap(name: str, lanes: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the stages that find the existing lanes among the given lanes, by an index that starts with the field."""
+    return [{"$match": {name: {"$in": list(lanes)}}}, {"$sort": {name: 1}}, {"$group": {"_id": f"${name}"}}]

@@ -1,8 +1,9 @@
-"""Wake-ups by a change stream: the server says when events were committed.
+"""Wake-ups by a change stream: the server reports committed events.
 
-One insert is enough to wake. While a burst lasts, the stream is closed and opened anew after a moment, so that nobody
-has to send or read a change for every single event; and one more wake-up covers what came in between. A relay with a
-backlog needs no waking, and the server would look through all that the relay itself writes: there is no stream then.
+One insert is enough to wake a relay. During a burst the listener closes the stream and opens a new stream after a short
+pause, so that the server does not send a change for every event. One more wake-up covers the inserts in between. A
+relay with a backlog needs no wake-up, and a stream would report all writes of the relay itself. Therefore the listener
+opens no stream during a backlog.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from outrider.stores.mongo.database import Database
+from outrider.stores.mongo.database import MongoDatabase
 
 PAUSE_SECONDS = 0.02
-"""Between two looks during a burst."""
+"""The pause between two streams during a burst."""
 
 CANCEL_SECONDS = 0.1
 RETRY_SECONDS_MAX = 30.0
 
 LOOK_MILLISECONDS = 1000
-"""How long the server waits for a change before it says that there is none."""
+"""The time that the server waits for a change before an empty reply."""
 
 BACKLOG_EVENTS, BACKLOG_SECONDS = 500, 0.5
-"""So many events in one fetch are a backlog, which is over when no such fetch has come for so long."""
+"""A fetch of at least so many events is a backlog. The backlog ends after so many seconds without such a fetch."""
 
 _INSERTS: list[dict[str, Any]] = [{"$match": {"operationType": "insert"}}, {"$project": {"_id": 1}}]
 
 
 class Backlog:
-    """Whether there is more to do than anybody needs to be told of.
+    """The state of a backlog, in which a relay needs no wake-ups.
 
     >>> backlog = Backlog()
     >>> backlog.fetched(2_000)
@@ -45,31 +46,31 @@ class Backlog:
         self._until = 0.0
 
     def fetched(self, events: int) -> None:
-        """Take note of how much a fetch has found."""
+        """Record the number of events in a fetch."""
         if events >= BACKLOG_EVENTS:
             self._until = time.monotonic() + BACKLOG_SECONDS
 
     def seconds_left(self) -> float:
-        """Return how long it is thought to last, 0 if there is none."""
+        """Return the expected duration of the backlog, 0 without a backlog."""
         return max(0.0, self._until - time.monotonic())
 
 
 @asynccontextmanager
 async def listening(
-    database: Database, wake: Callable[[], None], name: str = "outbox", backlog: Backlog | None = None
+    database: MongoDatabase, wake: Callable[[], None], name: str = "outbox", backlog: Backlog | None = None
 ) -> AsyncIterator[None]:
-    """Call `wake` when documents were committed to a collection. A lost stream is replaced; polling covers the gap."""
+    """Call `wake` after documents were committed to a collection. A lost stream is replaced; polling covers the gap."""
     task = asyncio.create_task(_listen(database, wake, name, backlog or Backlog()), name="outrider-mongo-wakeups")
     try:
         yield
     finally:
-        # The driver may swallow a cancellation that comes while it closes a stream.
+        # The driver may ignore a cancellation while a stream closes.
         while not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=CANCEL_SECONDS)
 
 
-async def _listen(database: Database, wake: Callable[[], None], name: str, backlog: Backlog) -> None:
+async def _listen(database: MongoDatabase, wake: Callable[[], None], name: str, backlog: Backlog) -> None:
     pause = 1.0
     while True:
         try:
@@ -78,16 +79,16 @@ async def _listen(database: Database, wake: Callable[[], None], name: str, backl
                 pause = 1.0
                 await asyncio.sleep(max(PAUSE_SECONDS, backlog.seconds_left()))
         except PyMongoError:
-            # Whatever it is, relays poll; and what is wrong with the server is said by whoever needs an answer.
+            # Relays poll after any error here; other calls to the server report the cause.
             await asyncio.sleep(pause)
             pause = min(RETRY_SECONDS_MAX, pause * 2)
 
 
-async def _listen_once(database: Database, wake: Callable[[], None], name: str, backlog: Backlog) -> None:
-    """Wait for one insert. What was inserted before the stream was open is covered by the first call."""
+async def _listen_once(database: MongoDatabase, wake: Callable[[], None], name: str, backlog: Backlog) -> None:
+    """Wait for one insert. The first call of `wake` covers inserts before the start of the stream."""
     async with await database[name].watch(_INSERTS, max_await_time_ms=LOOK_MILLISECONDS, batch_size=1) as changes:
         wake()
-        # It ends without a change if the collection is dropped.
+        # The stream ends without a change if the collection is dropped.
         while changes.alive and not backlog.seconds_left():
             if await changes.try_next() is not None:
                 break

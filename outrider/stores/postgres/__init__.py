@@ -1,7 +1,7 @@
-"""The stores in PostgreSQL: the outbox's, and those of inbox and sagas beside the data that their code changes.
+"""The stores in PostgreSQL: outbox, inbox and sagas, beside the data of the application.
 
-They are imported when they are asked for: the statements beside them also serve applications that use another driver
-and have no asyncpg.
+The stores are imported on first use, because applications with another driver use the statements of this package
+without asyncpg.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.stores.postgres.inbox import PostgresInbox
+    from outrider.stores.postgres.outbox import PostgresStore
     from outrider.stores.postgres.saga import PostgresSagas
     from outrider.stores.postgres.schema import PostgresSchema
-    from outrider.stores.postgres.store import PostgresStore
 
 __all__ = ["PostgresInbox", "PostgresSagas", "PostgresSchema", "PostgresStore"]
 
@@ -21,7 +21,7 @@ _WHERE = {
     "PostgresInbox": "outrider.stores.postgres.inbox",
     "PostgresSagas": "outrider.stores.postgres.saga",
     "PostgresSchema": "outrider.stores.postgres.schema",
-    "PostgresStore": "outrider.stores.postgres.store",
+    "PostgresStore": "outrider.stores.postgres.outbox",
 }
 
 

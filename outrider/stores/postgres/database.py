@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, and its errors in our words."""
+"""Connections to PostgreSQL, and the translation of driver errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 import asyncpg
 
-from outrider.errors import Misuse, OutriderError, Permanent, Transient, Unreachable
-from outrider.store import Lease
+from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError
+from outrider.outbox.model import Lease
 
 Connection = asyncpg.pool.PoolConnectionProxy | asyncpg.Connection
 
@@ -38,26 +38,26 @@ _UNINSTALLED = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asy
 
 @contextmanager
 def translated(where: str) -> Iterator[None]:
-    """Turn the driver's errors into ours: what may pass, what is away, what must be installed first."""
+    """Translate errors of the driver: transient, unreachable, or not installed."""
     try:
         yield
     except (OutriderError, asyncio.CancelledError):
         raise
     except _UNINSTALLED as error:
-        raise Misuse(f"the outbox is not installed in {where} ({error}); run: outrider db migrate") from error
+        raise UsageError(f"the outbox is not installed in {where} ({error}); run: outrider db migrate") from error
     except asyncpg.ReadOnlySQLTransactionError as error:
-        raise Misuse(f"{where} is a read replica; point the store at the primary") from error
+        raise UsageError(f"{where} is a read replica; point the store at the primary") from error
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-        raise Misuse(f"{where} refused the connection: {error}; check user, password and database") from error
+        raise UsageError(f"{where} refused the connection: {error}; check user, password and database") from error
     except asyncpg.ProtocolViolationError as error:
         remedy = "behind a pooler such as PgBouncer, add pooled=true to the store's URL"
-        raise Misuse(f"{where} refused how we speak to it ({error}); {remedy}") from error
+        raise UsageError(f"{where} refused how we speak to it ({error}); {remedy}") from error
     except _PASSING as error:
         raise Transient(f"{where}: {error}") from error
     except _AWAY as error:
         raise Unreachable(f"{where} does not answer ({_told(error)}); is it running?") from error
     except asyncpg.InsufficientPrivilegeError as error:
-        raise Misuse(f"{where}: {error}; grant the role USAGE on the schema and rights on its tables") from error
+        raise UsageError(f"{where}: {error}; grant the role USAGE on the schema and rights on its tables") from error
     except asyncpg.PostgresError as error:
         raise Permanent(f"{where}: {type(error).__name__}: {error}") from error
 
@@ -67,13 +67,13 @@ def _told(error: BaseException) -> str:
 
 
 STATEMENT_SECONDS = 60.0
-"""How long a statement of ours may take, its waiting for locks included."""
+"""The time limit of a statement of the store, including the wait for locks."""
 
 
-class Database:
-    """A pool whose connections read JSON as the bytes the server holds.
+class PostgresDatabase:
+    """A connection pool that reads JSON as the bytes of the server.
 
-    With `plain` they are as the driver makes them, because they are lent to other people's code.
+    With `plain`, connections have the defaults of the driver, because handlers of the application use them.
     """
 
     def __init__(self, url: str, *, connections_max: int = 8, pooled: bool = False, plain: bool = False) -> None:
@@ -85,28 +85,28 @@ class Database:
         self._ours = True
 
     @classmethod
-    def over(cls, pool: asyncpg.Pool) -> Database:
-        """Work through a pool that somebody else made and will close; whether it leads to a pooler is not known."""
+    def over(cls, pool: asyncpg.Pool) -> PostgresDatabase:
+        """Work through a pool that the application owns and closes. The pool may or may not lead to a pooler."""
         database = cls("", pooled=True, plain=True)
         database.where, database._pool, database._ours = "PostgreSQL", pool, False
         return database
 
     @property
     def pool(self) -> asyncpg.Pool:
-        """The pool itself."""
+        """The pool of asyncpg."""
         assert self._pool is not None, "open() comes first"
         return self._pool
 
     async def open(self) -> None:
-        """Connect; a pooler that shares sessions between clients cannot keep prepared statements."""
+        """Connect. Prepared statements are off behind a pooler that shares sessions between clients."""
         with translated(self.where):
             self._pool = await asyncpg.create_pool(
                 self.url,
-                # No floor: while the server is away, the pool should not fill the log with its own attempts.
+                # No minimum: the pool would otherwise fill the log with connection attempts while the server is away.
                 min_size=0,
                 max_size=self._connections_max,
                 init=None if self._plain else _read_json_as_bytes,
-                # Other people's code may leave something behind in a session; what a pooler shares is its own affair.
+                # Handlers may leave state in a session. Sessions behind a pooler are reset by the pooler.
                 reset=None if self._plain and not self.pooled else _leave_as_it_is,
                 statement_cache_size=0 if self.pooled else 256,
                 timeout=10,
@@ -116,27 +116,27 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
-        """Borrow a connection."""
+        """Open a connection from the pool."""
         with translated(self.where):
             async with self.pool.acquire() as conn:
                 try:
                     yield conn
                 except _AWAY:
-                    # What is left of the session cannot be trusted, and nothing else would take it out of the pool.
-                    # If the pool has noticed by itself, the connection is no longer ours to end.
+                    # The session is in an unknown state and must leave the pool. If the pool has already removed the
+                    # connection, there is nothing to close.
                     with suppress(asyncpg.InterfaceError):
                         conn.terminate()
                     raise
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        """Borrow a connection with a transaction open."""
+        """Open a connection with a transaction."""
         async with self.connection() as conn, conn.transaction(isolation="read_committed"):
             yield conn
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[Any]:
-        """Borrow a connection for one statement; through a pooler that needs a transaction, to stay on one server."""
+        """Open a connection for one statement. A pooler needs a transaction, to stay on one server."""
         async with self.transaction() if self.pooled else self.connection() as conn:
             yield conn
 
@@ -147,12 +147,12 @@ class Database:
             return rows
 
     async def execute(self, sql: str, *args: Any) -> int:
-        """Run one statement and return how many rows it touched."""
+        """Run one statement and return the number of affected rows."""
         async with self.statement() as conn:
             return touched(await conn.execute(sql, *args, timeout=STATEMENT_SECONDS))
 
     async def close(self) -> None:
-        """Close the pool, waiting for nobody for longer than a few seconds."""
+        """Close the pool, with a wait of at most a few seconds."""
         if self._pool is None or not self._ours:
             return
         try:
@@ -162,7 +162,7 @@ class Database:
 
 
 def _where(url: str) -> str:
-    """Name server and database, and nothing secret; refuse a URL that would be read differently from how it was meant.
+    """Return server and database of a URL, without secrets. An ambiguous URL is rejected.
 
     >>> _where("postgresql://app:secret@db/shop?sslmode=require")
     'PostgreSQL at db:5432, database shop'
@@ -172,9 +172,9 @@ def _where(url: str) -> str:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise Misuse(f"the PostgreSQL URL cannot be read: its host or port makes no sense; {remedy}") from None
+        raise UsageError(f"the PostgreSQL URL cannot be read: its host or port makes no sense; {remedy}") from None
     if "@" in parts.path or "@" in parts.query or "@" in parts.fragment or parts.fragment:
-        raise Misuse(f"the PostgreSQL URL cannot be read: it has an @ or # where none belongs; {remedy}")
+        raise UsageError(f"the PostgreSQL URL cannot be read: it has an @ or # where none belongs; {remedy}")
     database = f", database {unquote(parts.path[1:])}" if parts.path[1:] else ""
     return (f"PostgreSQL at {host}:{port or 5432}" if host else "PostgreSQL at its default address") + database
 
@@ -185,7 +185,7 @@ def fence(lease: Lease) -> tuple[str, list[int], list[int]]:
 
 
 def touched(tag: str) -> int:
-    """Read the row count from a command tag.
+    """Return the row count of a command tag.
 
     >>> touched("INSERT 0 12")
     12
@@ -196,18 +196,18 @@ def touched(tag: str) -> int:
 def _session(pooled: bool, plain: bool) -> dict[str, str]:
     if pooled:
         return {"application_name": "outrider"}
-    # Every statement must see what was committed before it began, whatever the database's default is.
+    # Every statement must see all earlier commits, whatever the default of the database is.
     settings = {"application_name": "outrider", "default_transaction_isolation": "read committed"}
     if plain:
-        # A handler's transaction may be long. If its machine is gone, its locks must not outlive it by hours.
+        # A handler transaction may be long. If its machine is gone, its locks must not stay for hours.
         settings |= {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
     return settings
 
 
 async def _leave_as_it_is(conn: Any) -> None:
-    """Our statements leave nothing behind in a session, so giving a connection back needs no round trip."""
+    """Do nothing: statements of the store leave no state in a session, so a reset would waste a round trip."""
 
 
 async def _read_json_as_bytes(conn: Any) -> None:
-    # The payload travels as the text the database holds; decoding and encoding it again would only cost time.
+    # The payload stays the text of the database; decoding and encoding it again would only cost time.
     await conn.set_type_codec("json", schema="pg_catalog", encoder=bytes, decoder=bytes, format="binary")

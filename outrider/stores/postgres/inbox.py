@@ -1,70 +1,134 @@
-"""The inbox in PostgreSQL: what a consumer needs.
+"""The inbox in PostgreSQL: the operations of a consumer.
 
-Receipts come first, then streams, each in sorted order, so that consumers wait for each other and never in a circle.
-A statement that reads where a stream stands begins after the receipts are there.
+Receipts are locked first, then streams, both in sorted order, so that consumers may wait for each other but never
+deadlock. A statement that reads a stream state starts after the receipts are written.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
-from outrider.delivery import Arrival, InboxStream
-from outrider.errors import OutriderError, UnfitHandler
-from outrider.inbox_store import Admitted, Cause, Entry, InboxDesk, InboxPruned, Overdue, Resumed, Standing, Waiting
-from outrider.stores.inbox_rows import delivery_of, may_go, place_of, standing_of
-from outrider.stores.lending import ENDED
-from outrider.stores.postgres import queries
-from outrider.stores.postgres.database import Database
-from outrider.stores.postgres.inbox_concluding import conclude
-from outrider.stores.postgres.inbox_desk import PostgresInboxDesk
-from outrider.stores.postgres.lending import Lending
+import asyncpg
+
+from outrider.errors import InvalidHandler, OutriderError
+from outrider.event import InboxStream, OnDeadLetter, ReceivedEvent
+from outrider.handler_transactions import TRANSACTION_ENDED, HandlerTransaction, TransactionSource
+from outrider.inbox.model import (
+    Applied,
+    ClaimedHeld,
+    EventOutcome,
+    HeldEvent,
+    InboxBlockReason,
+    InboxCriteria,
+    InboxOutcome,
+    InboxPruned,
+    Overdue,
+    Receipts,
+    StreamState,
+)
+from outrider.inbox.store import InboxAdmin
+from outrider.stores.postgres import statements
+from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase
+from outrider.stores.postgres.handler_transactions import (
+    PostgresTransactionSource,
+    StatementRunner,
+    check_same_database,
+    has_committed,
+    in_batches,
+    open_installed,
+)
+from outrider.stores.postgres.outbox_settle import STALL_MS
+from outrider.stores.queries import identifier
+from outrider.stores.rows import (
+    HeldRow,
+    InboxWriteSet,
+    check_receipts,
+    delivery_of,
+    failure_text,
+    headers_of,
+    may_go,
+    only_applied,
+    place_of,
+    state_of,
+)
 
 ANSWER_SECONDS = 5.0
+
 ADOPT_MAX = 100
 
-Received = tuple[set[UUID], dict[InboxStream, Standing]]
-"""The events that had no receipt, and where streams stand that were locked on the way."""
+Received = tuple[set[UUID], dict[InboxStream, StreamState]]
+"""The events without a previous receipt, and the states of the streams locked by the statement."""
+
+Known = tuple[InboxStream, StreamState]
+"""A stream with its state."""
+
+Run = Callable[..., Awaitable[list[Any]]]
+"""Runs a statement by name, with its parameters, in the handler transaction."""
 
 
-class PostgresInbox(Lending):
+class PostgresInbox:
     """Receipts in PostgreSQL, beside the data that handlers change.
 
-    Open it with `await PostgresInbox.open(url)`, or over a pool of your own with `PostgresInbox.over(pool)`.
+    Open the inbox with `await PostgresInbox.open(url)`, or use a pool of the application with
+    `PostgresInbox.over(pool)`.
     """
 
-    WHAT, LAST_STEP, LOCKED = "inbox", "inbox_dead_letter_age", "receipt or stream"
+    def __init__(self, database: PostgresDatabase, *, schema: str = "outrider") -> None:
+        self._database = database
+        self.transactions: TransactionSource = PostgresTransactionSource(database)
+        # Commands to participants are handled by the inbox, so the inbox also prunes their replies.
+        shared = {name: statements.load_saga(schema)[name] for name in ("may_prune_participants", "prune_participants")}
+        self._sql = statements.load_inbox(identifier(schema)) | shared
+        self._run = StatementRunner(self._sql, database.where, "receipt or stream").run
+        self.admin: InboxAdmin = PostgresInboxAdmin(database, schema)
 
-    def __init__(self, database: Database, *, schema: str = "outrider") -> None:
-        super().__init__(database, schema=schema)
-        # Commands to participants are handled here, so what they have answered is pruned here too.
-        shared = {name: queries.load_saga(schema)[name] for name in ("may_prune_barriers", "prune_barriers")}
-        self.sql = queries.load_inbox(schema) | shared
-        self.desk: InboxDesk = PostgresInboxDesk(database, schema)
+    @classmethod
+    async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
+        """Connect to an installed inbox. A missing installation and a replica are rejected::
+
+        inbox_store = await PostgresInbox.open("postgresql://localhost/shop")
+        """
+        installed = {"what": "inbox", "last_step": "inbox_dead_letter_age"}
+        database = await open_installed(url, schema, **installed, connections_max=connections_max, pooled=pooled)
+        return cls(database, schema=schema)
+
+    @classmethod
+    def over(cls, pool: asyncpg.Pool, *, schema: str = "outrider") -> Self:
+        """Work through a pool of the application. The application closes the pool::
+
+        inbox_store = PostgresInbox.over(await asyncpg.create_pool("postgresql://localhost/shop"))
+        """
+        return cls(PostgresDatabase.over(pool), schema=schema)
+
+    async def use_transactions(self, source: TransactionSource) -> None:
+        """Use the application's own transactions from now on. Transactions of another database are rejected::
+
+        await inbox_store.use_transactions(transaction_source(session_factory))
+        """
+        await check_same_database(source, self._database)
+        self.transactions = source
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        number: int | None = None
+    async def transaction(self) -> AsyncIterator[HandlerTransaction]:
+        tx: HandlerTransaction | None = None
         try:
-            async with super().transaction() as tx:
-                try:
-                    yield tx
-                except Exception:
-                    number = self._lent.get(id(tx))
-                    raise
-                finally:
-                    self._lent.pop(id(tx), None)
+            async with self.transactions.open() as tx:
+                yield tx
+        except InvalidHandler:
+            raise
         except Exception as error:
-            # Asked when it is rolled back, so that nobody needs two connections at a time.
-            if isinstance(error, UnfitHandler) or not await self._has_committed(number):
+            # The query runs after the rollback, so that no consumer needs two connections at the same time.
+            if tx is None or not await has_committed(self._database, tx.transaction_id):
                 raise
-            raise UnfitHandler(ENDED) from error
+            raise InvalidHandler(TRANSACTION_ENDED) from error
 
-    async def answers(self) -> bool:
+    async def ping(self) -> bool:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._database.fetch("SELECT 1")
@@ -72,106 +136,274 @@ class PostgresInbox(Lending):
             return False
         return True
 
-    async def admit(self, tx: Any, consumer: str, arrivals: Sequence[Arrival], *, gated: bool) -> Admitted:
-        alone = len(arrivals) == 1
-        fresh, standings = await (self._receive_one if alone else self._receive)(tx, consumer, arrivals)
-        news = [arrival for arrival in arrivals if arrival.event_id in fresh]
-        numbered = {arrival.stream for arrival in news if gated and arrival.sequence is not None}
-        # Where only one has come, its stream is locked already, if it has a row.
-        unlocked = numbered - standings.keys() if alone else {arrival.stream for arrival in news}
-        standings |= await self._lock(tx, consumer, unlocked, numbered)
-        suspects = [a.event_id for a in news if a.stream in standings and standings[a.stream].waiting]
-        return Admitted(frozenset(fresh - await self._waiting_already(tx, consumer, suspects)), standings)
+    async def record_receipts(
+        self, tx: HandlerTransaction, consumer: str, events: Sequence[ReceivedEvent], *, ordered: bool
+    ) -> Receipts:
+        alone = len(events) == 1
+        fresh, states = await (self._receive_one if alone else self._receive)(tx, consumer, events)
+        news = [received for received in events if received.event_id in fresh]
+        numbered = {received.stream for received in news if ordered and received.sequence is not None}
+        # With a single event, the stream is already locked if the stream has a row.
+        unlocked = numbered - states.keys() if alone else {received.stream for received in news}
+        states |= await self._lock(tx, consumer, unlocked, numbered)
+        suspects = [a.event_id for a in news if a.stream in states and states[a.stream].waiting]
+        return Receipts(frozenset(fresh - await self._waiting_already(tx, consumer, suspects)), states)
 
-    async def conclude(
-        self, tx: Any, consumer: str, entries: Sequence[Entry], standings: Mapping[InboxStream, Standing]
+    async def record_outcomes(
+        self,
+        tx: HandlerTransaction,
+        consumer: str,
+        entries: Sequence[EventOutcome],
+        states: Mapping[InboxStream, StreamState],
     ) -> Mapping[UUID, int]:
-        return await conclude(partial(self.run, tx), consumer, entries, standings)
+        return await record_outcomes(partial(self._run, tx), consumer, entries, states)
 
-    async def draining(self, consumer: str, limit: int, *, cause: Cause = Cause.DRAINING) -> list[InboxStream]:
-        rows = await self._database.fetch(self.sql["draining"], consumer, cause, limit)
+    async def draining(
+        self, consumer: str, limit: int, *, cause: InboxBlockReason = InboxBlockReason.DRAINING
+    ) -> list[InboxStream]:
+        rows = await self._database.fetch(self._sql["draining"], consumer, cause, limit)
         return [InboxStream(*row) for row in rows]
 
-    async def resume(
-        self, tx: Any, consumer: str, stream: InboxStream, *, by_sequence: bool, limit: int, early: bool = False
-    ) -> Resumed | None:
+    async def claim_held(
+        self,
+        tx: HandlerTransaction,
+        consumer: str,
+        stream: InboxStream,
+        *,
+        by_sequence: bool,
+        limit: int,
+        early: bool = False,
+    ) -> ClaimedHeld | None:
         place = place_of(stream)
-        locked = await self.run(tx, "lock_unless_taken", consumer, *place)
-        standing = standing_of(*locked[0][:3]) if locked else Standing()
-        self._note(tx, locked)
-        if not may_go(standing.cause, early=early):
+        locked = await self._run(tx, "lock_unless_taken", consumer, *place)
+        state = state_of(*locked[0][:3]) if locked else StreamState()
+        _note_transaction(tx, locked)
+        if not may_go(state.cause, early=early):
             return None
-        verb = "resume_by_sequence" if by_sequence or standing.cause is Cause.EARLY else "resume_in_turn"
-        rows = await self.run(tx, verb, consumer, *place, limit)
+        verb = "claim_by_sequence" if by_sequence or state.cause is InboxBlockReason.EARLY else "claim_in_order"
+        rows = await self._run(tx, verb, consumer, *place, limit)
         if not rows:
-            await self.run(tx, "forget" if standing.seen is None else "mend", consumer, *place)
-            standing = Standing(standing.seen)
-        waiting = [Waiting(row["id"], row["event_id"], delivery_of(row[4:]), row["replayed"]) for row in rows]
-        return Resumed(standing, waiting, frozenset(row["event_id"] for row in rows if row["fresh"]))
+            await self._run(tx, "forget_stream" if state.seen is None else "repair_stream", consumer, *place)
+            state = StreamState(state.seen)
+        waiting = [HeldEvent(row["id"], row["event_id"], delivery_of(row[4:]), row["replayed"]) for row in rows]
+        return ClaimedHeld(state, waiting, frozenset(row["event_id"] for row in rows if row["fresh"]))
 
     async def overdue(self, consumer: str, seconds: float, limit: int) -> list[Overdue]:
-        rows = await self._database.fetch(self.sql["overdue"], consumer, seconds, limit)
+        rows = await self._database.fetch(self._sql["overdue"], consumer, seconds, limit)
         return [Overdue(InboxStream(*row[:3]), row["seen"], row["waiting"], row["since"]) for row in rows]
 
     async def prune(self, consumer: str, *, receipt_days: float, dead_letter_days: float) -> InboxPruned:
-        """Remove what is older; also find again what should never have been lost from sight."""
-        await self._database.execute(self.sql["release_holds"], consumer)
-        await self._database.execute(self.sql["adopt_orphans"], consumer, ADOPT_MAX)
-        dead_letters = await self._in_batches("prune_dead_letters", consumer, dead_letter_days)
-        return InboxPruned(await self._in_batches("prune_receipts", consumer, receipt_days), dead_letters)
+        """Remove old receipts and dead letters. Also repair streams with lost holds or lost held events."""
+        await self._database.execute(self._sql["release_holds"], consumer)
+        await self._database.execute(self._sql["adopt_orphans"], consumer, ADOPT_MAX)
+        dead_letters = await in_batches(self._database, self._sql["prune_dead_letters"], consumer, dead_letter_days)
+        return InboxPruned(
+            await in_batches(self._database, self._sql["prune_receipts"], consumer, receipt_days), dead_letters
+        )
 
-    async def prune_barriers(self, days: float) -> int:
-        [[may]] = await self._database.fetch(self.sql["may_prune_barriers"])
-        return await self._in_batches("prune_barriers", days) if may else 0
+    async def prune_participants(self, days: float) -> int:
+        [[may]] = await self._database.fetch(self._sql["may_prune_participants"])
+        return await in_batches(self._database, self._sql["prune_participants"], days) if may else 0
 
-    async def _receive_one(self, tx: Any, consumer: str, arrivals: Sequence[Arrival]) -> Received:
-        [arrival] = arrivals
-        topic, key, band = place_of(arrival.stream)
-        receipt = (arrival.event_id, arrival.event_type, topic, key, arrival.sequence)
-        rows = await self.run(tx, "admit_one", consumer, *receipt, band)
+    async def close(self) -> None:
+        await self.transactions.close()
+        await self._database.close()
+
+    async def _receive_one(self, tx: HandlerTransaction, consumer: str, events: Sequence[ReceivedEvent]) -> Received:
+        [received] = events
+        topic, key, band = place_of(received.stream)
+        receipt = (received.event_id, received.event_type, topic, key, received.sequence)
+        rows = await self._run(tx, "record_receipt", consumer, *receipt, band)
         if not rows:
             return set(), {}
-        self._note(tx, rows)
+        _note_transaction(tx, rows)
         known = rows[0]["waiting"] is not None
-        return {arrival.event_id}, {arrival.stream: standing_of(*rows[0][:3])} if known else {}
+        return {received.event_id}, {received.stream: state_of(*rows[0][:3])} if known else {}
 
-    async def _receive(self, tx: Any, consumer: str, arrivals: Sequence[Arrival]) -> Received:
-        first = {arrival.event_id: arrival for arrival in reversed(arrivals)}
+    async def _receive(self, tx: HandlerTransaction, consumer: str, events: Sequence[ReceivedEvent]) -> Received:
+        first = {received.event_id: received for received in reversed(events)}
         receipts = [
-            (event_id, arrival.event_type, *place_of(arrival.stream)[:2], arrival.sequence)
-            for event_id, arrival in sorted(first.items())
+            (event_id, received.event_type, *place_of(received.stream)[:2], received.sequence)
+            for event_id, received in sorted(first.items())
         ]
         columns = [list(column) for column in zip(*receipts, strict=True)]
-        rows = await self.run(tx, "receive", consumer, *columns)
-        self._note(tx, rows)
+        rows = await self._run(tx, "record_receipts", consumer, *columns)
+        _note_transaction(tx, rows)
         return {row["event_id"] for row in rows}, {}
 
-    def _note(self, tx: Any, rows: Sequence[Any]) -> None:
-        """Note which transaction this is, as a statement tells."""
-        for row in rows[:1]:
-            self._lent[id(tx)] = row["transaction"]
-
     async def _lock(
-        self, tx: Any, consumer: str, streams: set[InboxStream], numbered: set[InboxStream]
-    ) -> dict[InboxStream, Standing]:
-        """Lock the rows of streams, sorted; those that are numbered get one. Return where they stand."""
-        standings: dict[InboxStream, Standing] = {}
+        self, tx: HandlerTransaction, consumer: str, streams: set[InboxStream], numbered: set[InboxStream]
+    ) -> dict[InboxStream, StreamState]:
+        """Lock stream rows in sorted order and return the stream states.
+
+        Numbered streams without a row get a new row.
+        """
+        states: dict[InboxStream, StreamState] = {}
         while streams:
             if made := sorted(streams & numbered):
-                await self.run(tx, "make_streams", consumer, *_columns(made))
+                await self._run(tx, "create_streams", consumer, *_stream_columns(made))
             wanted = sorted(streams)
-            for ord_, *standing in await self.run(tx, "lock_streams", consumer, *_columns(wanted)):
-                standings[wanted[ord_ - 1]] = standing_of(*standing)
-            # A person may have let go of a stream between the two statements.
-            streams = (streams & numbered) - standings.keys()
-        return standings
+            for ord_, *state in await self._run(tx, "lock_streams", consumer, *_stream_columns(wanted)):
+                states[wanted[ord_ - 1]] = state_of(*state)
+            # An operator may have released a stream between the two statements.
+            streams = (streams & numbered) - states.keys()
+        return states
 
-    async def _waiting_already(self, tx: Any, consumer: str, event_ids: list[UUID]) -> set[UUID]:
-        """Take back the receipts of events that wait; asked only where the row of a stream says that some do."""
+    async def _waiting_already(self, tx: HandlerTransaction, consumer: str, event_ids: list[UUID]) -> set[UUID]:
+        """Delete the receipts of held events. Called only if a stream row reports held events."""
         if not event_ids:
             return set()
-        return {row["event_id"] for row in await self.run(tx, "withdraw_waiting", consumer, event_ids)}
+        return {row["event_id"] for row in await self._run(tx, "withdraw_held", consumer, event_ids)}
 
 
-def _columns(streams: Sequence[InboxStream]) -> list[list[Any]]:
+def _note_transaction(tx: HandlerTransaction, rows: Sequence[Any]) -> None:
+    for row in rows[:1]:
+        tx.transaction_id = row["transaction"]
+
+
+def _stream_columns(streams: Sequence[InboxStream]) -> list[list[Any]]:
     return [list(column) for column in zip(*map(place_of, streams), strict=True)]
+
+
+async def record_outcomes(
+    run: Run, consumer: str, entries: Sequence[EventOutcome], states: Mapping[InboxStream, StreamState]
+) -> dict[UUID, int]:
+    """Write the outcomes of received events and the new stream states. Return the ids of dead letters."""
+    plain = only_applied(entries)
+    known = sorted((stream, at) for stream, at in states.items() if at != StreamState())
+    if plain and len(entries) == 1 and len(known) == len(states) <= 1:
+        await _finish_one(run, consumer, *entries[0], known)
+        return {}
+    writes = InboxWriteSet.of(entries)
+    dead_letters = {} if plain else await _write_rows(run, consumer, writes)
+    await _finish_and_stand(run, consumer, writes, known)
+    for stream in sorted(stream for stream, at in states.items() if at == StreamState()):
+        await run("forget_stream", consumer, *place_of(stream))
+    return dead_letters
+
+
+async def _finish_one(
+    run: Run, consumer: str, received: ReceivedEvent, outcome: InboxOutcome, known: Sequence[Known]
+) -> None:
+    """Write the most common outcome of a single event: applied, and counted if the stream has a sequence check."""
+    assert isinstance(outcome, Applied)
+    receipt = received.event_id, outcome.seconds
+    for stream, at in known:
+        found = await run("finish_and_save_stream", consumer, *place_of(stream), at.seen, at.cause, 0, *receipt)
+        break
+    else:
+        found = await run("finish_receipt", consumer, *receipt)
+    check_receipts(len(found), 1)
+
+
+async def _finish_and_stand(run: Run, consumer: str, writes: InboxWriteSet, known: Sequence[Known]) -> None:
+    seconds = list(writes.seconds), list(writes.seconds.values())
+    columns = _columns([(*place_of(stream), at.seen, at.cause, writes.added[stream]) for stream, at in known])
+    if known and writes.seconds:
+        check_receipts(len(await run("finish_and_save_streams", consumer, *columns, *seconds)), len(writes.seconds))
+    elif known:
+        await run("save_streams", consumer, *columns)
+    elif writes.seconds:
+        check_receipts(len(await run("finish_receipts", consumer, *seconds)), len(writes.seconds))
+
+
+async def _write_rows(run: Run, consumer: str, writes: InboxWriteSet) -> dict[UUID, int]:
+    dead_letters: dict[UUID, int] = {}
+    if writes.withdrawn:
+        await run("withdraw_receipts", consumer, sorted(writes.withdrawn))
+    if writes.parked:
+        await run("hold", consumer, *_columns([HeldRow.of(received) for received in writes.parked]))
+    if writes.buried:
+        burials = [
+            (received.event_id, buried.reason, failure_text(buried.failure), buried.policy, buried.attempts)
+            for received, buried in writes.buried
+        ]
+        dead_letters = {row["event_id"]: row["id"] for row in await run("dead_letter", consumer, *_columns(burials))}
+    if writes.left:
+        await run("remove_held", consumer, writes.left)
+    return dead_letters
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+class PostgresInboxAdmin:
+    """The admin of the inbox: lists, replays, discards and releases."""
+
+    def __init__(self, database: PostgresDatabase, schema: str) -> None:
+        self._database = database
+        self._sql = statements.load_inbox(schema)
+
+    async def counts(self, consumer: str | None = None) -> dict[str, int]:
+        [row] = await self._database.fetch(self._sql["counts"], consumer)
+        return dict(row)
+
+    async def receipts(self, consumer: str, event_ids: Sequence[UUID]) -> list[dict[str, Any]]:
+        rows = await self._database.fetch(self._sql["receipts"], consumer, list(event_ids))
+        return [dict(row) for row in rows]
+
+    async def dead_letters(self, criteria: InboxCriteria) -> list[dict[str, Any]]:
+        wanted = criteria.consumer, criteria.topic, criteria.key, criteria.reason, criteria.limit
+        rows = await self._database.fetch(self._sql["dead_letters"], list(criteria.ids), *wanted)
+        return [{**row, "headers": headers_of(row["headers"]), "failure": json.loads(row["failure"])} for row in rows]
+
+    async def streams(self, consumer: str | None, limit: int) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self._database.fetch(self._sql["blocked_streams"], consumer, limit)]
+
+    async def replay(self, ids: Sequence[int], actor: str) -> int:
+        async with self._transaction() as conn:
+            await self._run(conn, "create_dead_letter_streams", list(ids))
+            back = await self._run(conn, "replay", list(ids))
+            await self._go_on(conn, back, added=1)
+            await self._record(conn, actor, "inbox_replay", back)
+        return len(back)
+
+    async def discard(self, ids: Sequence[int], actor: str) -> int:
+        async with self._transaction() as conn:
+            await self._run(conn, "lock_dead_letter_streams", list(ids))
+            gone = await self._run(conn, "discard", list(ids))
+            await self._go_on(conn, [row for row in gone if row["policy"] == OnDeadLetter.BLOCK], added=0)
+            await self._record(conn, actor, "inbox_discard", gone)
+        return len(gone)
+
+    async def skip_gap(self, consumer: str, stream: InboxStream, actor: str) -> bool:
+        place = place_of(stream)
+        async with self._transaction() as conn:
+            locked = await self._run(conn, "lock_stream", consumer, *place)
+            if not locked or locked[0]["cause"] != InboxBlockReason.EARLY:
+                return False
+            first = await self._run(conn, "first_early", consumer, *place, locked[0]["seen"])
+            for row in first:
+                await self._run(conn, "release", consumer, *place, row["sequence"])
+                await self._record(conn, actor, "inbox_skip_gap", [{**row, "consumer": consumer}])
+        return bool(first)
+
+    async def _go_on(self, conn: Any, rows: Sequence[Any], *, added: int) -> None:
+        """Drain streams without a blocking dead letter; delete the rows of empty streams."""
+        touched: dict[tuple[Any, ...], tuple[int | None, int]] = {}
+        for row in rows:
+            stream = row["consumer"], row["topic"], row["key"], row["band"]
+            passed, more = touched.get(stream, (None, 0))
+            numbers = [number for number in (passed, row["passed"]) if number is not None]
+            touched[stream] = max(numbers, default=None), more + added
+        if touched:
+            streams = [list(column) for column in zip(*touched, strict=True)]
+            changes = [list(column) for column in zip(*touched.values(), strict=True)]
+            await self._run(conn, "go_on", *streams, *changes)
+            await self._run(conn, "forget_empty_streams", *streams)
+
+    async def _record(self, conn: Any, actor: str, verb: str, rows: Sequence[Any]) -> None:
+        ids, consumers = [row["event_id"] for row in rows], [row["consumer"] for row in rows]
+        await self._run(conn, "record", actor, verb, ids, consumers)
+
+    async def _run(self, conn: Any, verb: str, *args: Any) -> list[Any]:
+        rows: list[Any] = await conn.fetch(self._sql[verb], *args, timeout=STATEMENT_SECONDS)
+        return rows
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Any]:
+        """Open a transaction that cannot block consumers for long, even if its client stalls."""
+        async with self._database.transaction() as conn:
+            await conn.execute(f"SET LOCAL idle_in_transaction_session_timeout = {STALL_MS}")
+            yield conn

@@ -1,129 +1,222 @@
-"""Sagas in PostgreSQL: what a worker needs.
+"""Sagas in PostgreSQL: the operations of a worker.
 
-A claim is one statement that passes over what others are writing. What it has claimed is read by later statements,
-which see whatever the last owner has written. A turn is one statement too, fenced by claim and version.
+A claim is one statement that skips locked rows. Later statements read the claimed sagas and therefore see all writes of
+the last owner. A turn is also one statement, fenced by claim and version.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
-from outrider.errors import ConcurrencyError, UnfitHandler
-from outrider.saga_store import Claim, NewMail, NewSaga, Record, SagaDesk, SagaPruned, Turn, Undelivered
-from outrider.stores.lending import ENDED
-from outrider.stores.postgres import queries
-from outrider.stores.postgres.database import Database
-from outrider.stores.postgres.lending import Lending
-from outrider.stores.postgres.saga_desk import PostgresSagaDesk
-from outrider.stores.postgres.saga_parameters import post_parameters, save_parameters, start_parameters
-from outrider.stores.postgres.saga_reading import records
-from outrider.stores.postgres.transaction import handling
-from outrider.stores.postgres.wakeup import Hints
+import asyncpg
+
+from outrider.errors import ConcurrencyError, InvalidHandler
+from outrider.handler_transactions import TRANSACTION_ENDED, HandlerTransaction, TransactionSource
+from outrider.saga.model import (
+    Claim,
+    Instance,
+    NewSaga,
+    NewSagaMessage,
+    SagaChange,
+    SagaCriteria,
+    SagaPruned,
+    SagaRecord,
+    Status,
+    Undelivered,
+)
+from outrider.saga.store import SagaAdmin
+from outrider.stores.postgres import statements
+from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase
+from outrider.stores.postgres.handler_transactions import (
+    RESERVED,
+    CommitCheckingSource,
+    PostgresHandlerTransaction,
+    PostgresTransactionSource,
+    StatementRunner,
+    check_same_database,
+    in_batches,
+    open_installed,
+    open_transaction,
+)
+from outrider.stores.postgres.statements import post_parameters, save_parameters, start_parameters
+from outrider.stores.postgres.wakeup import NotificationListener
+from outrider.stores.queries import identifier
+from outrider.stores.rows import by_saga, entry_of, instance_of, mail_of
+
+Run = Callable[..., Awaitable[list[Any]]]
+"""Runs a statement by name, with its parameters."""
 
 
-class PostgresSagas(Lending):
+class PostgresSagas:
     """Sagas in PostgreSQL, beside the data that their steps change.
 
-    Open it with `await PostgresSagas.open(url)`, or over a pool of your own with `PostgresSagas.over(pool)`.
+    Open the store with `await PostgresSagas.open(url)`, or use a pool of the application with
+    `PostgresSagas.over(pool)`.
     """
 
-    WHAT, LAST_STEP, LOCKED = "saga store", "saga_barrier_age", "saga, mail or barrier"
     one_at_a_time = False
 
-    def __init__(self, database: Database, *, schema: str = "outrider") -> None:
-        super().__init__(database, schema=schema)
-        self.sql = queries.load_saga(schema)
-        self.desk: SagaDesk = PostgresSagaDesk(database, schema)
-        self._hints = Hints(database, f"{schema[:50]}_saga")
+    def __init__(self, database: PostgresDatabase, *, schema: str = "outrider") -> None:
+        self._database = database
+        own = PostgresTransactionSource(database, reserved=RESERVED)
+        self.transactions: TransactionSource = CommitCheckingSource(own, database)
+        self._sql = statements.load_saga(identifier(schema))
+        self._run = StatementRunner(self._sql, database.where, "saga, mail or barrier").run
+        self.admin: SagaAdmin = PostgresSagaAdmin(database, schema)
+        self._hints = NotificationListener(database, f"{schema[:50]}_saga")
 
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        # Turns never wait for a connection that a step's function may have, so they are always on our own.
-        return handling(self._database)
+    @classmethod
+    async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
+        """Connect to an installed saga store. A missing installation and a replica are rejected::
 
-    @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Any]:
-        async with super().lend() as tx:
-            try:
-                yield tx
-            finally:
-                self._lent.pop(id(tx), None)
+        saga_store = await PostgresSagas.open("postgresql://localhost/shop")
+        """
+        installed = {"what": "saga store", "last_step": "saga_barrier_age"}
+        database = await open_installed(url, schema, **installed, connections_max=connections_max, pooled=pooled)
+        return cls(database, schema=schema)
 
-    async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
-        try:
-            return await super().call(function, argument, tx)
-        except Exception as error:
-            if isinstance(error, UnfitHandler) or not await self._has_committed(self._lent.get(id(tx))):
-                raise
-            raise UnfitHandler(ENDED) from error
+    @classmethod
+    def over(cls, pool: asyncpg.Pool, *, schema: str = "outrider") -> Self:
+        """Work through a pool of the application. The application closes the pool::
 
-    async def start(self, tx: Any, saga: NewSaga) -> bool:
-        return bool(await self.run(tx, "start", *start_parameters(saga)))
+        saga_store = PostgresSagas.over(await asyncpg.create_pool("postgresql://localhost/shop"))
+        """
+        return cls(PostgresDatabase.over(pool), schema=schema)
 
-    async def post(self, tx: Any, mail: Sequence[NewMail]) -> int:
-        return len(await self.run(tx, "post", *post_parameters(mail))) if mail else 0
+    async def use_transactions(self, source: TransactionSource) -> None:
+        """Use the application's own transactions for steps from now on.
+
+        Transactions of another database are rejected.
+        """
+        await check_same_database(source, self._database)
+        self.transactions = CommitCheckingSource(source, self._database)
+
+    def transaction(self) -> AbstractAsyncContextManager[HandlerTransaction]:
+        # Turns use connections of the store, so that they never wait for a connection of a step.
+        return open_transaction(self._database)
+
+    async def start(self, tx: HandlerTransaction, saga: NewSaga) -> bool:
+        return bool(await self._run(tx, "start", *start_parameters(saga)))
+
+    async def post(self, tx: HandlerTransaction, mail: Sequence[NewSagaMessage]) -> int:
+        return len(await self._run(tx, "post", *post_parameters(mail))) if mail else 0
 
     async def claim(
         self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
-    ) -> list[Record]:
+    ) -> list[SagaRecord]:
         wanted = [list(column) for column in zip(*sorted(set(definitions)), strict=True)]
         if not wanted:
             return []
         async with self._database.statement() as conn:
-            run = partial(self.run, conn)
+            run = partial(self._run, PostgresHandlerTransaction(conn, self._database.where))
             return await records(run, await run("claim", worker, *wanted, limit, lease_seconds))
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
         if not claims:
             return frozenset()
         columns = [c.saga_id for c in claims], [c.worker for c in claims], [c.epoch for c in claims]
-        rows = await self._database.fetch(self.sql["renew"], *columns, lease_seconds)
+        rows = await self._database.fetch(self._sql["renew"], *columns, lease_seconds)
         return frozenset(row["saga_id"] for row in rows)
 
-    async def load(self, tx: Any, saga_id: UUID, *, for_update: bool = False) -> Record | None:
-        run = partial(self.run, tx)
+    async def load(self, tx: HandlerTransaction, saga_id: UUID, *, for_update: bool = False) -> SagaRecord | None:
+        run = partial(self._run, tx)
         rows = await run("load_for_update" if for_update else "load", saga_id)
         if rows and for_update:
-            self._lent[id(tx)] = rows[0]["transaction"]
+            tx.transaction_id = rows[0]["transaction"]
             rows = [tuple(row)[:-1] for row in rows]
         found = await records(run, rows)
         return found[0] if found else None
 
-    async def save(self, tx: Any, claim: Claim, turn: Turn, lease_seconds: float) -> datetime:
-        rows = await self.run(tx, "save", *save_parameters(claim, turn, lease_seconds))
+    async def save(self, tx: HandlerTransaction, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
+        rows = await self._run(tx, "save", *save_parameters(claim, turn, lease_seconds))
         if not rows:
             raise ConcurrencyError(
                 f"saga {claim.saga_id} has another owner or version by now; nothing was written: claim it again"
             )
-        if self._lent.get(id(tx)) not in (None, rows[0]["transaction"]):
-            raise UnfitHandler(ENDED)
+        if tx.transaction_id not in (None, rows[0]["transaction"]):
+            raise InvalidHandler(TRANSACTION_ENDED)
         now: datetime = rows[0]["now"]
         return now
 
-    async def undelivered(self, tx: Any, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
-        rows = await self.run(tx, "undelivered", list(event_ids))
+    async def undelivered(self, tx: HandlerTransaction, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
+        rows = await self._run(tx, "undelivered", list(event_ids))
         return {event_id: Undelivered(place) for event_id, place in rows}
 
-    async def prune(self, *, saga_days: float, audit_days: float, barrier_days: float) -> SagaPruned:
-        """Remove what is older; also mail that came when its saga had just ended."""
-        await self._database.execute(self.sql["drop_strays"])
+    async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
+        """Remove old rows. Also remove messages that came just after the end of their saga."""
+        await self._database.execute(self._sql["drop_unread_messages"])
         return SagaPruned(
-            await self._in_batches("prune_sagas", saga_days),
-            await self._in_batches("prune_notes", audit_days),
-            await self._in_batches("prune_barriers", barrier_days),
+            await in_batches(self._database, self._sql["prune_sagas"], saga_days),
+            await in_batches(self._database, self._sql["prune_notes"], audit_days),
+            await in_batches(self._database, self._sql["prune_participants"], participant_memory_days),
         )
 
-    async def hint(self) -> None:
-        """Tell workers, after a commit, that mail or a saga has arrived."""
+    async def notify(self) -> None:
+        """Notify workers, after a commit, of a new message or a new saga."""
         await self._hints.send()
 
-    def wakeups(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         return self._hints.listening(wake)
 
     async def close(self) -> None:
         await self._hints.close()
-        await super().close()
+        await self.transactions.close()
+        await self._database.close()
+
+
+class PostgresSagaAdmin:
+    """The admin of sagas: lists, counts and shows."""
+
+    def __init__(self, database: PostgresDatabase, schema: str) -> None:
+        self._database = database
+        self._sql = statements.load_saga(schema)
+
+    async def find(self, criteria: SagaCriteria) -> list[Instance]:
+        about = criteria.saga_type, criteria.correlation_id, criteria.status, criteria.needs_attention
+        wanted = list(criteria.ids), *about, criteria.stuck_seconds, criteria.limit
+        return [instance_of(row) for row in await self._database.fetch(self._sql["find"], *wanted)]
+
+    async def counts(self) -> dict[str, int]:
+        rows = await self._database.fetch(self._sql["counts"])
+        counts = {status.value: 0 for status in Status} | {row["status"]: row["sagas"] for row in rows}
+        return {**counts, "needs_attention": sum(row["needing"] for row in rows)}
+
+    async def show(self, saga_id: UUID) -> SagaRecord | None:
+        # All reads use one snapshot, without locks.
+        async with (
+            self._database.connection() as conn,
+            conn.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            run = partial(self._run, conn)
+            found = await records(run, await run("load", saga_id))
+        return found[0] if found else None
+
+    async def audit(self, saga_id: UUID, limit: int = 1000) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self._database.fetch(self._sql["audit"], saga_id, limit)]
+
+    async def _run(self, conn: Any, verb: str, *args: Any) -> list[Any]:
+        rows: list[Any] = await conn.fetch(self._sql[verb], *args, timeout=STATEMENT_SECONDS)
+        return rows
+
+
+async def records(run: Run, rows: Sequence[Any]) -> list[SagaRecord]:
+    """Return records from instance rows; the last column of a row is the time."""
+    if not rows:
+        return []
+    ids = [row[0] for row in rows]
+    journals = by_saga(await run("journal", ids))
+    mail = by_saga(await run("messages", ids))
+    return [
+        SagaRecord(
+            instance_of(columns),
+            tuple(entry_of(entry) for entry in journals[columns[0]]),
+            tuple(mail_of(piece) for piece in mail[columns[0]]),
+            now,
+        )
+        for *columns, now in rows
+    ]

@@ -1,4 +1,4 @@
-"""Installing and upgrading the PostgreSQL store."""
+"""Installing and upgrading the stores in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import asyncpg
 
 from outrider.stores import migrations
-from outrider.stores.migrations import Progress, Step
-from outrider.stores.postgres.database import Database, translated
-from outrider.stores.postgres.install import recipe
-from outrider.stores.postgres.upkeep import PostgresUpkeep
+from outrider.stores.migrations import MigrationProgress, MigrationStep, Script, check_lanes
+from outrider.stores.postgres.database import PostgresDatabase, translated
+from outrider.stores.postgres.outbox_admin import PostgresMaintenance
+from outrider.stores.postgres.statements import recipe
 from outrider.stores.queries import identifier
-from outrider.stores.recipe import Script, check_lanes
+from outrider.stores.statements import run_statements_async
 
 T = TypeVar("T")
 
@@ -29,22 +29,22 @@ class PostgresSchema:
     def __init__(self, url: str, *, schema: str = "outrider", lanes: int = 32, pooled: bool = False) -> None:
         check_lanes(lanes)
         self.url, self.schema, self._lanes, self._pooled = url, identifier(schema), lanes, pooled
-        self._where = Database(url).where
+        self._where = PostgresDatabase(url).where
         self._recipe = recipe(schema)
 
-    async def status(self) -> list[Progress]:
-        """Say how far each migration has come."""
+    async def status(self) -> list[MigrationProgress]:
+        """Return the progress of all migrations."""
         async with self._connected() as conn:
             return await _perform(conn, self._recipe.status())
 
-    async def plan(self) -> list[Step]:
-        """Return the steps that `migrate` would run."""
+    async def plan(self) -> list[MigrationStep]:
+        """Return the pending steps, which `migrate` would run."""
         async with self._connected() as conn:
             known = self._recipe.steps(await _perform(conn, self._recipe.lanes(self._lanes)))
             return migrations.pending(known, await _perform(conn, self._recipe.applied()))
 
-    async def migrate(self) -> list[Step]:
-        """Run what is pending, each step with its record in one transaction, and make the archive's partitions."""
+    async def migrate(self) -> list[MigrationStep]:
+        """Run the pending steps and create the archive partitions. A step and its record share one transaction."""
         async with self._connected() as conn:
             await _perform(conn, self._recipe.prepare())
             known = self._recipe.steps(await _perform(conn, self._recipe.lanes(self._lanes)))
@@ -53,17 +53,17 @@ class PostgresSchema:
         return done
 
     async def _prepare(self) -> None:
-        database = Database(self.url, connections_max=1, pooled=self._pooled)
+        database = PostgresDatabase(self.url, connections_max=1, pooled=self._pooled)
         await database.open()
         try:
-            await PostgresUpkeep(database, self.schema).prepare()
+            await PostgresMaintenance(database, self.schema).prepare()
         finally:
             await database.close()
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
         with translated(self._where):
-            # Statements without a name, in transactions only: so it works through a pooler that shares sessions.
+            # Unnamed statements in transactions only: these work through a pooler that shares sessions.
             conn = await asyncpg.connect(self.url, timeout=10, statement_cache_size=0)
             try:
                 yield conn
@@ -72,12 +72,5 @@ class PostgresSchema:
 
 
 async def _perform(conn: Any, script: Script[T]) -> T:
-    """Run a script in a transaction of its own, and return its result."""
     async with conn.transaction():
-        try:
-            text = next(script)
-            while True:
-                text = script.send(await conn.fetch(text))
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return await run_statements_async(script, conn.fetch)

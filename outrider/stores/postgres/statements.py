@@ -1,94 +1,127 @@
-"""What is written through a caller's connection to PostgreSQL: which statements, with what, and what their rows mean.
+"""Statements for a connection of the caller to PostgreSQL: their texts, parameters and results.
 
-Each function is a generator: it yields a statement, is sent its rows, and returns the result. It knows no driver, so
-the same lines serve all of them, awaited or not. Rows are read by position. Only ids, texts and booleans come back,
-because drivers differ in what they make of JSON and of times.
+Each function is a generator that yields a statement, receives its rows and returns the result. The functions know no
+driver, so they serve all drivers, synchronous or asynchronous. Rows are read by position. Results contain only ids,
+texts and booleans, because drivers differ in their types for JSON and times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from outrider.saga_store import Entered, NewMail, NewSaga, Phase
-from outrider.store import Draft, Drafts, Hold, Placed
-from outrider.stores.postgres import queries
-from outrider.stores.postgres.saga_parameters import post_parameters, start_parameters
-from outrider.stores.postgres.staging import counter_parameters, stage_parameters
+from outrider.event import SKIPPED_TYPE, band_of
+from outrider.outbox.model import NewEvent, OptimisticClaim, StagedRow, StageRequest
+from outrider.saga.model import Claim, NewSaga, NewSagaMessage, ParticipantEntry, Phase, SagaChange
+from outrider.stores import migrations, queries
+from outrider.stores.migrations import LATER, Installer, MigrationStep
+from outrider.stores.rows import SagaWriteSet, entry_row
 
 T = TypeVar("T")
 
 UNIQUE_VIOLATION = "23505"
+
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-
-class Statement(NamedTuple):
-    """One statement, its parameters, and which SQLSTATE means that the transaction may be tried again, and why."""
-
-    sql: str
-    args: Sequence[Any]
-    transient: Mapping[str, str] = _NOTHING
-
-
 Rows = Sequence[Sequence[Any]]
-Script = Generator[Statement, Rows, T]
-"""Yields statements, is sent their rows, returns what came of it."""
 
 _CROSSED = {
     UNIQUE_VIOLATION: "the same event_id is being staged for another stream at this moment; retry the transaction, and "
     "give each event an id of its own"
 }
 
+_PACKAGE = "outrider.stores.postgres"
 
-def stage(schema: str, drafts: Drafts, hold: Hold | None) -> Script[list[Placed]]:
-    """Insert drafts: one statement, or two where known ids must be looked up.
+DAYS_AHEAD = 7
+"""The number of days after today for which archive partitions are created in advance."""
+
+ENTRY_COLUMNS = 13
+
+NOTE_COLUMNS = 6
+
+
+class Statement(NamedTuple):
+    """One statement, its parameters, and the SQLSTATE after which a retry may succeed, with the reason."""
+
+    sql: str
+    args: Sequence[Any]
+    transient: Mapping[str, str] = _NOTHING
+
+
+Script = Generator[Statement, Rows, T]
+"""A generator that yields statements, receives their rows and returns a result."""
+
+
+@cache
+def load(schema: str) -> dict[str, str]:
+    """Return the statements of the outbox by name.
+
+    >>> load("outrider")["release"].startswith("-- Give lanes back")
+    True
+    """
+    return _load(schema, "outbox", "stage", "outbox_admin", "checks")
+
+
+def stage(schema: str, drafts: StageRequest, hold: OptimisticClaim | None) -> Script[list[StagedRow]]:
+    """Insert drafts: one statement, or two if known ids must be looked up.
 
     >>> from outrider.event import Event
-    >>> from outrider.outbox.stage import StagingRules, drafts
+    >>> from outrider.outbox.validation import StagingRules, drafts
     >>> script = stage("outrider", drafts([Event("order.placed", {})], StagingRules()), None)
     >>> next(script).sql.startswith("-- The most common call")
     True
     """
-    sql = queries.load(schema)
+    sql = load(schema)
     placed = (yield from _stage_plain(sql, drafts, hold)) if drafts.plain else []
     return placed + ((yield from _stage_numbered(sql, drafts, hold)) if drafts.numbered else [])
 
 
+@cache
+def load_saga(schema: str) -> dict[str, str]:
+    """Return the statements of sagas by name.
+
+    >>> "claim" in load_saga("outrider")
+    True
+    """
+    return _load(schema, "saga")
+
+
 def start_saga(schema: str, new: NewSaga) -> Script[bool]:
-    """Insert a saga; False if it is there already."""
-    return bool((yield Statement(queries.load_saga(schema)["start"], start_parameters(new))))
+    """Insert a saga; return False if the saga exists."""
+    return bool((yield Statement(load_saga(schema)["start"], start_parameters(new))))
 
 
-def post_mail(schema: str, mail: Sequence[NewMail]) -> Script[int]:
-    """Insert mail to sagas; return how many were new."""
-    return len((yield Statement(queries.load_saga(schema)["post"], post_parameters(mail))))
+def deliver_messages(schema: str, mail: Sequence[NewSagaMessage]) -> Script[int]:
+    """Insert messages to sagas; return the number of new messages."""
+    return len((yield Statement(load_saga(schema)["post"], post_parameters(mail))))
 
 
-def barrier_enter(schema: str, participant: str, key: str, phase: Phase) -> Script[Entered]:
-    """Let a command through a participant's barrier, or say what became of it before."""
-    sql = queries.load_saga(schema)
+def participant_enter(schema: str, participant: str, key: str, phase: Phase) -> Script[ParticipantEntry]:
+    """Register a command at a participant, or return the result of its earlier delivery."""
+    sql = load_saga(schema)
     if rows := (yield Statement(sql[f"enter_{phase.value}"], (participant, key))):
-        return Entered(True, rows[0][0])
-    [(barred, reply)] = yield Statement(sql["answered"], (participant, key, phase.value))
-    return Entered(False, barred, None if reply is None else reply.encode())
+        return ParticipantEntry(True, rows[0][0])
+    [(barred, reply)] = yield Statement(sql["participant_reply"], (participant, key, phase.value))
+    return ParticipantEntry(False, barred, None if reply is None else reply.encode())
 
 
-def barrier_keep(schema: str, participant: str, key: str, phase: Phase, reply: bytes) -> Script[None]:
-    """Keep what was answered to a command, as JSON."""
-    yield Statement(queries.load_saga(schema)["keep"], (participant, key, phase.value, reply.decode()))
+def participant_keep(schema: str, participant: str, key: str, phase: Phase, reply: bytes) -> Script[None]:
+    """Store the reply to a command, as JSON."""
+    yield Statement(load_saga(schema)["keep_reply"], (participant, key, phase.value, reply.decode()))
 
 
 SCRIPTS: Mapping[str, Callable[..., Script[Any]]] = {
     "stage": stage,
     "start_saga": start_saga,
-    "post_mail": post_mail,
-    "barrier_enter": barrier_enter,
-    "barrier_keep": barrier_keep,
+    "deliver_messages": deliver_messages,
+    "participant_enter": participant_enter,
+    "participant_keep": participant_keep,
 }
 
 
-def _stage_plain(sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> Script[list[Placed]]:
+def _stage_plain(sql: dict[str, str], drafts: StageRequest, hold: OptimisticClaim | None) -> Script[list[StagedRow]]:
     if hold is None and len(drafts.plain) == 1:
         rows = yield Statement(sql["stage_one"], drafts.plain[0])
     else:
@@ -101,16 +134,101 @@ def _stage_plain(sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> Scri
     return [row for row in placed if row.event_id not in gone]
 
 
-def _stage_numbered(sql: dict[str, str], drafts: Drafts, hold: Hold | None) -> Script[list[Placed]]:
+def _stage_numbered(sql: dict[str, str], drafts: StageRequest, hold: OptimisticClaim | None) -> Script[list[StagedRow]]:
     if hold is None and len(drafts.numbered) == 1 and not drafts.supplied:
         return _placed((yield Statement(sql["stage_numbered_one"], drafts.numbered[0])))
     yield Statement(sql["lock_counters"], counter_parameters(drafts.numbered))
     return _placed((yield _several(sql["stage_numbered"], drafts.numbered, hold)._replace(transient=_CROSSED)))
 
 
-def _several(sql: str, drafts: Sequence[Draft], hold: Hold | None) -> Statement:
+def _several(sql: str, drafts: Sequence[NewEvent], hold: OptimisticClaim | None) -> Statement:
     return Statement(sql, stage_parameters(drafts, hold))
 
 
-def _placed(rows: Rows) -> list[Placed]:
-    return [Placed(row[0], row[1] == "optimistic") for row in rows]
+def _placed(rows: Rows) -> list[StagedRow]:
+    return [StagedRow(row[0], row[1] == "optimistic") for row in rows]
+
+
+def stage_parameters(drafts: Sequence[NewEvent], hold: OptimisticClaim | None) -> list[Any]:
+    """Return the arrays of `stage` and `stage_numbered`, one per column, and the optimistic claim."""
+    columns: list[Any] = [list(column) for column in zip(*drafts, strict=True)]
+    return [*columns, hold.owner if hold else None, hold.seconds if hold else None]
+
+
+def counter_parameters(drafts: Sequence[NewEvent]) -> list[list[Any]]:
+    """Return the distinct streams whose counters `lock_counters` locks, in order."""
+    streams = sorted(
+        {(draft.topic, draft.key or draft.aggregate_id or "", band_of(draft.priority)) for draft in drafts}
+    )
+    return [list(column) for column in zip(*streams, strict=True)]
+
+
+@cache
+def load_inbox(schema: str) -> dict[str, str]:
+    """Return the statements of consumers by name.
+
+    >>> "record_receipt" in load_inbox("outrider")
+    True
+    """
+    return _load(schema, "inbox")
+
+
+def _load(schema: str, *files: str) -> dict[str, str]:
+    return queries.load(_PACKAGE, [f"sql/{file}.sql" for file in files], constants(schema))
+
+
+def constants(schema: str, lanes: int = 0) -> dict[str, str]:
+    """Return the constants of the `.sql` files; the number of lanes is for the migrations only."""
+    return {**queries.constants(schema), "lanes": str(lanes), "skipped_type": SKIPPED_TYPE}
+
+
+def recipe(schema: str) -> Installer:
+    """Return the installer of one schema.
+
+    >>> recipe("shop").written(1, 32)[1]
+    'CREATE SCHEMA IF NOT EXISTS shop'
+    """
+    known = {**constants(schema), **LATER, "days_ahead": str(DAYS_AHEAD)}
+    texts = queries.load(_PACKAGE, ["sql/schema.sql"], known)
+
+    def steps(lanes: int) -> list[MigrationStep]:
+        return migrations.steps(_PACKAGE, constants(schema, lanes))
+
+    return Installer(
+        steps,
+        texts,
+        begin=("create_schema", "create_record"),
+        turn=("take_turn",),
+        finish={1: "partitions_ahead"},
+    )
+
+
+def start_parameters(saga: NewSaga) -> list[Any]:
+    """Return the parameters of `start`."""
+    *name, state, traceparent, fingerprint = saga
+    return [*name, state.decode(), traceparent, fingerprint]
+
+
+def post_parameters(mail: Sequence[NewSagaMessage]) -> list[list[Any]]:
+    """Return the arrays of `post`, one per column."""
+    rows = [(*piece[:4], piece.body.decode(), piece.event_id, piece.saga_type) for piece in mail]
+    return _columns(rows, len(NewSagaMessage._fields))
+
+
+def save_parameters(claim: Claim, turn: SagaChange, lease_seconds: float) -> list[Any]:
+    """Return the parameters of `save`: the fence, the instance, the journal, the messages, the audit log."""
+    sheet = SagaWriteSet.of(turn, lease_seconds)
+    to = sheet.instance
+    return [
+        *(claim.saga_id, claim.worker, claim.epoch, to.version),
+        *(to.state.decode(), to.status, to.current_step, sheet.last_error, to.retry_count, to.needs_attention),
+        *(turn.release, sheet.due_seconds),
+        *_columns([entry_row(entry) for entry in sheet.entries], ENTRY_COLUMNS),
+        *(sheet.taken, sheet.seen),
+        *_columns(sheet.notes, NOTE_COLUMNS),
+    ]
+
+
+def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Return rows as columns, or empty columns without rows."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

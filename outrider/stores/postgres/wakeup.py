@@ -1,4 +1,4 @@
-"""Wake-ups by NOTIFY: sent after commit, from a connection of our own, never inside the business transaction."""
+"""Wake-ups by NOTIFY, sent after commit from a separate connection, never inside the business transaction."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from contextlib import asynccontextmanager, suppress
 import asyncpg
 
 from outrider.errors import OutriderError
-from outrider.stores.postgres.database import Database, translated
+from outrider.stores.postgres.database import PostgresDatabase, translated
 
 DEBOUNCE_SECONDS = 0.005
-"""Between two notifications of one process; the first after a pause goes out at once."""
+"""The minimum time between two notifications of one process; the first after a pause is sent at once."""
 
 
-class Hints:
-    """Sends hints, many as one; listens for those of others. Behind a pooler there is only polling."""
+class NotificationListener:
+    """Sends notifications in batches and listens for notifications of other processes. Behind a pooler, relays poll."""
 
-    def __init__(self, database: Database, channel: str) -> None:
+    def __init__(self, database: PostgresDatabase, channel: str) -> None:
         self._database, self._channel = database, channel
         self._sending: asyncio.Task[None] | None = None
         self._next_at = float("-inf")
 
     async def send(self) -> None:
-        """Notify now, or a moment after the last time; every call until then is covered by the same notification."""
+        """Notify now, or a moment after the last notification. Calls until then share one notification."""
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
 
@@ -36,13 +36,13 @@ class Hints:
         await self._database.execute("SELECT pg_notify($1, '')", self._channel)
 
     async def close(self) -> None:
-        """Finish a hint that is on its way."""
+        """Wait for a pending notification."""
         if self._sending is not None:
             await asyncio.gather(self._sending, return_exceptions=True)
 
     @asynccontextmanager
     async def listening(self, wake: Callable[[], None]) -> AsyncIterator[None]:
-        """Call `wake` on every hint. A lost listener is replaced; polling covers the gap."""
+        """Call `wake` on every notification. A lost listener is replaced; polling covers the gap."""
         if self._database.pooled:
             yield
             return

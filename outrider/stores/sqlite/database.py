@@ -1,7 +1,8 @@
-"""The connection: one thread, one connection, a whole transaction per thread hop.
+"""The connection: a single thread owns the connection, and a transaction is one call to the thread.
 
-SQLite lets one writer in at a time. Writes begin with BEGIN IMMEDIATE, so they wait for their turn at the start and
-never fail half-way; what such a transaction reads stays true until its commit. That is the fence of this store.
+SQLite allows one writer at a time. Writes start with BEGIN IMMEDIATE, so they wait for other writers at the start and
+never fail half-way. Rows that a write transaction has read stay unchanged until the commit. The write lock is the fence
+of the SQLite store.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from outrider.errors import Misuse, OutriderError, Transient, Unreachable
+from outrider.errors import OutriderError, Transient, Unreachable, UsageError
 
 BUSY_SECONDS = 10.0
-"""How long a statement waits for another writer."""
+"""The maximum wait of a statement for another writer."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Database:
-    """A connection of the store's own, on a thread of its own."""
+class SqliteDatabase:
+    """A connection of the store on a separate thread."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -33,13 +34,13 @@ class Database:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-sqlite")
 
     async def read(self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the work in one read transaction: all it reads is of one moment."""
+        """Run the work in a read transaction. All reads see the same snapshot."""
         return await self._hop(lambda: self._run("BEGIN", lambda conn: work(conn, *args, **kwargs)))
 
     async def write(
         self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run the work in one write transaction, alone in the database."""
+        """Run the work in a write transaction. No other writer is active at the same time."""
         return await self._hop(lambda: self._run("BEGIN IMMEDIATE", lambda conn: work(conn, *args, **kwargs)))
 
     async def close(self) -> None:
@@ -56,15 +57,18 @@ class Database:
 
 
 def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
-    """Open a connection with the settings this store relies on; transactions are begun by hand."""
+    """Open a connection with the settings of the store. The store begins transactions by hand."""
     if str(path) == ":memory:":
-        raise Misuse("a SQLite database in memory belongs to one connection; give the path of a file")
+        raise UsageError("a SQLite database in memory belongs to one connection; give the path of a file")
     if not path.parent.is_dir():
-        raise Misuse(f"cannot make {path}: the directory {path.parent} does not exist; create it, or check the path")
+        raise UsageError(
+            f"cannot make {path}: the directory {path.parent} does not exist; create it, or check the path"
+        )
     with translated():
         conn = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
         try:
-            # Foreign text that is not UTF-8 must not stop its lane; it is delivered with replacement characters.
+            # Text of foreign writers may be invalid UTF-8 and must not stop a lane; replacement characters are
+            # delivered.
             conn.text_factory = _decode
             _use_wal(conn, busy_seconds)
             conn.execute("PRAGMA synchronous = FULL")
@@ -79,9 +83,9 @@ def _decode(text: bytes) -> str:
 
 
 def open_existing(path: Path, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
-    """Open a database that must be there already: opening would otherwise leave an empty file behind."""
+    """Open an existing database. A plain open would create an empty file for a missing database."""
     if not _exists(path):
-        raise Misuse(f"there is no database at {path}; check the path, or run `outrider db migrate` to make it")
+        raise UsageError(f"there is no database at {path}; check the path, or run `outrider db migrate` to make it")
     return connect(path, busy_seconds=busy_seconds)
 
 
@@ -89,11 +93,11 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise Misuse(f"{path} cannot be reached ({error.strerror}); check the path and its rights") from error
+        raise UsageError(f"{path} cannot be reached ({error.strerror}); check the path and its rights") from error
 
 
 def _use_wal(conn: sqlite3.Connection, busy_seconds: float) -> None:
-    """Switch to the write-ahead log. SQLite does not wait for its turn when it switches, so this does."""
+    """Switch to the write-ahead log. The function retries, because SQLite does not wait during the switch."""
     give_up = time.monotonic() + busy_seconds
     while True:
         try:
@@ -107,7 +111,7 @@ def _use_wal(conn: sqlite3.Connection, busy_seconds: float) -> None:
 
 @contextmanager
 def transaction(conn: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Commit when the block ends, roll back when it raises."""
+    """Open a transaction. The block commits at its end and rolls back after an exception."""
     conn.execute(begin)
     try:
         yield
@@ -120,7 +124,7 @@ def transaction(conn: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Ite
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn SQLite's errors into ours, with what to do about them."""
+    """Translate errors of SQLite, with a remedy in the text."""
     try:
         yield
     except sqlite3.Error as error:
@@ -130,9 +134,9 @@ def translated() -> Iterator[None]:
 
 
 def translation(error: sqlite3.Error) -> OutriderError | None:
-    """Return an error of SQLite in our words; None if it is about what somebody has written."""
+    """Return the Outrider error for an error of SQLite; None for an error in the application's statement or data."""
     if "no such table" in str(error) or "no such column" in str(error):
-        return Misuse(f"the database has no outbox of this version ({error}); run `outrider db migrate`")
+        return UsageError(f"the database has no outbox of this version ({error}); run `outrider db migrate`")
     if _named(error, "SQLITE_BUSY", "SQLITE_LOCKED"):
         return Transient(
             f"another process is writing to the database ({error}); try again, and begin transactions that "
@@ -141,10 +145,10 @@ def translation(error: sqlite3.Error) -> OutriderError | None:
     if _named(error, "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_PERM"):
         return Unreachable(f"the database file cannot be used ({error}); check its path, permissions and free space")
     if _named(error, "SQLITE_NOTADB", "SQLITE_CORRUPT"):
-        return Misuse(f"the file is not a sound SQLite database ({error}); check the path, or restore a backup")
+        return UsageError(f"the file is not a sound SQLite database ({error}); check the path, or restore a backup")
     return None
 
 
 def _named(error: sqlite3.Error, *names: str) -> bool:
-    # Extended codes carry the plain one as their prefix: SQLITE_BUSY_SNAPSHOT. Python's own errors have no name.
+    # Extended codes have the plain code as prefix: SQLITE_BUSY_SNAPSHOT. Errors of Python itself have no name.
     return str(getattr(error, "sqlite_errorname", "")).startswith(names)

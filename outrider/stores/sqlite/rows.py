@@ -1,14 +1,15 @@
-"""Rows to nouns and back: the column lists that queries share, times as seconds, events as tuples."""
+"""Conversion between rows and records: shared column lists, times as seconds, events as tuples."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 from uuid import UUID
 
-from outrider.event import StagedEvent
+from outrider.event import OutboxRow
 from outrider.stores import queries
 
 PACKAGE = "outrider.stores.sqlite"
@@ -19,7 +20,7 @@ _COPIED = (
     *("available_at", "lane", "attempts", "failure"),
 )
 
-# In the order of StagedEvent's fields.
+# In the order of OutboxRow's fields.
 _EVENT = (
     *("id", "event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "headers", "topic", "stream_key"),
     *("routing_key", "lane", "schema_version", "saga_id", "sequence", "max_attempts", "retry", "attempts", "state"),
@@ -27,24 +28,36 @@ _EVENT = (
 )
 
 _INBOX_EVENT = (
-    *("consumer", "event_id", "event_type", "topic", "key", "band", "sequence", "raw_key", "headers", "body", "shard"),
-    *("place", "replayed", "received_at"),
+    *(
+        "consumer",
+        "event_id",
+        "event_type",
+        "topic",
+        "key",
+        "band",
+        "sequence",
+        "raw_key",
+        "headers",
+        "body",
+        "partition",
+    ),
+    *("position", "replayed", "received_at"),
 )
 
 # In the order of Instance's fields.
 _SAGA = (
     *("saga_id", "saga_type", "definition_version", "correlation_id", "state", "status", "current_step", "version"),
     *("last_error", "retry_count", "needs_attention", "traceparent", "started_at", "updated_at", "ended_at", "wake_at"),
-    *("owner", "epoch", "outline"),
+    *("owner", "epoch", "fingerprint"),
 )
 
 _READINESS = (
-    "CASE WHEN outbox.state = 'optimistic' AND outbox.held_until > :now THEN 'held' "
+    "CASE WHEN outbox.state = 'optimistic' AND outbox.claimed_until > :now THEN 'optimistic' "
     "WHEN outbox.available_at > :now THEN 'early' ELSE 'ready' END"
 )
 
 _JSON = ("payload", "headers", "retry", "failure")
-_TIMES = ("created_at", "available_at", "sent_at", "buried_at")
+_TIMES = ("created_at", "available_at", "sent_at", "dead_lettered_at")
 
 
 def _without(*names: str) -> str:
@@ -66,13 +79,30 @@ _CONSTANTS = {
 }
 
 
-def load(filename: str) -> Mapping[str, str]:
-    """Return the named queries of a file of this store."""
-    return queries.load(PACKAGE, f"sql/{filename}", _CONSTANTS)
+@cache
+def load() -> dict[str, str]:
+    """Return the statements of the outbox by name."""
+    return _load("outbox", "stage", "outbox_admin")
+
+
+@cache
+def load_inbox() -> dict[str, str]:
+    """Return the statements of consumers by name."""
+    return _load("inbox")
+
+
+@cache
+def load_saga() -> dict[str, str]:
+    """Return the statements of sagas by name."""
+    return _load("saga")
+
+
+def _load(*files: str) -> dict[str, str]:
+    return queries.load(PACKAGE, [f"sql/{file}.sql" for file in files], _CONSTANTS)
 
 
 def to_seconds(moment: datetime | None) -> float | None:
-    """Return a time as the tables hold it."""
+    """Return a time in the format of the tables."""
     return None if moment is None else moment.timestamp()
 
 
@@ -85,7 +115,7 @@ def to_moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-def to_event(row: Sequence[Any]) -> StagedEvent:
+def to_event(row: Sequence[Any]) -> OutboxRow:
     """Return the event of a row selected with the shared column list."""
     cells = list(row)
     cells[1] = UUID(cells[1])
@@ -93,11 +123,11 @@ def to_event(row: Sequence[Any]) -> StagedEvent:
     cells[15] = None if cells[15] is None else cells[15].encode()
     cells[18], cells[19] = datetime.fromtimestamp(cells[18], UTC), to_moment(cells[19])
     cells[21] = bool(cells[21])
-    return StagedEvent._make(cells)
+    return OutboxRow._make(cells)
 
 
 def to_facts(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-    """Return a row as a person reads it: JSON parsed, times as times."""
+    """Return a row in readable form: JSON parsed, seconds as times."""
     facts = dict(zip(names, row, strict=True))
     facts["event_id"] = UUID(facts["event_id"])
     for name in _JSON:

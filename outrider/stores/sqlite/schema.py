@@ -1,28 +1,33 @@
 """Installing and upgrading the schema.
 
-Each step commits together with its record, so a run that broke off resumes. Two migrators take turns by BEGIN
-IMMEDIATE, and each step asks again, inside its transaction, whether it is still to be done.
+A step and its record commit together. Therefore an interrupted run resumes. BEGIN IMMEDIATE serialises two migrators,
+and every step checks inside the transaction whether the other migrator has run the step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from outrider.stores import migrations
-from outrider.stores.migrations import Progress, Step
-from outrider.stores.recipe import Script, check_lanes, perform
+from outrider.event import BANDS
+from outrider.stores import migrations, queries
+from outrider.stores.migrations import LATER, Installer, MigrationProgress, MigrationStep, Script, check_lanes
 from outrider.stores.sqlite.database import connect, transaction, translated
-from outrider.stores.sqlite.install import recipe
+from outrider.stores.sqlite.rows import PACKAGE
+from outrider.stores.statements import run_statements
 
 T = TypeVar("T")
 
+_NUMBER = re.compile(r":(lanes|bands)\b")
+
 
 class SqliteSchema:
-    """The schema of one database file. `lanes` counts at the first install only; later the database's own holds.
+    """The schema of one database file. `lanes` counts at the first installation only.
 
     >>> asyncio.run(SqliteSchema("absent.db").status())[0].state
     'pending'
@@ -34,16 +39,16 @@ class SqliteSchema:
         self._lanes = lanes
         self._recipe = recipe()
 
-    async def status(self) -> list[Progress]:
-        """Say how far each migration has come; changes nothing."""
+    async def status(self) -> list[MigrationProgress]:
+        """Return the progress of all migrations, without changes to the database."""
         return migrations.progress(self._recipe.steps(self._lanes), await asyncio.to_thread(self._applied))
 
-    async def plan(self) -> list[Step]:
-        """Return the steps that `migrate` would run; changes nothing."""
+    async def plan(self) -> list[MigrationStep]:
+        """Return the pending steps, which `migrate` would run, without changes to the database."""
         return migrations.pending(self._recipe.steps(self._lanes), await asyncio.to_thread(self._applied))
 
-    async def migrate(self) -> list[Step]:
-        """Run what is still to be done, and return it."""
+    async def migrate(self) -> list[MigrationStep]:
+        """Run and return the pending steps."""
         return await asyncio.to_thread(self._migrate)
 
     def _applied(self) -> dict[tuple[int, str], str]:
@@ -52,18 +57,40 @@ class SqliteSchema:
         with translated(), closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)) as conn:
             return _perform(conn, self._recipe.applied())
 
-    def _migrate(self) -> list[Step]:
+    def _migrate(self) -> list[MigrationStep]:
         with translated(), closing(connect(self._path)) as conn:
             with transaction(conn):
                 _perform(conn, self._recipe.prepare())
             todo = migrations.pending(self._recipe.steps(self._lanes), _perform(conn, self._recipe.applied()))
             return [step for step in todo if self._apply(conn, step)]
 
-    def _apply(self, conn: sqlite3.Connection, step: Step) -> bool:
-        """Run one step, unless another migrator was faster."""
+    def _apply(self, conn: sqlite3.Connection, step: MigrationStep) -> bool:
+        """Run one step, unless another migrator was first."""
         with transaction(conn):
             return _perform(conn, self._recipe.apply(step, self._lanes))
 
 
 def _perform(conn: sqlite3.Connection, script: Script[T]) -> T:
-    return perform(script, lambda text: conn.execute(text).fetchall())
+    return run_statements(script, lambda text: conn.execute(text).fetchall())
+
+
+def recipe() -> Installer:
+    """Return the installer of a database file.
+
+    >>> len(recipe().steps(32)) > 30
+    True
+    """
+    known = {**queries.constants(), **LATER}
+    texts = queries.load(PACKAGE, ["sql/schema.sql"], known)
+    return Installer(steps, texts, begin=("create_record",))
+
+
+def steps(lanes: int) -> list[MigrationStep]:
+    """Return all steps with their numbers filled in.
+
+    >>> [step.sql.rsplit(None, 2)[-1] for step in steps(8) if step.name == "lanes"]
+    ['8);']
+    """
+    numbers = {"lanes": str(lanes), "bands": str(BANDS)}
+    known = migrations.steps(PACKAGE, queries.constants())
+    return [replace(step, sql=_NUMBER.sub(lambda found: numbers[found[1]], step.sql)) for step in known]

@@ -1,8 +1,8 @@
-"""Staging through a caller's connection, in the caller's transaction.
+"""Staging through a connection of the caller, in the caller's transaction.
 
-The write lock is taken first. From then on no other writer can come between, so ids that are looked up stay unknown,
-counters stay as read, and positions can be counted on from the last one. Only numbers are read back, because the caller
-may have set any row or text factory.
+Staging takes the write lock first. No other writer can then interfere: unknown ids stay unknown, counters keep their
+values, and new positions follow the last position. Staging reads back only numbers, because the caller may have set any
+row or text factory.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import Any
 from uuid import UUID
 
 from outrider.event import Stream, band_of, lane_of
-from outrider.lifecycle import State
-from outrider.store import Draft, Drafts, Hold, Placed
+from outrider.outbox.model import NewEvent, OptimisticClaim, StagedRow, StageRequest, State
 from outrider.stores.sqlite.database import translated
 from outrider.stores.sqlite.rows import load, to_seconds
 
-SQL = load("staging.sql")
+SQL = load()
 
 Counter = tuple[str, str, int]
-"""What is counted: topic, key and band."""
+"""The key of a counter: topic, key and band."""
 
 
-def stage(conn: sqlite3.Connection, drafts: Drafts, hold: Hold | None, now: datetime) -> list[Placed]:
-    """Place drafts in the caller's open transaction; known ids are left out, and the first of two equal ones wins."""
+def stage(
+    conn: sqlite3.Connection, drafts: StageRequest, hold: OptimisticClaim | None, now: datetime
+) -> list[StagedRow]:
+    """Stage drafts in the caller's open transaction. Known ids are left out; the first of two equal ids wins."""
     cursor = conn.cursor()
     cursor.row_factory = None
     with translated():
@@ -45,43 +46,43 @@ def stage(conn: sqlite3.Connection, drafts: Drafts, hold: Hold | None, now: date
             for place, parts in enumerate(zip(fresh, streams, sequences, holds, strict=True), 1)
         ]
         cursor.executemany(SQL["stage"], rows)
-    return [Placed(d.event_id, row["held_by"] is not None) for d, row in zip(fresh, rows, strict=True)]
+    return [StagedRow(d.event_id, row["claimed_by"] is not None) for d, row in zip(fresh, rows, strict=True)]
 
 
 def read_lanes(cursor: sqlite3.Connection | sqlite3.Cursor) -> int:
-    """Return the number of lanes per band, as fixed at install."""
+    """Return the number of lanes per band, as fixed at installation."""
     return int(cursor.execute(SQL["lanes"]).fetchone()[0])
 
 
 def has_laneless(conn: sqlite3.Connection) -> bool:
-    """Tell whether rows came from elsewhere and have no lane yet."""
+    """Return whether foreign writers have inserted rows without a lane."""
     return bool(conn.execute(SQL["laneless"]).fetchone()[0])
 
 
 def fill_lanes(conn: sqlite3.Connection, limit: int) -> int:
-    """Give lanes to the oldest rows that have none; return how many."""
+    """Assign lanes to the oldest rows without a lane; return the number of rows."""
     return conn.execute(SQL["fill_lanes"], {"limit": limit}).rowcount
 
 
-def _fresh(cursor: sqlite3.Cursor, drafts: list[Draft], supplied: bool) -> list[Draft]:
+def _fresh(cursor: sqlite3.Cursor, drafts: list[NewEvent], supplied: bool) -> list[NewEvent]:
     if not supplied:
         return drafts
-    unique: dict[UUID, Draft] = {}
+    unique: dict[UUID, NewEvent] = {}
     for draft in drafts:
         unique.setdefault(draft.event_id, draft)
     known = _places(cursor, "known", {"ids": json.dumps([str(event_id) for event_id in unique])})
     return [draft for place, draft in enumerate(unique.values()) if place not in known]
 
 
-def _stream(draft: Draft, lanes: int) -> Stream:
+def _stream(draft: NewEvent, lanes: int) -> Stream:
     key = draft.key or draft.aggregate_id or str(draft.event_id)
     return Stream(lane_of(key, draft.priority, lanes), draft.topic, key)
 
 
 def _number(
-    cursor: sqlite3.Cursor, drafts: Sequence[Draft], streams: Sequence[Stream], numbered: set[int]
+    cursor: sqlite3.Cursor, drafts: Sequence[NewEvent], streams: Sequence[Stream], numbered: set[int]
 ) -> list[int | None]:
-    """Return each draft's sequence: the next of its stream if it is to be numbered, else its own."""
+    """Return the sequence of each draft: the next number of a numbered stream, otherwise the draft's own sequence."""
     counters = [(s.topic, s.key, band_of(d.priority)) for d, s in zip(drafts, streams, strict=True)]
     wanted = list(dict.fromkeys(c for d, c in zip(drafts, counters, strict=True) if id(d) in numbered))
     if not wanted:
@@ -101,7 +102,7 @@ def _number(
 
 
 def _quiet(cursor: sqlite3.Cursor, streams: Sequence[Stream]) -> set[Stream]:
-    """Return the streams in which nothing undelivered lies before a new event."""
+    """Return the streams in which no undelivered event lies before a new event."""
     unique = list(dict.fromkeys(streams))
     return {unique[place] for place in _places(cursor, "quiet", {"streams": json.dumps(unique)})}
 
@@ -111,7 +112,7 @@ def _places(cursor: sqlite3.Cursor, query: str, values: dict[str, str]) -> set[i
 
 
 def _row(
-    draft: Draft, stream: Stream, sequence: int | None, hold: Hold | None, *, position: int, now: datetime
+    draft: NewEvent, stream: Stream, sequence: int | None, hold: OptimisticClaim | None, *, position: int, now: datetime
 ) -> dict[str, Any]:
     return {
         **draft._asdict(),
@@ -122,6 +123,6 @@ def _row(
         "available_at": to_seconds(draft.available_at),
         "lane": stream.lane,
         "state": str(State.OPTIMISTIC if hold else State.PENDING),
-        "held_by": hold.owner if hold else None,
-        "held_until": to_seconds(now + timedelta(seconds=hold.seconds)) if hold else None,
+        "claimed_by": hold.owner if hold else None,
+        "claimed_until": to_seconds(now + timedelta(seconds=hold.seconds)) if hold else None,
     }

@@ -1,9 +1,8 @@
-"""Private, throw-away servers for tests and benchmarks, one file per kind."""
+"""Private, throw-away servers for tests and benchmarks, a file per server."""
 
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer, kafka_bootstrap
 from outrider.testing.servers.mongo import MongoServer, mongo_url
-from outrider.testing.servers.pgbouncer import PgBouncer, pgbouncer_url
-from outrider.testing.servers.postgres import PostgresServer, postgres_url
+from outrider.testing.servers.postgres import PgBouncer, PostgresServer, pgbouncer_url, postgres_url
 from outrider.testing.servers.rabbitmq import RabbitServer, rabbitmq_url
 from outrider.testing.servers.server import Server, ServerError, ServerMissing, keep_logs, kept_logs
 

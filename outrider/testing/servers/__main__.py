@@ -14,8 +14,7 @@ from typing import TypeVar
 from outrider.testing.servers import kafka, mongo
 from outrider.testing.servers.kafka import KafkaServer
 from outrider.testing.servers.mongo import MongoServer
-from outrider.testing.servers.pgbouncer import PgBouncer
-from outrider.testing.servers.postgres import PostgresServer
+from outrider.testing.servers.postgres import PgBouncer, PostgresServer
 from outrider.testing.servers.rabbitmq import RabbitServer
 from outrider.testing.servers.server import Server, ServerError, ServerMissing
 
@@ -31,7 +30,7 @@ NO_FSYNC = "PostgreSQL runs with fsync off, so `outrider doctor` refuses it; wit
 
 
 def main() -> None:
-    """Run until told to stop."""
+    """Parse the arguments and run the command."""
     parser = argparse.ArgumentParser(prog="python -m outrider.testing.servers", description=__doc__)
     parser.add_argument("kinds", nargs="*", help=f"which: {', '.join(NAMES)}, or all (default: postgres)")
     parser.add_argument("--json", action="store_true", help="print the URLs as one JSON object")
@@ -51,7 +50,7 @@ def main() -> None:
 
 
 def fetch() -> None:
-    """Fill the cache, so that no test has to wait for it. What cannot be had is said, and its tests are skipped."""
+    """Fill the cache before the tests run. Servers that cannot be fetched are reported; their tests are skipped."""
     for find in (kafka.find_programs, mongo.find_program):
         try:
             find()
@@ -71,7 +70,7 @@ def serve(wanted: Sequence[str], fsync: bool, as_json: bool) -> None:
 
 
 def start(wanted: Sequence[str], stack: ExitStack, fsync: bool) -> dict[str, str]:
-    """Start each kind once; a pooler brings the server behind it."""
+    """Start each kind once; a pooler also starts the server behind it."""
     urls = {}
     if "postgres" in wanted or "pgbouncer" in wanted:
         postgres = _started(PostgresServer(fsync=fsync), stack)
@@ -93,7 +92,7 @@ def _started(server: S, stack: ExitStack) -> S:
 
 
 def tell(text: str) -> None:
-    """Say how far it is, to people: standard output is for the URLs."""
+    """Print progress to standard error: standard output is for the URLs."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
 """A throw-away Apache Kafka, one broker or several, in KRaft mode.
 
-The programs are Kafka's own artifacts from the Maven repository. Maven fetches them once into a cache that all
-processes of the user share; after that a start needs nothing but Java.
+The programs are the official Kafka artifacts from the Maven repository. Maven fetches them once into a cache shared by
+all processes of the user; after the download a start needs only Java.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from outrider.testing.servers.programs import cached, fetch
 from outrider.testing.servers.server import (
     POLL_SECONDS,
     Server,
     ServerError,
     ServerMissing,
+    cached,
+    fetch,
     free_port,
     given_or,
     listening,
@@ -34,7 +35,7 @@ ARTIFACTS = {"org.apache.kafka:kafka_2.13": VERSION, "org.slf4j:slf4j-simple": "
 ANSWER_SECONDS_MAX = 5.0
 LEADER_SECONDS_MAX = 20.0
 
-# Fewer threads, files and seconds of patience than in production; what is durable stays as it is.
+# Fewer threads and files and shorter timeouts than in production; settings for durability are unchanged.
 SETTINGS = {
     "auto.create.topics.enable": "false",
     "broker.heartbeat.interval.ms": "500",
@@ -51,16 +52,16 @@ SETTINGS = {
     "offsets.topic.num.partitions": "3",
     "transaction.state.log.num.partitions": "3",
 }
-# A test starts and stops servers all the time, so a quick start is worth more than the best machine code.
+# Tests start and stop servers all the time: a quick start is worth more than the best machine code.
 JAVA_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 LOG_OPTIONS = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
 
 Node = tuple[int, int]
-"""The ports of a node: for clients, and for the other controllers."""
+"""The two ports of a node: for clients, and for the other controllers."""
 
 
 class KafkaServer(Server):
-    """One Kafka node, broker and controller at once. By default it is a cluster of its own."""
+    """One Kafka node, both broker and controller. By default the node is a cluster by itself."""
 
     name = "Kafka"
 
@@ -83,12 +84,12 @@ class KafkaServer(Server):
 
     @property
     def bootstrap(self) -> str:
-        """Where clients connect first."""
+        """The address to which clients connect first."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """The broker's URL, as Outrider takes it."""
+        """The URL of the broker in Outrider's format."""
         return f"kafka://{self.bootstrap}"
 
     def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
@@ -104,11 +105,11 @@ class KafkaServer(Server):
         self.run(self._java("kafka.tools.StorageTool", *options), "kafka-storage format")
 
     def command(self) -> Sequence[str]:
-        """Run the node."""
+        """Return the command line of the node."""
         return self._java("kafka.Kafka", str(self.home / "server.properties"))
 
     def ready(self) -> bool:
-        """Ask for metadata; the node must be listed in the answer."""
+        """Ask for metadata; the answer must list the node."""
         return listening(self.port) and self.number in _brokers(self.bootstrap)
 
     def _java(self, program: str, *options: str) -> list[str]:
@@ -130,7 +131,7 @@ class KafkaServer(Server):
 
 
 class KafkaCluster:
-    """Several nodes, each a server that a test may kill or pause; a topic has a copy on three of them."""
+    """Several nodes that a test may kill or pause one by one; a topic has a copy on three nodes."""
 
     def __init__(self, brokers: int = 3, *, settings: Mapping[str, str] | None = None) -> None:
         nodes, cluster_id = _free_nodes(brokers), _random_id()
@@ -150,11 +151,11 @@ class KafkaCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Where clients connect first: any node."""
+        """The address to which clients connect first: any node."""
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     def start(self) -> Self:
-        """Start all at once: none is ready before most of them are there."""
+        """Start all nodes at once: no node is ready before a majority has started."""
         try:
             with ThreadPoolExecutor(len(self.brokers)) as threads:
                 list(threads.map(KafkaServer.start, self.brokers))
@@ -164,7 +165,7 @@ class KafkaCluster:
         return self
 
     def stop(self) -> None:
-        """Remove all of it. The nodes would wait for one another to shut down in good order, so they do not."""
+        """Kill all nodes and remove their data. In a clean shutdown the nodes would wait for one another."""
         for broker in self.brokers:
             broker.kill()
             broker.stop()
@@ -190,7 +191,10 @@ def create_topic(bootstrap: str, name: str, *, partitions: int = 1, config: Mapp
 
 
 def _leaders(admin: Any, topic: str, partitions: int) -> dict[int, int]:
-    """Wait until the node that is asked knows the leaders of the first partitions: not every node learns it at once."""
+    """Wait until the queried node knows the leaders of the first partitions.
+
+    Nodes learn the leaders at different times.
+    """
     deadline = time.monotonic() + LEADER_SECONDS_MAX
     while time.monotonic() < deadline:
         found = admin.list_topics(topic, timeout=ANSWER_SECONDS_MAX).topics[topic].partitions
@@ -202,7 +206,7 @@ def _leaders(admin: Any, topic: str, partitions: int) -> dict[int, int]:
 
 
 def delete_topics(bootstrap: str, prefix: str) -> None:
-    """Delete the topics whose names begin like this."""
+    """Delete the topics whose names start with a prefix."""
     admin = _admin(bootstrap)
     found = [name for name in admin.list_topics(timeout=ANSWER_SECONDS_MAX).topics if name.startswith(prefix)]
     for deleted in admin.delete_topics(found).values() if found else ():
@@ -211,7 +215,7 @@ def delete_topics(bootstrap: str, prefix: str) -> None:
 
 @contextmanager
 def kafka_bootstrap() -> Iterator[str]:
-    """The servers named by OUTRIDER_TEST_KAFKA, else a private one that lives for the block.
+    """Return the servers in OUTRIDER_TEST_KAFKA, or start a private server for the duration of the block.
 
     ```python
     with kafka_bootstrap() as servers:
@@ -223,7 +227,7 @@ def kafka_bootstrap() -> Iterator[str]:
 
 
 def find_programs() -> Path:
-    """The folder with Kafka's programs, which Maven fetches once."""
+    """Return the folder of Kafka's programs, which Maven fetches once."""
     if shutil.which("java") is None:
         raise ServerMissing(
             "Kafka", "Java is not installed; it needs a Java 17 runtime (Debian: openjdk-17-jre-headless)."
@@ -272,12 +276,12 @@ def _free_nodes(count: int) -> list[Node]:
 
 
 def _random_id() -> str:
-    """Make a cluster id: 16 bytes in base64. The first bits are clear, or it might begin with a dash."""
+    """Make a cluster id: 16 bytes in base64. The first bits are zero, because an id must not start with a dash."""
     return urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
 
 
 def _admin(bootstrap: str) -> Any:
-    # A node that is not there yet is no news to anybody here.
+    # Connection errors of a node that is still starting are expected, and are not logged.
     settings = {"bootstrap.servers": bootstrap, "log_level": 0, "error_cb": lambda error: None}
     return import_module("confluent_kafka.admin").AdminClient(settings)
 

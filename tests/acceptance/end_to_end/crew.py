@@ -79,7 +79,7 @@ async def everything_arrived(shop: Shop, ledger: Ledger) -> None:
     """All that was sold was delivered, nothing else was, in order, and nobody was blamed for anything."""
     sold = await shop.purchases()
     assert ledger.ids == sold.keys()
-    assert ledger.ids.isdisjoint(shop.undone)
+    assert ledger.ids.isdisjoint(shop.compensated)
     assert ledger.order == totals(sold.values())
     assert await shop.charged() == 0
     assert await shop.count("outbox_dead_letter") == 0

@@ -12,7 +12,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
 from outrider.event import Event
-from tests.acceptance.end_to_end.shop import OUTBOX, Shop, Undone, in_two, purchases
+from tests.acceptance.end_to_end.shop import OUTBOX, Compensated, Shop, in_two, purchases
 
 DATABASE = "shop"
 FORGETFUL = {"transactionLifetimeLimitSeconds": "5"}
@@ -51,13 +51,13 @@ class MongoShop(Shop):
             sold = [{"_id": event_id, "key": key} for event_id, key in purchases(tries[-1], events)]
             await self._purchase.insert_many(sold, session=session)
             if not commits:
-                raise Undone
+                raise Compensated
 
         async with self.client.start_session() as session:
-            with suppress(Undone):
+            with suppress(Compensated):
                 await session.with_transaction(sell, **MAJORITY)
         # What lost against another transaction was rolled back as well.
-        self.undone |= {str(event_id) for ids in tries[:-1] for event_id in ids}
+        self.compensated |= {str(event_id) for ids in tries[:-1] for event_id in ids}
         return tries[-1]
 
     async def count(self, table: str) -> int:

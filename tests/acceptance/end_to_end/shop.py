@@ -17,7 +17,7 @@ import asyncpg
 
 import outrider
 from outrider.event import Event
-from outrider.outbox.stage import StagingRules
+from outrider.outbox.validation import StagingRules
 
 OUTBOX = outrider.Outbox(rules=StagingRules(payload_bytes_max=4_000_000))
 PURCHASES = "CREATE TABLE IF NOT EXISTS purchase (event_id text PRIMARY KEY, key text NOT NULL)"
@@ -33,21 +33,21 @@ class Deal:
 
 def deals(events: int, keys: int, *, seed: int = 7) -> list[Deal]:
     """Divide events evenly among keys, and into transactions of several; one more in ten is rolled back."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     names = [f"k{number:03}" for number in range(keys)]
     left = names * (events // keys)
-    chance.shuffle(left)
+    rng.shuffle(left)
     made: list[Deal] = []
     while left:
-        size = chance.randint(2, 20)
+        size = rng.randint(2, 20)
         made.append(Deal(tuple(left[:size])))
         left = left[size:]
-        if chance.random() < 0.1:
-            made.append(Deal(tuple(chance.choices(names, k=size)), commits=False))
+        if rng.random() < 0.1:
+            made.append(Deal(tuple(rng.choices(names, k=size)), commits=False))
     return made
 
 
-class Undone(Exception):
+class Compensated(Exception):
     """The business changed its mind."""
 
 
@@ -58,7 +58,7 @@ class Shop(ABC):
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.undone: set[str] = set()
+        self.compensated: set[str] = set()
         """The events of transactions that were rolled back."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Shop(ABC):
                 made = [event(key, topic) for key in deal.keys]
                 ids = await self.transact(made, commits=deal.commits)
                 if not deal.commits:
-                    self.undone |= {str(event_id) for event_id in ids}
+                    self.compensated |= {str(event_id) for event_id in ids}
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self.writers):
@@ -161,8 +161,8 @@ class PostgresShop(SqlShop):
                     ids += await OUTBOX.stage(conn, *some)
                 await conn.executemany("INSERT INTO purchase VALUES ($1, $2)", purchases(ids, events))
                 if not commits:
-                    raise Undone
-        except Undone:
+                    raise Compensated
+        except Compensated:
             pass
         return ids
 

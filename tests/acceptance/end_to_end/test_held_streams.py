@@ -48,11 +48,11 @@ class Scene:
         assert await self.shop.count("outbox_dead_letter") == len(GUILTY)
         assert {row[0] for row in await self.shop.rows("SELECT key FROM outbox")} == set(GUILTY)
         held = await self.shop.rows("SELECT key, cause FROM outbox_blocked")
-        assert sorted(map(tuple, held)) == [(key, "held") for key in GUILTY]
+        assert sorted(map(tuple, held)) == [(key, "dead_letter") for key in GUILTY]
 
     async def replay(self) -> None:
         """Send the dead letters again, and wait until nothing is left."""
-        said = await outrider("dead", "replay", "--all", "--yes", "--store", self.shop.url)
+        said = await outrider("dead-letters", "replay", "--all", "--yes", "--store", self.shop.url)
         assert said == {"replayed": len(GUILTY)}
         await until(self.shop, self.crew, *EMPTY)
 

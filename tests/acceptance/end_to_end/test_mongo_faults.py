@@ -79,7 +79,7 @@ async def _nothing_changes(shop: MongoShop, post: Post, folder: Path) -> None:
         assert [await relay.stop() for relay in crew] == [0, 0]
     ledger = await post.ledger()
     assert len(ledger.ids) == sold
-    assert shop.undone
+    assert shop.compensated
     await everything_arrived(shop, ledger)
 
 

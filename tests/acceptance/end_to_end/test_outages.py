@@ -25,12 +25,14 @@ from tests.acceptance.end_to_end.crew import (
 from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, Shop, deals
 from tests.chaos.relays import QUICK, RelayProcess, relays
+from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(240)]
 
-BACKLOG = deals(10_000, 100)
-MORE = deals(2_000, 100, seed=8)
-OUTAGE_SECONDS = 30.0
+EVENTS = sized(10_000, 5_000)
+BACKLOG = deals(EVENTS, 100)
+MORE = deals(sized(2_000, 1_000), 100, seed=8)
+OUTAGE_SECONDS = sized(30, 5)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ async def test_the_leader_of_three_brokers_killed_during_a_drain_costs_nothing(
 
 
 @pytest.mark.rabbitmq
-async def test_rabbitmq_stopped_for_half_a_minute_costs_nothing(
+async def test_rabbitmq_stopped_for_a_while_costs_nothing(
     postgres_shop: PostgresShop, rabbit: RabbitServer, tmp_path: Path
 ) -> None:
     post = RabbitPost(rabbit.url)
@@ -99,7 +101,7 @@ async def test_rabbitmq_stopped_for_half_a_minute_costs_nothing(
 
 
 async def _do_business_during_the_outage(shop: PostgresShop, crew: list[RelayProcess], topic: str) -> None:
-    """Let a real half minute pass; nobody is charged and no relay gives up at any time in it."""
+    """Let real time pass; no event is charged for it, and no relay gives up."""
     clock = asyncio.get_running_loop()
     begun, number = clock.time(), 0
     while clock.time() < begun + OUTAGE_SECONDS:
@@ -122,7 +124,7 @@ async def test_a_memory_alarm_costs_nothing(postgres_shop: PostgresShop, rabbit:
         try:
             await postgres_shop.work(BACKLOG, post.topic)
             await until_told(tmp_path, crew, "breaker opened", 4)
-            assert await postgres_shop.count("outbox") >= 10_000
+            assert await postgres_shop.count("outbox") >= EVENTS
             assert await postgres_shop.charged() == 0
         finally:
             await asyncio.to_thread(rabbit.memory_alarm, False)

@@ -15,15 +15,15 @@ from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from outrider import Event, Outbox
-from outrider.outbox.stage import StagingRules, drafts
-from outrider.saga_store import Entered, NewMail, NewSaga, Phase
-from outrider.store import Hold, Placed
+from outrider.outbox.model import OptimisticClaim, StagedRow
+from outrider.outbox.validation import StagingRules, drafts
+from outrider.saga.model import NewSaga, NewSagaMessage, ParticipantEntry, Phase
 from tests.contract.drivers.databases import Database
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-HOLD = Hold("writer-1", 30.0)
+BLOCK = OptimisticClaim("writer-1", 30.0)
 
 
 class Undo(Exception):
@@ -76,22 +76,22 @@ class Case(ABC):
         ids: list[UUID] = await self.call(outbox or Outbox(), "stage", conn, *events)
         return ids
 
-    async def hold(self, conn: Any, *events: Event) -> list[Placed]:
-        placed: list[Placed] = await self.call(Outbox(), "place", conn, drafts(events, StagingRules()), HOLD)
+    async def hold(self, conn: Any, *events: Event) -> list[StagedRow]:
+        placed: list[StagedRow] = await self.call(Outbox(), "place", conn, drafts(events, StagingRules()), BLOCK)
         return placed
 
     async def start(self, conn: Any, new: NewSaga) -> bool:
-        return bool(await self.call(Outbox(), "start_saga", conn, new))
+        return bool(await self.call(Outbox(), "perform", conn, "start_saga", new))
 
-    async def post(self, conn: Any, mail: Sequence[NewMail]) -> int:
-        return int(await self.call(Outbox(), "post_mail", conn, mail))
+    async def post(self, conn: Any, mail: Sequence[NewSagaMessage]) -> int:
+        return int(await self.call(Outbox(), "perform", conn, "deliver_messages", mail))
 
-    async def enter(self, conn: Any, key: str, phase: Phase) -> Entered:
-        entered: Entered = await self.call(Outbox(), "barrier_enter", conn, "stock", key, phase)
+    async def enter(self, conn: Any, key: str, phase: Phase) -> ParticipantEntry:
+        entered: ParticipantEntry = await self.call(Outbox(), "perform", conn, "participant_enter", "stock", key, phase)
         return entered
 
     async def keep(self, conn: Any, key: str, phase: Phase, reply: bytes) -> None:
-        await self.call(Outbox(), "barrier_keep", conn, "stock", key, phase, reply)
+        await self.call(Outbox(), "perform", conn, "participant_keep", "stock", key, phase, reply)
 
 
 class AsyncCase(Case):

@@ -14,11 +14,10 @@ import asyncpg
 import pytest
 
 from outrider.stores.sqlite import SqliteSchema
-from tests.conftest import _create as create_database
-from tests.conftest import _drop as drop_database
 from tests.contract.drivers.case import Case
 from tests.contract.drivers.databases import NOTES, PostgresDatabase, SqliteDatabase
 from tests.contract.drivers.kinds import Chosen
+from tests.support.postgres_databases import create_database, drop_database
 
 EMPTY = """
 TRUNCATE notes, outrider.outbox, outrider.outbox_counter, outrider.saga_instance, outrider.saga_mailbox,
@@ -30,7 +29,7 @@ TRUNCATE notes, outrider.outbox, outrider.outbox_counter, outrider.saga_instance
 def shop_url(admin_url: str, installed_template: str) -> Iterator[str]:
     """A database in PostgreSQL for the whole suite, which would take long if each test made one."""
     name = f"drivers_{uuid4().hex[:12]}"
-    url = asyncio.run(create_database(admin_url, name, f"TEMPLATE {installed_template}"))
+    url = asyncio.run(create_database(admin_url, name, installed_template))
     asyncio.run(execute(url, NOTES))
     yield url
     asyncio.run(drop_database(admin_url, name))

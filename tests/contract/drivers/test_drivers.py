@@ -10,7 +10,7 @@ import pytest
 
 from outrider import Event, InvalidEvent, NotInTransaction
 from outrider.event import uuid7
-from outrider.saga_store import MailKind, NewMail, NewSaga, Phase
+from outrider.saga.model import MessageKind, NewSaga, NewSagaMessage, Phase
 from tests.contract.drivers.case import Case, Undo, placed
 from tests.contract.drivers.kinds import POSTGRES, SQLITE, Chosen, chosen_of, params
 
@@ -143,7 +143,7 @@ async def test_a_connection_that_commits_every_statement_is_refused_with_the_rem
 
 async def test_a_saga_is_started_once_and_gets_its_mail(case: Case) -> None:
     saga = NewSaga(uuid7(), "order", 1, "A-7", b'{"order": "A-7"}', None)
-    reply = NewMail(saga.saga_id, MailKind.REPLY, "stock.reserved", "key", b'{"n": 3}', uuid7())
+    reply = NewSagaMessage(saga.saga_id, MessageKind.REPLY, "stock.reserved", "key", b'{"n": 3}', uuid7())
     with suppress(Undo):
         async with case.transaction() as conn:
             assert await case.start(conn, saga) is True

@@ -6,10 +6,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from outrider import Misuse, Outbox
+from outrider import Outbox, UsageError
 from outrider.app import open_store
 from outrider.background import Background
-from outrider.drivers.hooks import after_commit
+from outrider.drivers.commit_hooks import after_commit
 from outrider.outbox.optimistic import OptimisticWriter
 from outrider.testing import MemoryBroker
 from tests.contract.drivers.case import placed
@@ -44,8 +44,8 @@ async def test_a_writer_that_was_not_told_how_says_what_it_lacks(sqlite_database
     store = await open_store(sqlite_database.url)
     writer = OptimisticWriter(store, MemoryBroker(), Outbox().place)
     with Session(sa.create_engine(sqlite_database.url)) as session, session.begin():
-        with pytest.raises(Misuse, match=r"make it with after_commit="):
+        with pytest.raises(UsageError, match=r"make it with after_commit="):
             writer.enlist(session)
-        with pytest.raises(Misuse, match=r"make it with place_sync=outbox.place_sync"):
+        with pytest.raises(UsageError, match=r"make it with place_sync=outbox.place_sync"):
             writer.batch().stage_sync(session, placed())
     await store.close()

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from outrider import Outbox
-from outrider.drivers.hooks import after_commit
+from outrider.drivers.commit_hooks import after_commit
 from tests.contract.drivers.case import Case, Undo, placed
 from tests.contract.drivers.kinds import POSTGRES, SQLITE, Chosen, chosen_of, params
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pytest
 
-from outrider import Misuse, Outbox
+from outrider import Outbox, UsageError
 from outrider.app import open_store
-from outrider.drivers.hooks import after_commit
+from outrider.drivers.commit_hooks import after_commit
 from outrider.outbox.optimistic import OptimisticWriter
 from outrider.testing import MemoryBroker
 from tests.contract.drivers.case import Case, SyncCase, Undo, placed
@@ -81,7 +81,7 @@ async def test_an_enlisted_transaction_is_sent_at_once_and_a_rolled_back_one_nev
     made, broker = writer
     if not case.hooked:
         async with case.transaction() as conn:
-            with pytest.raises(Misuse, match=r"does not tell when it has committed; use: async with writer"):
+            with pytest.raises(UsageError, match=r"does not tell when it has committed; use: async with writer"):
                 await case.run(made.enlist, conn)
         return
     with suppress(Undo):

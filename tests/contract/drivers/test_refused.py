@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 import outrider
-from outrider import Misuse, NotInTransaction
+from outrider import NotInTransaction, UsageError
 from tests.contract.drivers.case import placed
 from tests.contract.drivers.databases import PostgresDatabase
 
@@ -28,20 +28,20 @@ def conn(postgres_database: PostgresDatabase) -> Iterator[psycopg.Connection[Any
 
 def test_psycopgs_cursors_and_transactions_are_refused(conn: psycopg.Connection[Any]) -> None:
     with conn.transaction() as transaction, conn.cursor() as cursor:
-        with pytest.raises(Misuse, match="pass the connection it came from"):
+        with pytest.raises(UsageError, match="pass the connection it came from"):
             outrider.stage_sync(cursor, placed())
-        with pytest.raises(Misuse, match="pass the connection that the transaction is open on"):
+        with pytest.raises(UsageError, match="pass the connection that the transaction is open on"):
             outrider.stage_sync(transaction, placed())
 
 
 async def test_psycopg_is_not_awaited(conn: psycopg.Connection[Any]) -> None:
-    with conn.transaction(), pytest.raises(Misuse, match=r"use: outrider.stage_sync"):
+    with conn.transaction(), pytest.raises(UsageError, match=r"use: outrider.stage_sync"):
         await outrider.stage(conn, placed())
 
 
 def test_a_closed_psycopg_connection_is_refused(conn: psycopg.Connection[Any]) -> None:
     conn.close()
-    with pytest.raises(Misuse, match="take another and begin again"):
+    with pytest.raises(UsageError, match="take another and begin again"):
         outrider.stage_sync(conn, placed())
 
 
@@ -51,12 +51,12 @@ async def test_a_psycopg_connection_that_the_pool_has_taken_back_is_refused(
     with psycopg_pool.ConnectionPool(postgres_database.url, min_size=1, max_size=1) as pool:
         with pool.connection() as conn:
             outrider.stage_sync(conn, placed("in time"))
-        with pytest.raises(Misuse, match="given back to its pool"):
+        with pytest.raises(UsageError, match="given back to its pool"):
             outrider.stage_sync(conn, placed("late"))
     async with psycopg_pool.AsyncConnectionPool(postgres_database.url, min_size=1, max_size=1) as awaited:
         async with awaited.connection() as other:
             await outrider.stage(other, placed("in time"))
-        with pytest.raises(Misuse, match="given back to its pool"):
+        with pytest.raises(UsageError, match="given back to its pool"):
             await outrider.stage(other, placed("late"))
     assert await postgres_database.types() == ["in time"] * 2
 
@@ -94,12 +94,12 @@ async def test_an_asynchronous_pipeline_is_asked_too(postgres_database: Postgres
 
 async def test_asyncpgs_closed_connections_and_transactions_are_refused(postgres_database: PostgresDatabase) -> None:
     conn = await asyncpg.connect(postgres_database.url)
-    with pytest.raises(Misuse, match="pass the connection that the transaction is open on"):
+    with pytest.raises(UsageError, match="pass the connection that the transaction is open on"):
         await outrider.stage(conn.transaction(), placed())
-    with pytest.raises(Misuse, match=r"use: await outrider.stage"):
+    with pytest.raises(UsageError, match=r"use: await outrider.stage"):
         outrider.stage_sync(conn, placed())
     await conn.close()
-    with pytest.raises(Misuse, match="take another and begin again"):
+    with pytest.raises(UsageError, match="take another and begin again"):
         await outrider.stage(conn, placed())
 
 
@@ -107,16 +107,16 @@ async def test_a_connection_that_the_pool_has_taken_back_is_refused(postgres_dat
     async with asyncpg.create_pool(postgres_database.url, min_size=1) as pool:
         async with pool.acquire() as conn:
             pass
-        with pytest.raises(Misuse, match="take another and begin again"):
+        with pytest.raises(UsageError, match="take another and begin again"):
             await outrider.stage(conn, placed())
 
 
 def test_psycopg2_is_refused_by_itself_and_under_sqlalchemy(postgres_database: PostgresDatabase) -> None:
     old = psycopg2.connect(postgres_database.url)
-    with pytest.raises(Misuse, match="use psycopg 3"):
+    with pytest.raises(UsageError, match="use psycopg 3"):
         outrider.stage_sync(old, placed())
     old.close()
     engine = sa.create_engine(postgres_database.sqlalchemy_url("psycopg2"))
-    with engine.begin() as conn, pytest.raises(Misuse, match=r"postgresql\+psycopg2; use postgresql\+psycopg"):
+    with engine.begin() as conn, pytest.raises(UsageError, match=r"postgresql\+psycopg2; use postgresql\+psycopg"):
         outrider.stage_sync(conn, placed())
     engine.dispose()

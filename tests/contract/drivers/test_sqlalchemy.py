@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import outrider
-from outrider import Misuse, NotInTransaction, Transient
-from outrider.drivers.hooks import after_commit
+from outrider import NotInTransaction, Transient, UsageError
+from outrider.drivers.commit_hooks import after_commit
 from tests.contract.drivers.alchemy import AlchemySqliteByHand, AlchemySqliteSession, Note
 from tests.contract.drivers.case import Undo, placed
 from tests.contract.drivers.databases import SqliteDatabase
@@ -47,7 +47,7 @@ def test_a_session_on_several_databases_is_refused_and_a_connection_of_the_right
     elsewhere = sa.create_engine("sqlite://")
     for session in (Session(elsewhere, binds={Note: engine}), Session(binds={Note: engine})):
         with session, session.begin():
-            with pytest.raises(Misuse, match="several databases"):
+            with pytest.raises(UsageError, match="several databases"):
                 outrider.stage_sync(session, placed())
             outrider.stage_sync(session.connection(bind_arguments={"mapper": Note}), placed())
     with Session(engine, binds={Note: engine}) as session, session.begin():
@@ -65,7 +65,7 @@ async def test_a_session_that_chooses_by_itself_what_goes_where_is_refused_when_
 
     with Routing() as session, session.begin():
         session.add(Note(what="A"))
-        with pytest.raises(Misuse, match="several databases"):
+        with pytest.raises(UsageError, match="several databases"):
             outrider.stage_sync(session, placed())
         outrider.stage_sync(session.connection(bind_arguments={"mapper": Note}), placed())
     assert (await sqlite_database.notes(), await sqlite_database.types()) == (["A"], ["order.placed"])
@@ -76,7 +76,7 @@ async def test_a_session_that_is_being_flushed_is_refused_and_its_connection_is_
     engine: sa.Engine, hook: str, sqlite_database: SqliteDatabase
 ) -> None:
     def stage(session: Session, *_: Any) -> None:
-        with pytest.raises(Misuse, match=r"`before_commit` instead, or pass session.connection\(\)"):
+        with pytest.raises(UsageError, match=r"`before_commit` instead, or pass session.connection\(\)"):
             outrider.stage_sync(session, placed())
         outrider.stage_sync(session.connection(), placed())
 

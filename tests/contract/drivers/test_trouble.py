@@ -11,7 +11,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from outrider import Misuse, Outbox, Transient
+from outrider import Outbox, Transient, UsageError
 from tests.contract.drivers.case import Case, Undo, placed
 from tests.contract.drivers.databases import PostgresDatabase
 from tests.contract.drivers.kinds import POSTGRES, Chosen, chosen_of, params
@@ -29,7 +29,7 @@ def chosen(request: pytest.FixtureRequest) -> Chosen:
 async def test_a_schema_that_is_not_installed_is_told_with_the_remedy(case: Case) -> None:
     with suppress(Undo):
         async with case.transaction() as conn:
-            with pytest.raises(Misuse, match="not installed in schema absent; run: outrider db migrate"):
+            with pytest.raises(UsageError, match="not installed in schema absent; run: outrider db migrate"):
                 await case.stage(conn, placed(), outbox=Outbox(schema="absent"))
             raise Undo
 
@@ -37,10 +37,10 @@ async def test_a_schema_that_is_not_installed_is_told_with_the_remedy(case: Case
 async def test_an_error_that_is_the_applications_own_passes_as_it_is(case: Case) -> None:
     with suppress(Undo):
         async with case.transaction() as conn:
-            with suppress(Misuse):
+            with suppress(UsageError):
                 await case.stage(conn, placed(), outbox=Outbox(schema="absent"))
             # The server has given the transaction up; what it says to that is not ours to reword.
-            with pytest.raises((asyncpg.PostgresError, psycopg.Error, Misuse), match=r"aborted|atomic block"):
+            with pytest.raises((asyncpg.PostgresError, psycopg.Error, UsageError), match=r"aborted|atomic block"):
                 await case.stage(conn, placed())
             raise Undo
     assert await case.database.types() == []

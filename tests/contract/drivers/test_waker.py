@@ -27,10 +27,10 @@ AGAIN_SECONDS = 0.05
 async def heard(postgres_database: PostgresDatabase) -> AsyncIterator[asyncio.Event]:
     """What a relay hears, listening by now."""
     store, heard = await PostgresStore.open(postgres_database.url), asyncio.Event()
-    async with store.wakeups(heard.set), asyncio.timeout(WAIT_SECONDS):
+    async with store.listen(heard.set), asyncio.timeout(WAIT_SECONDS):
         # The listener connects in the background, and does not say when it has.
         while not heard.is_set():
-            await store.hint()
+            await store.notify()
             await asyncio.sleep(AGAIN_SECONDS)
         await asyncio.sleep(AGAIN_SECONDS)
         heard.clear()

@@ -16,17 +16,15 @@ import asyncpg
 
 from outrider import app
 from outrider.drivers import asyncpg as asyncpg_driver
-from outrider.drivers import lent
-from outrider.saga_store import SagaStore, Status
-from outrider.store import Store
-from outrider.stores.loans import Loan
+from outrider.drivers import base
+from outrider.handler_transactions import HandlerTransaction, WrappedTransaction
+from outrider.outbox.store import OutboxStore
+from outrider.saga.model import Status
+from outrider.saga.store import SagaStore
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import InboxBench
-from outrider.testing.saga_contract import SagaBench
-from outrider.testing.saga_contract.barriers import BarrierRules
-from outrider.testing.saga_contract.lending import LendingRules
-from outrider.testing.saga_contract.outbox import OutboxRules
-from outrider.testing.saga_contract.turns import TurnRules
+from outrider.testing.contracts import InboxBench, SagaBench
+from outrider.testing.contracts.saga_messages import ParticipantRules
+from outrider.testing.contracts.saga_turns import HandlerTransactionRules, OutboxRules, TurnRules
 from tests.contract.lenders.kinds import Kind
 
 
@@ -41,6 +39,32 @@ def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+class FittedTransaction(WrappedTransaction):
+    """A transaction whose functions are made to suit the kind."""
+
+    def __init__(self, inner: HandlerTransaction, fit: Callable[..., Any]) -> None:
+        super().__init__(inner)
+        self._fit = fit
+
+    async def call(self, function: Callable[..., Any], argument: Any) -> Any:
+        return await super().call(self._fit(function), argument)
+
+
+class FittedSource:
+    """A source of such transactions."""
+
+    def __init__(self, source: Any, fit: Callable[..., Any]) -> None:
+        self._source, self._fit = source, fit
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[HandlerTransaction]:
+        async with self._source.open() as tx:
+            yield FittedTransaction(tx, self._fit)
+
+    def check_handler(self, function: Callable[..., Any]) -> Any:
+        return self._source.check_handler(self._fit(function))
+
+
 class Fitted:
     """A store whose functions are made to suit the kind."""
 
@@ -50,18 +74,24 @@ class Fitted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def objection(self, function: Callable[..., Any]) -> Any:
-        return self._store.objection(self._fit(function))
+    @property
+    def transactions(self) -> Any:
+        return FittedSource(self._store.transactions, self._fit)
 
-    async def call(self, function: Callable[..., Any], argument: Any, tx: Any) -> Any:
-        return await self._store.call(self._fit(function), argument, tx)
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        return self._fitted(self._store.transaction())
+
+    @asynccontextmanager
+    async def _fitted(self, opened: AbstractAsyncContextManager[HandlerTransaction]) -> AsyncIterator[Any]:
+        async with opened as tx:
+            yield FittedTransaction(tx, self._fit)
 
 
 class Lent(Fitted):
     """Sagas all of whose transactions are lent ones, so that everything is written through them."""
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return self._store.lend()  # type: ignore[no-any-return]
+        return self.transactions.open()  # type: ignore[no-any-return]
 
 
 class Effects:
@@ -89,13 +119,13 @@ class LentRules:
             return "what it returns"
 
         async with bench.store.transaction() as tx:
-            assert await bench.store.call(act, "paid", tx) == "what it returns"
+            assert await tx.call(act, "paid") == "what it returns"
             await bench.save_in(tx, record, status=Status.RUNNING)
         assert (await bench.shown(record.instance.saga_id)).instance.status is Status.RUNNING
         assert await bench.effects() == ["paid"]
 
 
-class LentTurnRules(TurnRules, LendingRules, OutboxRules, BarrierRules):
+class LentTurnRules(TurnRules, HandlerTransactionRules, OutboxRules, ParticipantRules):
     """All that is done to sagas in a transaction that is lent; claims, mail and upkeep have the store's own."""
 
 
@@ -133,14 +163,14 @@ class LentSagaBench(Effects, SagaBench):
         return self._pool.acquire()  # type: ignore[no-any-return]
 
     @asynccontextmanager
-    async def outbox(self) -> AsyncIterator[Store]:
+    async def outbox(self) -> AsyncIterator[OutboxStore]:
         store = await app.open_store(self._kind.database.url)
         yield store
         await store.close()
 
     async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
-        driver = lent if isinstance(tx, Loan) else asyncpg_driver
-        return await getattr(driver, verb)(tx, *args, "outrider")
+        driver = base if isinstance(tx, HandlerTransaction) else asyncpg_driver
+        return await driver.run(tx, verb, args, "outrider")
 
     async def advance(self, *, seconds: float) -> None:
         await super().advance(seconds=seconds)

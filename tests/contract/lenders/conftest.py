@@ -14,7 +14,7 @@ import pytest
 
 import outrider
 from outrider import Event
-from outrider.stores.loans import Loan
+from outrider.handler_transactions import HandlerTransaction
 from outrider.stores.sqlite import SqliteSchema
 from tests.contract.drivers.databases import PostgresDatabase, SqliteDatabase
 from tests.contract.lenders.kinds import Kind
@@ -67,7 +67,7 @@ def suited(monkeypatch: pytest.MonkeyPatch) -> None:
     awaited = outrider.stage
 
     async def stage(conn: Any, *events: Event) -> list[UUID]:
-        plain = not isinstance(conn, Loan) and not type(conn).__name__.startswith("Async")
+        plain = not isinstance(conn, HandlerTransaction) and not type(conn).__name__.startswith("Async")
         return outrider.stage_sync(conn, *events) if plain else await awaited(conn, *events)
 
     monkeypatch.setattr(outrider, "stage", stage)

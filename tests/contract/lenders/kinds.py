@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from outrider.drivers.lending.django import DjangoTransactions
+from outrider.drivers.django import DjangoTransactions
 from tests.contract.drivers.databases import Database, PostgresDatabase
 from tests.contract.drivers.django_case import ALIAS, described
 
@@ -108,7 +108,7 @@ class Engines(PlainSessions):
         return self.engine
 
 
-class PsycopgPool(Kind):
+class PsycopgSource(Kind):
     """An `AsyncConnectionPool`; nobody has opened it."""
 
     def made(self) -> Any:
@@ -171,8 +171,8 @@ class BriefDjango(Django):
     age_max = 0
 
 
-KINDS = [Sessions, PlainSessions, Django]
-"""The whole of both suites."""
-REPEATED = [PsycopgSessions, AsyncEngines, Engines, PsycopgPool, PlainPsycopgPool]
+KINDS = [Sessions, PlainSessions]
+"""The whole of both suites: one kind that is awaited and one that runs on threads, the two ways of lending."""
+REPEATED = [Django, PsycopgSessions, AsyncEngines, Engines, PsycopgSource, PlainPsycopgPool]
 """They differ in how a transaction begins, ends and breaks, and get the rules about that; all else is the same code."""
-POSTGRES_ONLY = {PsycopgSessions, PsycopgPool, PlainPsycopgPool}
+POSTGRES_ONLY = {PsycopgSessions, PsycopgSource, PlainPsycopgPool}

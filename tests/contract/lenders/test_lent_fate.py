@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from outrider import Inbox, app
-from outrider.errors import Misuse, UnfitHandler
+from outrider.errors import InvalidHandler, UsageError
 from outrider.inbox.inbox import Result
-from outrider.testing.inbox_contract.bench import delivery
+from outrider.testing.harness import delivery
 from tests.contract.drivers.databases import Database, PostgresDatabase, SqliteDatabase
 from tests.contract.drivers.django_case import ALIAS
 from tests.contract.lenders.benches import Fitted
@@ -121,7 +121,7 @@ async def test_a_function_that_closes_what_it_was_given_has_ended_its_transactio
         if raises:
             raise ValueError("of its own")
 
-    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+    with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
         await Inbox(Fitted(store, plain=postgres_kind.plain)).process(delivery(1), close, consumer="billing")
     assert await _there(postgres_kind.database) == (0, 0)
     await store.close()
@@ -168,7 +168,7 @@ async def test_a_function_that_commits_and_begins_another_transaction_is_told_in
 async def _told(kind: Kind, then: str) -> None:
     store = await app.open_inbox(kind.database.url, transactions=kind.source)
     again = doing(kind, "COMMIT", "BEGIN", "INSERT INTO effects (what) VALUES ('never')", then)
-    with pytest.raises(UnfitHandler, match=r"leave commit and rollback to outrider; the event was order\.placed"):
+    with pytest.raises(InvalidHandler, match=r"leave commit and rollback to outrider; the event was order\.placed"):
         await Inbox(Fitted(store, plain=kind.plain)).process(delivery(1), again, consumer="billing")
     assert (await _there(kind.database))[0] == 0
     await store.close()
@@ -199,7 +199,7 @@ async def test_an_asynchronous_engine_that_commits_every_statement_in_sqlite_is_
 
 async def _refused(sqlite: SqliteDatabase, source: Any) -> None:
     for opening in (app.open_inbox, app.open_sagas):
-        with pytest.raises(Misuse, match="commits every statement by itself"):
+        with pytest.raises(UsageError, match="commits every statement by itself"):
             await opening(sqlite.url, transactions=source)
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, registry, sessionmaker
 
 from outrider import app
-from outrider.errors import Misuse, Permanent, TransactionLost, Transient, UnfitHandler
+from outrider.errors import InvalidHandler, Permanent, TransactionLost, Transient, UsageError
 from outrider.stores.postgres import PostgresInbox
 from tests.contract.drivers.databases import PostgresDatabase
 from tests.contract.lenders.benches import Fitted
@@ -62,7 +62,7 @@ def doing(kind: Kind, *statements: str) -> Callable[[Any, Any], Awaitable[None]]
 async def lend(store: Any, function: Callable[..., Any], then: Callable[[Any], Awaitable[Any]] | None = None) -> None:
     """Let a function work in a transaction, and something else be done after it; then commit."""
     async with store.transaction() as tx:
-        await store.call(function, None, tx)
+        await tx.call(function, None)
         if then:
             await then(tx)
 
@@ -104,7 +104,7 @@ async def test_an_error_of_the_database_is_the_handlers_own_and_undoes_all_it_di
     insert = "INSERT INTO effects (what) VALUES ({0})"
     with pytest.raises(Exception, match="null value") as caught:
         await lend(store, doing(postgres_kind, insert.format("'half'"), insert.format("NULL")))
-    assert not isinstance(caught.value, UnfitHandler | TransactionLost)
+    assert not isinstance(caught.value, InvalidHandler | TransactionLost)
     assert await effects(postgres_kind) == []
 
 
@@ -137,9 +137,9 @@ async def test_functions_of_the_other_manner_are_objected_to(postgres_kind: Kind
 
     fit, unfit = (plain, awaited) if postgres_kind.plain else (awaited, plain)
     inner = store._store
-    assert inner.objection(fit) is None
-    assert "write it as" in inner.objection(unfit)
-    with pytest.raises(UnfitHandler, match="write it as"):
+    assert inner.transactions.check_handler(fit) is None
+    assert "write it as" in inner.transactions.check_handler(unfit)
+    with pytest.raises(InvalidHandler, match="write it as"):
         await lend(inner, unfit)
 
 
@@ -154,9 +154,9 @@ async def test_what_is_cut_off_is_undone_and_the_store_goes_on(postgres_kind: Ki
 
     async def cut_off() -> None:
         async with store.transaction() as tx:
-            hanging = asyncio.create_task(store.call(hang, None, tx))
+            hanging = asyncio.create_task(tx.call(hang, None))
             await asyncio.to_thread(entered.wait, 10)
-            store.sever(tx)
+            tx.abort()
             hanging.cancel()
             await hanging
 
@@ -222,7 +222,7 @@ async def test_a_session_that_was_committed_and_used_again_is_another_transactio
         session.commit()
         session.execute(insert(effect_table).values(what="in another"))
 
-    with pytest.raises(UnfitHandler, match="leave commit and rollback to outrider"):
+    with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
         await lend(store, commit)
     assert await effects(postgres_kind) == []
 
@@ -271,7 +271,7 @@ async def test_transactions_of_another_database_are_refused(
 ) -> None:
     kind = made(PostgresDatabase(empty_database))
     for opening in (app.open_inbox, app.open_sagas):
-        with pytest.raises(Misuse, match="leads to another database"):
+        with pytest.raises(UsageError, match="leads to another database"):
             await opening(postgres.url, transactions=kind.source)
         if made is PlainPsycopgPool:
             kind = made(PostgresDatabase(empty_database))
@@ -279,7 +279,7 @@ async def test_transactions_of_another_database_are_refused(
 
 
 async def test_transactions_of_another_vendor_are_refused(postgres: PostgresDatabase) -> None:
-    with pytest.raises(Misuse, match="leads to another database"):
+    with pytest.raises(UsageError, match="leads to another database"):
         await app.open_inbox(postgres.url, transactions=sessionmaker(create_engine("sqlite:///shop.db")))
 
 
@@ -287,7 +287,7 @@ async def test_transactions_of_another_vendor_are_refused(postgres: PostgresData
 async def test_what_is_no_kind_of_transactions_is_refused_and_the_kinds_are_named(
     postgres: PostgresDatabase, wrong: object
 ) -> None:
-    with pytest.raises(Misuse, match="give a sessionmaker, async_sessionmaker, Engine"):
+    with pytest.raises(UsageError, match="give a sessionmaker, async_sessionmaker, Engine"):
         await app.open_inbox(postgres.url, transactions=wrong)
 
 
@@ -313,7 +313,7 @@ async def test_a_function_that_connects_makes_the_connection_of_each_transaction
 
 
 async def test_a_plain_function_that_would_have_to_be_awaited_is_refused(postgres: PostgresDatabase) -> None:
-    with pytest.raises(Misuse, match=r"`async def` a psycopg\.AsyncConnection"):
+    with pytest.raises(UsageError, match=r"`async def` a psycopg\.AsyncConnection"):
         await app.open_inbox(postgres.url, transactions=lambda: psycopg.AsyncConnection.connect(postgres.url))
 
 
@@ -321,5 +321,5 @@ async def test_without_transactions_handlers_get_the_stores_own(postgres: Postgr
     store = await app.open_inbox(postgres.url)
     assert isinstance(store, PostgresInbox)
     async with store.transaction() as tx:
-        assert await tx.fetchval("SELECT 1") == 1
+        assert await tx.connection.fetchval("SELECT 1") == 1
     await store.close()

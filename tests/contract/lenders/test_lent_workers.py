@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import outrider
 from outrider import Event, RetryPolicy, app
-from outrider.errors import Misuse
+from outrider.errors import UsageError
 from outrider.inbox.inbox import Inbox
-from outrider.saga import Saga, Sagas, SagaWorker
-from outrider.saga_store import Status
+from outrider.saga import Saga, SagaRegistry, SagaWorker
+from outrider.saga.model import Status
 from tests.contract.drivers.databases import PostgresDatabase, SqliteDatabase
 from tests.contract.lenders.benches import plainly
 from tests.contract.lenders.kinds import KINDS, POSTGRES_ONLY, REPEATED, Kind
@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import sessionmaker
 from outrider import Inbox
-from outrider.saga import Saga, Sagas
+from outrider.saga import Saga, SagaRegistry
 
 Session = sessionmaker(create_engine("{url}"))
 inbox = Inbox(transactions=Session)
@@ -60,7 +60,7 @@ def create(run, session):
     session.execute(text("INSERT INTO effects (what) VALUES (:what)"), {{"what": f"made {{run.state.order_id}}"}})
 
 
-sagas = Sagas(order, transactions=Session)
+sagas = SagaRegistry(order, transactions=Session)
 """
 
 
@@ -81,14 +81,14 @@ async def run_a_saga(kind: Kind) -> None:
         run.stage(Event("order.made", {}, topic="orders"))
 
     order.local()(plainly(create) if kind.plain else create)
-    sagas = Sagas(order, transactions=kind.source)
+    sagas = SagaRegistry(order, transactions=kind.source)
     store = await app.open_sagas(kind.database.url, transactions=sagas.transactions)
     async with store.transaction() as tx:
         saga_id = await order.start(tx, Order("A-7"), correlation_id="A-7")
     worker = SagaWorker(store, sagas, app.Outbox().stage)
-    while await worker.work():
+    while await worker.run_once():
         await worker.rest()
-    shown = await store.desk.show(saga_id)
+    shown = await store.admin.show(saga_id)
     assert shown is not None
     assert shown.instance.status is Status.COMPLETED
     assert await kind.database.fetch("SELECT what FROM effects") == [("A-7",)]
@@ -125,12 +125,12 @@ async def test_a_plain_step_that_does_not_end_can_do_nothing_any_more(postgres: 
     store = await app.open_sagas(postgres.url, transactions=sessionmaker(engine))
     async with store.transaction() as tx:
         saga_id = await order.start(tx, Order("A-7"), correlation_id="A-7")
-    worker = SagaWorker(store, Sagas(order), outrider.stage)
-    while await worker.work():
+    worker = SagaWorker(store, SagaRegistry(order), outrider.stage)
+    while await worker.run_once():
         await worker.rest()
     goes_on.set()
     assert told.wait(10)
-    shown = await store.desk.show(saga_id)
+    shown = await store.admin.show(saga_id)
     assert shown is not None
     assert shown.instance.status is Status.COMPENSATED
     assert await postgres.fetch("SELECT what FROM effects") == []
@@ -177,13 +177,13 @@ async def test_the_commands_take_the_kind_from_the_inbox_and_from_the_sagas(
 async def test_transactions_of_another_file_are_refused(sqlite: SqliteDatabase, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'other.db'}")
     for opening in (app.open_inbox, app.open_sagas):
-        with pytest.raises(Misuse, match="leads to another database"):
+        with pytest.raises(UsageError, match="leads to another database"):
             await opening(sqlite.url, transactions=engine)
     engine.dispose()
 
 
 async def test_an_inbox_with_a_store_takes_no_transactions_beside_it(sqlite: SqliteDatabase) -> None:
     store = await app.open_inbox(sqlite.url)
-    with pytest.raises(Misuse, match="lends what that does"):
+    with pytest.raises(UsageError, match="takes its transactions from there"):
         Inbox(store, transactions=sessionmaker())
     await store.close()

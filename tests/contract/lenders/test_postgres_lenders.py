@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.testing.inbox_contract import InboxBench, InboxContract
-from outrider.testing.inbox_contract.handlers import HandlerRules
-from outrider.testing.inbox_contract.receipts import ReceiptRules
-from outrider.testing.saga_contract import SagaBench
-from outrider.testing.saga_contract.concurrency import ConcurrencyRules
-from outrider.testing.saga_contract.lending import LendingRules
+from outrider.testing.contracts import InboxBench, InboxContract, SagaBench
+from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules
+from outrider.testing.contracts.saga_claims import ConcurrencyRules
+from outrider.testing.contracts.saga_turns import HandlerTransactionRules
 from tests.contract.lenders.benches import LentRules, LentTurnRules, lent_inbox, lent_sagas
 from tests.contract.lenders.kinds import KINDS, REPEATED, Kind
 
@@ -51,5 +49,5 @@ class TestLentSagas(_Sagas, LentRules, LentTurnRules, ConcurrencyRules):
 
 
 @OTHERS
-class TestRepeatedLentSagas(_Sagas, LentRules, LendingRules):
+class TestRepeatedLentSagas(_Sagas, LentRules, HandlerTransactionRules):
     pass

@@ -11,19 +11,17 @@ from typing import Any
 import pytest
 
 from outrider import app
-from outrider.drivers import lent
-from outrider.drivers import sqlite3 as driver
-from outrider.drivers.lending import lender_of
-from outrider.saga_store import SagaStore
-from outrider.store import Store
-from outrider.stores.loans import Loan
+from outrider.drivers import base
+from outrider.drivers import sqlite as driver
+from outrider.drivers.detect import transaction_source
+from outrider.handler_transactions import HandlerTransaction
+from outrider.outbox.store import OutboxStore
+from outrider.saga.store import SagaStore
 from outrider.stores.sqlite import SqliteInbox, SqliteSagas
 from outrider.testing import ManualClock
-from outrider.testing.inbox_contract import InboxBench, InboxContract
-from outrider.testing.inbox_contract.handlers import HandlerRules
-from outrider.testing.inbox_contract.receipts import ReceiptRules
-from outrider.testing.saga_contract import SagaBench
-from outrider.testing.saga_contract.lending import LendingRules
+from outrider.testing.contracts import InboxBench, InboxContract, SagaBench
+from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules
+from outrider.testing.contracts.saga_turns import HandlerTransactionRules
 from tests.contract.drivers.databases import SqliteDatabase
 from tests.contract.lenders.benches import Effects, Fitted, Lent, LentInboxBench, LentRules, LentTurnRules
 from tests.contract.lenders.kinds import KINDS, POSTGRES_ONLY, REPEATED, Kind
@@ -49,7 +47,7 @@ class _Inbox:
         assert isinstance(sqlite_kind.database, SqliteDatabase)
         clock = ManualClock(start=datetime.now(UTC))
         store = SqliteInbox(sqlite_kind.database.path, clock=clock)
-        await store.lend_from(lender_of(sqlite_kind.source))
+        await store.use_transactions(transaction_source(sqlite_kind.source))
         yield LentSqliteInboxBench(Fitted(store, plain=sqlite_kind.plain), clock, sqlite_kind, None)
         await store.close()
 
@@ -70,15 +68,15 @@ class LentSqliteSagaBench(Effects, SagaBench):
             yield conn
 
     @asynccontextmanager
-    async def outbox(self) -> AsyncIterator[Store]:
+    async def outbox(self) -> AsyncIterator[OutboxStore]:
         store = await app.open_store(self._kind.database.url, clock=self.clock)
         yield store
         await store.close()
 
     async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
-        if isinstance(tx, Loan):
-            return await getattr(lent, verb)(tx, *args, "")
-        return getattr(driver, verb)(tx, *args, "")
+        if isinstance(tx, HandlerTransaction):
+            return await base.run(tx, verb, args, "")
+        return driver.run(tx, verb, args, "")
 
 
 class _SagaBench:
@@ -87,7 +85,7 @@ class _SagaBench:
         assert isinstance(sqlite_kind.database, SqliteDatabase)
         path, clock = sqlite_kind.database.path, ManualClock(start=datetime.now(UTC))
         store, other = SqliteSagas(path, clock=clock), SqliteSagas(path, clock=clock)
-        await store.lend_from(lender_of(sqlite_kind.source))
+        await store.use_transactions(transaction_source(sqlite_kind.source))
         yield LentSqliteSagaBench(Lent(store, plain=sqlite_kind.plain), other, clock, sqlite_kind)
         await store.close()
         await other.close()
@@ -116,11 +114,11 @@ class TestLentSqliteSagas(_Sagas, LentTurnRules):  # type: ignore[misc]
 
 
 @OTHERS
-class TestRepeatedLentSqliteSagas(_Sagas, LendingRules):  # type: ignore[misc]
+class TestRepeatedLentSqliteSagas(_Sagas, HandlerTransactionRules):  # type: ignore[misc]
     pass
 
 
 @AWAITED
 class TestAwaitedLentSqliteSagas(_SagaBench):
     async def test_a_function_that_is_cut_off_leaves_the_store_as_it_was(self, bench: SagaBench) -> None:
-        await LendingRules().test_a_function_that_is_cut_off_leaves_the_store_as_it_was(bench)
+        await HandlerTransactionRules().test_a_function_that_is_cut_off_leaves_the_store_as_it_was(bench)

@@ -15,13 +15,12 @@ from django.test import Client
 
 from outrider.app import open_store
 from outrider.django import stage
-from outrider.django.conf import table
-from outrider.django.models import ArchivedEvent, ConsumerDeadLetter, DeadLetter, Event, Saga
-from outrider.django.place import store_url
+from outrider.django.conf import store_url, table
+from outrider.django.models import ArchivedEvent, ConsumerDeadLetter, DeadLetter, OutboxEvent, SagaInstance
 from outrider.event import Event as Staged
 from tests.django_project.shop.views import placed
 
-MODELS = ("event", "archivedevent", "deadletter", "consumerdeadletter", "saga")
+MODELS = ("outboxevent", "archivedevent", "deadletter", "consumerdeadletter", "sagainstance")
 SECRET = "only for those who may"
 
 
@@ -38,7 +37,7 @@ def _bury(*event_ids: UUID) -> None:
     async def buried() -> None:
         store = await open_store(store_url("default"))
         for event_id in event_ids:
-            assert await store.desk.bury(event_id, "test", {"error": "no such topic"}, "hold")
+            assert await store.admin.dead_letter(event_id, "test", {"error": "no such topic"}, "block")
         await store.close()
 
     asyncio.run(buried())
@@ -74,11 +73,23 @@ def _fill() -> dict[str, Any]:
     _insert(
         "inbox_dead_letter",
         **{"id": 7, "consumer": "billing", "event_id": arrived, "event_type": "order.placed", "topic": "orders"},
-        **{"key": "A-1", "band": 1, "headers": json.dumps({"trace": "YWJj"}), "body": SECRET.encode(), "shard": "0"},
-        **{"place": "1", "replayed": False, "received_at": then, "reason": "poison_message", "failure": "{}"},
-        **{"policy": "skip", "attempts": 3, "buried_at": then},
+        **{
+            "key": "A-1",
+            "band": 1,
+            "headers": json.dumps({"trace": "YWJj"}),
+            "body": SECRET.encode(),
+            "partition": "0",
+        },
+        **{"position": "1", "replayed": False, "received_at": then, "reason": "poison_message", "failure": "{}"},
+        **{"policy": "skip", "attempts": 3, "dead_lettered_at": then},
     )
-    return {"event": pending, "archivedevent": sent, "deadletter": dead, "consumerdeadletter": 7, "saga": saga}
+    return {
+        "outboxevent": pending,
+        "archivedevent": sent,
+        "deadletter": dead,
+        "consumerdeadletter": 7,
+        "sagainstance": saga,
+    }
 
 
 def _operations() -> list[tuple[str, str]]:
@@ -91,14 +102,16 @@ def keyless() -> None:
     """An event that was given no key is listed with its aggregate's, and one without either with its own id."""
     with transaction.atomic():
         [_, alone] = stage(Staged("order.placed", {}, aggregate_id="A-7"), Staged("order.counted", {}))
-    listed = _user().get("/admin/outrider/event/").content.decode()
+    listed = _user().get("/admin/outrider/outboxevent/").content.decode()
     assert [f'<td class="field-stream_key">{key}</td>' in listed for key in ("A-7", alone)] == [True, True]
 
 
 def looking() -> None:
     """A superuser sees every row, whole, and is offered no way to change one."""
     rows, client = _fill(), _user()
-    assert [model.objects.count() for model in (Event, ArchivedEvent, DeadLetter, ConsumerDeadLetter, Saga)] == [1] * 5
+    assert [
+        model.objects.count() for model in (OutboxEvent, ArchivedEvent, DeadLetter, ConsumerDeadLetter, SagaInstance)
+    ] == [1] * 5
     for model in MODELS:
         listed = client.get(f"/admin/outrider/{model}/")
         assert listed.status_code == 200
@@ -113,7 +126,7 @@ def looking() -> None:
         assert client.post(f"/admin/outrider/{model}/{rows[model]}/delete/", {"post": "yes"}).status_code == 403
     assert (
         "&quot;number&quot;: &quot;A-2&quot;"
-        in client.get(f"/admin/outrider/event/{rows['event']}/change/").content.decode()
+        in client.get(f"/admin/outrider/outboxevent/{rows['outboxevent']}/change/").content.decode()
     )
     assert SECRET in client.get("/admin/outrider/consumerdeadletter/7/change/").content.decode()
 
@@ -127,32 +140,32 @@ def finding() -> None:
         assert page.status_code == 200
         return str(rows[model]) in page.content.decode().partition("result_list")[2]
 
-    assert found("event", q=str(rows["event"]))
-    assert found("event", q=" A-2 ")
-    assert not found("event", q="A-")
-    assert not found("event", q=str(uuid4()))
-    assert found("event", state="pending")
-    assert not found("event", state="parked")
+    assert found("outboxevent", q=str(rows["outboxevent"]))
+    assert found("outboxevent", q=" A-2 ")
+    assert not found("outboxevent", q="A-")
+    assert not found("outboxevent", q=str(uuid4()))
+    assert found("outboxevent", state="pending")
+    assert not found("outboxevent", state="parked")
     assert found("archivedevent", topic="orders", event_type="order.placed")
     assert not found("archivedevent", topic="invoices")
     assert found("deadletter", reason="by_hand")
     assert not found("deadletter", reason="poison_message")
     assert found("consumerdeadletter", consumer="billing", reason="poison_message", q="A-1")
-    assert found("saga", q="A-1", status="running", needs_attention__exact="0", saga_type="order")
-    assert found("saga", q=str(rows["saga"]))
-    assert not found("saga", needs_attention__exact="1")
+    assert found("sagainstance", q="A-1", status="running", needs_attention__exact="0", saga_type="order")
+    assert found("sagainstance", q=str(rows["sagainstance"]))
+    assert not found("sagainstance", needs_attention__exact="1")
 
 
 def hidden() -> None:
     """Who may not see payloads sees all the rest, and who may not decide is not asked to."""
     rows = _fill()
-    client = _user("view_event", "view_deadletter", "view_consumerdeadletter", "view_saga")
-    for model in ("event", "deadletter", "consumerdeadletter", "saga"):
+    client = _user("view_outboxevent", "view_deadletter", "view_consumerdeadletter", "view_sagainstance")
+    for model in ("outboxevent", "deadletter", "consumerdeadletter", "sagainstance"):
         page = client.get(f"/admin/outrider/{model}/{rows[model]}/change/")
         assert page.status_code == 200
         for told in ("payload", "&quot;number&quot;", SECRET, "YWJj"):
             assert told not in page.content.decode(), (model, told)
-        secret = "body" if model == "consumerdeadletter" else "state" if model == "saga" else "payload"
+        secret = "body" if model == "consumerdeadletter" else "state" if model == "sagainstance" else "payload"
         for lookup in (secret, f"{secret}__contains", f"{secret}__regex"):
             assert client.get(f"/admin/outrider/{model}/", {lookup: "A"}).status_code == 400, (model, lookup)
     assert client.get("/admin/outrider/archivedevent/").status_code == 403
@@ -173,7 +186,7 @@ def replaying() -> None:
     answer = client.post("/admin/outrider/deadletter/", chosen, follow=True)
     assert "1 dead letter sent again." in answer.content.decode()
     assert 'value="discard"' not in answer.content.decode()
-    assert (DeadLetter.objects.count(), Event.objects.count()) == (0, 1)
+    assert (DeadLetter.objects.count(), OutboxEvent.objects.count()) == (0, 1)
     assert _operations() == [("django:ann", "replay")]
 
 

@@ -11,8 +11,8 @@ import pytest
 from django.core.checks import run_checks
 from django.db import connections
 
-from outrider.django.place import store_url
-from outrider.errors import Misuse
+from outrider.django.conf import store_url
+from outrider.errors import UsageError
 
 
 def reads_back() -> None:
@@ -44,7 +44,7 @@ def forms() -> None:
         assert store_url("default") == url, (store_url("default"), url)
     connection.vendor = "sqlite"
     connection.settings_dict = {**usual, "NAME": ":memory:"}
-    with pytest.raises(Misuse, match="nobody else can open it"):
+    with pytest.raises(UsageError, match="nobody else can open it"):
         store_url("default")
 
 

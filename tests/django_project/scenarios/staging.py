@@ -12,11 +12,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
-from outrider import Event, Misuse, NotInTransaction
+from outrider import Event, NotInTransaction, UsageError
 from outrider.app import open_store
 from outrider.django import stage
-from outrider.django.models import Event as Row
-from outrider.django.place import store_url
+from outrider.django.conf import store_url
+from outrider.django.models import OutboxEvent as Row
 from tests.django_project.shop.models import Order
 from tests.django_project.shop.views import placed
 
@@ -58,9 +58,9 @@ def misuse() -> None:
     """Nothing is staged outside of a transaction, and rows are written by nobody else."""
     with pytest.raises(NotInTransaction, match="inside `with transaction"):
         stage(placed("A-1"))
-    with pytest.raises(Misuse, match="written by Outrider alone"):
+    with pytest.raises(UsageError, match="written by Outrider alone"):
         Row(event_type="order.placed").save()
-    with pytest.raises(Misuse, match="written by Outrider alone"):
+    with pytest.raises(UsageError, match="written by Outrider alone"):
         Row().delete()
     assert not Row.objects.exists()
 
@@ -71,7 +71,7 @@ def waking() -> None:
 
     async def listen() -> None:
         store = await open_store(store_url("default"))
-        async with store.wakeups(woken.set):
+        async with store.listen(woken.set):
             listening.set()
             await asyncio.to_thread(done.wait, 60)
         await store.close()
@@ -126,11 +126,11 @@ def commands() -> None:
     with transaction.atomic():
         stage(Event("order.placed", {}, topic="orders", key="A-1"))
     told = io.StringIO()
-    call_command("outrider", "events", "ls", "--json", stdout=told)
+    call_command("outrider", "events", "list", "--json", stdout=told)
     assert [row["key"] for row in json.loads(told.getvalue())] == ["A-1"]
     errors = io.StringIO()
     with pytest.raises(CommandError, match="ended with exit code 2"):
-        call_command("outrider", "events", "ls", "--state", "pendign", stdout=told, stderr=errors)
+        call_command("outrider", "events", "list", "--state", "pendign", stdout=told, stderr=errors)
     assert "did you mean pending?" in errors.getvalue()
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from django.test import AsyncClient, Client
 
-from outrider.django.models import Event
+from outrider.django.models import OutboxEvent
 from tests.django_project.shop.models import Order
 
 
@@ -16,7 +16,7 @@ def atomic_requests() -> None:
     assert client.post("/orders/", {"number": "A-1"}).status_code == 200
     assert client.post("/orders/", {"number": "A-2", "fail": "yes"}).status_code == 500
     assert [order.number for order in Order.objects.all()] == ["A-1"]
-    assert [event.key for event in Event.objects.all()] == ["A-1"]
+    assert [event.key for event in OutboxEvent.objects.all()] == ["A-1"]
 
 
 def asynchronous() -> None:
@@ -30,4 +30,4 @@ def asynchronous() -> None:
 
     asyncio.run(visit())
     assert sorted(order.number for order in Order.objects.all()) == ["A-1", "A-2"]
-    assert sorted(str(event.key) for event in Event.objects.all()) == ["A-1", "A-2"]
+    assert sorted(str(event.key) for event in OutboxEvent.objects.all()) == ["A-1", "A-2"]

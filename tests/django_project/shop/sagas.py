@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.saga import Run, Saga, Sagas
+from outrider.saga import Saga, SagaRegistry, StepContext
 from tests.django_project.shop.models import Order
 
 
@@ -19,9 +19,9 @@ placing = Saga("placing", Placing)
 
 
 @placing.call()
-async def note(run: Run[Placing]) -> None:
+async def note(run: StepContext[Placing]) -> None:
     """Note the order."""
     run.state.number += "!"
 
 
-sagas = Sagas(placing)
+sagas = SagaRegistry(placing)

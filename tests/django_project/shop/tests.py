@@ -6,7 +6,7 @@ from django.db import transaction
 from django.test import TestCase, TransactionTestCase
 
 from outrider.django import stage
-from outrider.django.models import Event
+from outrider.django.models import OutboxEvent
 from tests.django_project.shop.views import placed
 
 
@@ -24,7 +24,7 @@ class StagingTest(TestCase):
     def stage_alone(self) -> None:
         with self.captureOnCommitCallbacks():
             stage(placed("A-1"))
-        assert [event.key for event in Event.objects.all()] == ["A-1"]
+        assert [event.key for event in OutboxEvent.objects.all()] == ["A-1"]
 
 
 class CommittingTest(TransactionTestCase):
@@ -34,4 +34,4 @@ class CommittingTest(TransactionTestCase):
         """Stage, commit, and leave no connection behind that would keep the test database from being dropped."""
         with transaction.atomic():
             stage(placed("A-1"))
-        assert [event.key for event in Event.objects.all()] == ["A-1"]
+        assert [event.key for event in OutboxEvent.objects.all()] == ["A-1"]

@@ -6,29 +6,28 @@ import random
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from outrider.saga.doubt import missed
-from outrider.saga.handover import hand_over
-from outrider.saga.journal import OPEN
-from outrider.saga.plan import (
-    Absorb,
-    Call,
+from outrider.saga.execution.turn import hand_over
+from outrider.saga.model import SagaRecord, StepStatus, Undelivered
+from outrider.saga.planner.journal import OPEN
+from outrider.saga.planner.planner import (
+    ApplyReply,
+    CallAction,
     Claimed,
-    Declined,
-    Local,
-    News,
+    Input,
+    InvalidResult,
+    LocalAction,
     Plan,
     Raised,
-    Send,
+    SendCommand,
+    StepDeclined,
     Succeeded,
     TimedOut,
-    Unfit,
     advance,
     overdue,
     wanted,
 )
-from outrider.saga_store import Record, Undelivered
 from tests.simulation.sagas.parties import Done, Reply
 from tests.simulation.sagas.shelf import Fenced
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 STILL_IN_THE_OUTBOX = 0.2
 """How often a command whose time is over has not left."""
-NO_ANSWER = "no answer within"
+CHARGED = (StepStatus.RETRYING, StepStatus.FAILED)
 
 
 class Worker:
@@ -51,10 +50,10 @@ class Worker:
         """Have nothing: no claim, nothing to do, nothing under way."""
         self.life += 1
         self.epoch: int | None = None
-        self.record: Record | None = None
-        self.todo: list[Call | Local] = []
-        self.calls: dict[Call, datetime] = {}
-        self.news: list[News] = []
+        self.record: SagaRecord | None = None
+        self.todo: list[CallAction | LocalAction] = []
+        self.calls: dict[CallAction, datetime] = {}
+        self.news: list[Input] = []
         self.wake_at: datetime | None = None
 
     def step(self) -> bool:
@@ -64,13 +63,13 @@ class Worker:
         self.cancel_what_is_void()
         choices = [action for action, possible in self.choices() if possible]
         if choices:
-            self.world.chance.choice(choices)()
+            self.world.rng.choice(choices)()
         return bool(choices)
 
     def choices(self) -> list[tuple[partial[None], bool]]:
         shelf = self.world.shelf
         late = [call for call, due_at in self.calls.items() if due_at <= shelf.now]
-        known = {mail.mail_id for mail in self.record.mail} if self.record else set()
+        known = {mail.message_id for mail in self.record.mail} if self.record else set()
         woken = self.wake_at is not None and self.wake_at <= shelf.now
         return [
             (partial(self.do_next), bool(self.todo)),
@@ -101,14 +100,14 @@ class Worker:
 
     def do_next(self) -> None:
         move = self.todo.pop(0)
-        if isinstance(move, Local):
+        if isinstance(move, LocalAction):
             return self.run_local(move)
         seconds = self.world.act(move.step, move.phase).timeout_seconds
         assert seconds is not None
         self.calls[move] = self.world.shelf.now + timedelta(seconds=seconds)
         return self.world.send("call", partial(self.world.serve_call, self, self.life, move))
 
-    def run_local(self, move: Local) -> None:
+    def run_local(self, move: LocalAction) -> None:
         fate = self.world.parties.fates[move.step, move.phase]
         if fate.raises_before + fate.raises_after > 0:
             fate.raises_before, fate.raises_after = fate.raises_before - 1, fate.raises_after - 1
@@ -117,21 +116,21 @@ class Worker:
             fate.silent -= 1
             self.turn([TimedOut(move.step, move.phase)])
         elif fate.refuses:
-            self.turn([Declined(move.step, move.phase, "no")])
+            self.turn([StepDeclined(move.step, move.phase, "no")])
         else:
             self.turn([Succeeded(move.step, move.phase)], local=move)
 
-    def returned(self, life: int, call: Call, reply: Reply) -> None:
+    def returned(self, life: int, call: CallAction, reply: Reply) -> None:
         """A call has come back; perhaps too late."""
         if life != self.life or self.calls.pop(call, None) is None:
             return
         if isinstance(reply, Done):
-            agreed = Succeeded(call.step, call.phase), Declined(call.step, call.phase, "no")
+            agreed = Succeeded(call.step, call.phase), StepDeclined(call.step, call.phase, "no")
             self.news.append(agreed[0] if reply.agreed else agreed[1])
         else:
             self.news.append(Raised(call.step, call.phase, "broke"))
 
-    def time_out(self, late: list[Call]) -> None:
+    def time_out(self, late: list[CallAction]) -> None:
         for call in late:
             del self.calls[call]
         self.turn([TimedOut(call.step, call.phase) for call in late])
@@ -140,7 +139,7 @@ class Worker:
         news, self.news = self.news, []
         self.turn(news)
 
-    def turn(self, news: list[News], local: Local | None = None, owed: tuple[News, ...] = ()) -> None:
+    def turn(self, news: list[Input], local: LocalAction | None = None, owed: tuple[Input, ...] = ()) -> None:
         """Decide, save, and take over the moves; the world may end it all in between.
 
         `owed` is told in the next turn: of steps that begin in this one, the plan cannot hear yet.
@@ -150,8 +149,8 @@ class Worker:
         plan = self.decide(record, news)
         if unread := world.unreadable(plan):
             place = unread.step, unread.phase
-            raised, unfit = Raised(*place, "cannot be read", reply=True), Unfit(*place, "cannot be read")
-            fault = world.chance.choice((raised, raised, unfit))
+            raised, unfit = Raised(*place, "cannot be read", reply=True), InvalidResult(*place, "cannot be read")
+            fault = world.rng.choice((raised, raised, unfit))
             return self.turn([*news, fault], local, owed if awaits(record, unread) else (*owed, fault))
         if world.strikes("asked to stop", 0.03):
             plan = hand_over(plan, record, self.todo)
@@ -170,39 +169,51 @@ class Worker:
         self.news += owed
         return self.take_over(plan)
 
-    def look(self) -> Record:
+    def look(self) -> SagaRecord:
         """Read the saga again, or rely on what was saved last, with the mail and the time of then."""
-        if self.record is None or self.world.chance.random() < 0.7:
+        if self.record is None or self.world.rng.random() < 0.7:
             return self.world.shelf.load()
         return self.record
 
-    def decide(self, record: Record, news: list[News]) -> Plan:
-        seed = self.world.chance.random()
-        waiting = [event_id for event_id in overdue(record) if self.world.chance.random() < STILL_IN_THE_OUTBOX]
+    def decide(self, record: SagaRecord, news: list[Input]) -> Plan:
+        seed = self.world.rng.random()
+        waiting = [event_id for event_id in overdue(record) if self.world.rng.random() < STILL_IN_THE_OUTBOX]
         undelivered = dict.fromkeys(waiting, Undelivered.WAITING)
         plans = [advance(self.world.definition, record, news, random.Random(seed), undelivered) for _ in range(2)]
-        if any(entry.event_id in undelivered and NO_ANSWER in (entry.error or "") for entry in plans[0].entries):
+        asked = [entry for entry in plans[0].entries if entry.command_event_id in undelivered]
+        if any(entry.uncertainty and entry.status in CHARGED for entry in asked):
             self.world.fail("an attempt was charged for a command that had not left")
         if plans[0] != plans[1]:
             self.world.fail("the same record gave two plans")
+        reworded = record._replace(journal=tuple(replace(e, error=e.error and "reworded") for e in record.journal))
+        other = advance(self.world.definition, reworded, news, random.Random(seed), undelivered)
+        if decisions(other) != decisions(plans[0]):
+            self.world.fail("the wording of an error decided something")
         return plans[0]
 
     def take_over(self, plan: Plan) -> None:
         self.record = self.world.shelf.load()
-        self.todo += [move for move in plan.moves if isinstance(move, Call | Local)]
+        self.todo += [move for move in plan.moves if isinstance(move, CallAction | LocalAction)]
         seconds = plan.wake_seconds
         self.wake_at = None if seconds is None else self.record.now + timedelta(seconds=seconds)
 
 
-def awaits(record: Record, move: Absorb) -> bool:
+def awaits(record: SagaRecord, move: ApplyReply) -> bool:
     """Tell whether the step had begun before this turn."""
     found = (entry for entry in record.journal if (entry.step, entry.phase) == (move.step, move.phase))
-    return any(entry.progress in OPEN or missed(entry) for entry in found)
+    return any(entry.status in OPEN or entry.is_unresolved for entry in found)
 
 
-def commands(plan: Plan) -> list[Send]:
-    return [move for move in plan.moves if isinstance(move, Send)]
+def decisions(plan: Plan) -> Any:
+    """Return a plan without the texts that are meant for people."""
+    instance = replace(plan.instance, last_error=None)
+    entries = [replace(entry, error=None) for entry in plan.entries]
+    return instance, entries, plan.taken, plan.seen, plan.moves, plan.release, plan.wake_seconds, len(plan.attention)
 
 
-def absorbed(plan: Plan) -> list[Absorb]:
-    return [move for move in plan.moves if isinstance(move, Absorb)]
+def commands(plan: Plan) -> list[SendCommand]:
+    return [move for move in plan.moves if isinstance(move, SendCommand)]
+
+
+def absorbed(plan: Plan) -> list[ApplyReply]:
+    return [move for move in plan.moves if isinstance(move, ApplyReply)]

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outrider.saga.steps import Definition
-from outrider.saga_store import Phase
+from outrider.saga.definition.steps import Definition
+from outrider.saga.model import Phase
 
 ALWAYS = 99
 
@@ -45,17 +45,17 @@ class Parties:
 
     fates: dict[tuple[str, Phase], Fate]
     effects: Counter[str] = field(default_factory=Counter)
-    undos: Counter[str] = field(default_factory=Counter)
+    compensations: Counter[str] = field(default_factory=Counter)
     kept: dict[str, bool] = field(default_factory=dict)
     barred: set[str] = field(default_factory=set)
 
     def hear(self, step: str, phase: Phase, key: str) -> Reply:
-        """Do, or undo, what is asked under a key; unless something comes between."""
+        """Do, or compensate, what is asked under a key; unless something comes between."""
         fate = self.fates[step, phase]
         if fate.raises_before > 0:
             fate.raises_before -= 1
             return Broke()
-        agreed = self.act(step, key) if phase is Phase.ACTION else self.undo(step, key)
+        agreed = self.act(step, key) if phase is Phase.ACTION else self.compensate(step, key)
         if fate.raises_after > 0:
             fate.raises_after -= 1
             return Broke()
@@ -69,10 +69,10 @@ class Parties:
             self.effects[step] += self.kept[key]
         return self.kept[key]
 
-    def undo(self, step: str, key: str) -> bool:
+    def compensate(self, step: str, key: str) -> bool:
         if key not in self.barred:
             self.barred.add(key)
-            self.undos[step] += self.kept.get(key, False)
+            self.compensations[step] += self.kept.get(key, False)
         return True
 
     def heal(self) -> None:
@@ -81,18 +81,18 @@ class Parties:
             self.fates[place] = Fate(refuses=fate.refuses)
 
 
-def parties(definition: Definition, chance: random.Random) -> Parties:
+def parties(definition: Definition, rng: random.Random) -> Parties:
     """Make participants for a definition, some better than others."""
     fates = {}
     for step in definition.steps:
-        fates[step, Phase.ACTION] = _fate(chance, 0.12)
-        fates[step, Phase.COMPENSATION] = _fate(chance, 0.0)
+        fates[step, Phase.ACTION] = _fate(rng, 0.12)
+        fates[step, Phase.COMPENSATION] = _fate(rng, 0.0)
     return Parties(fates)
 
 
-def _fate(chance: random.Random, refusal: float) -> Fate:
+def _fate(rng: random.Random, rejection: float) -> Fate:
     """Some are sound, most of the others have one weakness, and a few have all of them."""
-    times = [chance.choices((1, 2, 3, ALWAYS), (4, 3, 2, 3))[0] for _ in range(3)]
-    weakness = chance.choices((None, 0, 1, 2, 3), (60, 10, 10, 10, 10))[0]
+    times = [rng.choices((1, 2, 3, ALWAYS), (4, 3, 2, 3))[0] for _ in range(3)]
+    weakness = rng.choices((None, 0, 1, 2, 3), (60, 10, 10, 10, 10))[0]
     before, after, silent = (n if weakness in (at, 3) else 0 for at, n in enumerate(times))
-    return Fate(chance.random() < refusal, before, after, silent)
+    return Fate(rng.random() < rejection, before, after, silent)

@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
         return 2
     world = World(int(arguments[0]))
     for step in world.definition.steps.values():
-        facts = (step.kind, f"after {step.after}", "pivot" * step.pivot, "undo" * (step.undo is not None))
+        facts = (step.kind, f"after {step.after}", "pivot" * step.pivot, "compensate" * (step.compensation is not None))
         print(step.name, *filter(None, facts))
     try:
         world.run()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from outrider.saga.plan import Plan
-from outrider.saga_store import Entry, Instance, Mail, MailKind, Note, Phase, Record, Status
+from outrider.saga.model import AuditEntry, Instance, JournalEntry, MessageKind, Phase, SagaMessage, SagaRecord, Status
+from outrider.saga.planner.planner import Plan
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = 15.0
@@ -48,15 +48,15 @@ class Shelf:
 
     now: datetime = EPOCH
     instance: Instance = field(default_factory=fresh)
-    journal: dict[tuple[str, Phase], Entry] = field(default_factory=dict)
-    mail: dict[int, Mail] = field(default_factory=dict)
+    journal: dict[tuple[str, Phase], JournalEntry] = field(default_factory=dict)
+    mail: dict[int, SagaMessage] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     events: set[UUID] = field(default_factory=set)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[AuditEntry] = field(default_factory=list)
     mailed: int = 0
 
-    def load(self) -> Record:
-        return Record(self.instance, tuple(self.journal.values()), tuple(self.mail.values()), self.now)
+    def load(self) -> SagaRecord:
+        return SagaRecord(self.instance, tuple(self.journal.values()), tuple(self.mail.values()), self.now)
 
     def due(self) -> bool:
         wake_at = self.instance.wake_at
@@ -81,8 +81,8 @@ class Shelf:
         if (held.owner, held.epoch, held.version) != (worker, epoch, plan.instance.version):
             raise Fenced
         self.journal |= {(entry.step, entry.phase): entry for entry in plan.entries}
-        for mail_id in plan.taken:
-            self.mail.pop(mail_id, None)
+        for message_id in plan.taken:
+            self.mail.pop(message_id, None)
         self.seen |= set(plan.seen)
         self.notes += plan.notes
         seconds = plan.wake_seconds if plan.release else LEASE_SECONDS
@@ -94,11 +94,11 @@ class Shelf:
             wake_at=None if seconds is None else self.now + timedelta(seconds=seconds),
         )
 
-    def post(self, kind: MailKind, name: str, key: str | None, event_id: UUID) -> None:
+    def post(self, kind: MessageKind, name: str, key: str | None, event_id: UUID) -> None:
         over = self.instance.status in (Status.COMPLETED, Status.COMPENSATED)
         if over or event_id in self.events:
             return
         self.events.add(event_id)
         self.mailed += 1
-        body = json.dumps({"actor": "ann"} if kind is MailKind.ORDER else {}).encode()
-        self.mail[self.mailed] = Mail(self.mailed, kind, name, key, body, event_id, self.now)
+        body = json.dumps({"actor": "ann"} if kind is MessageKind.OPERATOR else {}).encode()
+        self.mail[self.mailed] = SagaMessage(self.mailed, kind, name, key, body, event_id, self.now)

@@ -9,9 +9,9 @@ from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
-from outrider.saga.plan import Absorb, Call, Local, News, Plan, Send
-from outrider.saga.steps import Act, Kind
-from outrider.saga_store import MailKind, Phase, Record, Status
+from outrider.saga.definition.steps import StepAction, StepKind
+from outrider.saga.model import MessageKind, Phase, SagaRecord, Status
+from outrider.saga.planner.planner import ApplyReply, CallAction, Input, LocalAction, Plan, SendCommand
 from tests.simulation.sagas import checks, makers
 from tests.simulation.sagas.crew import Worker, absorbed, commands
 from tests.simulation.sagas.parties import Done, parties
@@ -19,7 +19,7 @@ from tests.simulation.sagas.shelf import Shelf
 
 TROUBLE_STEPS = 120
 QUIET_STEPS_MAX = 3_000
-VERBS = ("retry", "compensate", "resume")
+VERBS = ("retry", "compensate", "mark_done")
 
 
 class Unsound(AssertionError):
@@ -38,22 +38,22 @@ class World:
     """Everything there is."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.chance = seed, random.Random(seed)
+        self.seed, self.rng = seed, random.Random(seed)
         self.lines: list[str] = []
-        self.definition = makers.definition(self.chance)
-        self.parties = parties(self.definition, self.chance)
+        self.definition = makers.definition(self.rng)
+        self.parties = parties(self.definition, self.rng)
         self.shelf = Shelf()
         self.workers = [Worker("one", self), Worker("two", self)]
         self.network: list[tuple[str, Callable[[], None]]] = []
         self.history = checks.History(self.definition)
-        self.trouble = self.chance.choice((0.0, 0.5, 1.0, 2.0))
-        self.people = self.chance.choice((0.0, 0.0, 0.01, 0.05))
+        self.trouble = self.rng.choice((0.0, 0.5, 1.0, 2.0))
+        self.people = self.rng.choice((0.0, 0.0, 0.01, 0.05))
         self.events = 0
         for step in self.definition.steps.values():
-            if step.kind is Kind.WAIT:
+            if step.kind is StepKind.WAIT:
                 # Who waits without a deadline relies on the event, so that one is never lost.
                 sure = step.action.timeout_seconds is None
-                if sure or self.chance.random() < 0.8:
+                if sure or self.rng.random() < 0.8:
                     self.network.append(("event", partial(self.reply, f"event {step.name}", None, sure=sure)))
 
     def fail(self, what: str) -> None:
@@ -63,15 +63,15 @@ class World:
         seconds = (self.shelf.now - self.shelf.instance.started_at).total_seconds()
         self.lines.append(f"{seconds:8.2f}  {who:<8} {what}")
 
-    def act(self, step: str, phase: Phase) -> Act:
+    def act(self, step: str, phase: Phase) -> StepAction:
         definition = self.definition.steps[step]
-        act = definition.action if phase is Phase.ACTION else definition.undo
+        act = definition.action if phase is Phase.ACTION else definition.compensation
         assert act is not None
         return act
 
     def strikes(self, what: str, odds: float = 0.04) -> bool:
         """Tell whether a misfortune happens now."""
-        struck = self.chance.random() < odds * self.trouble
+        struck = self.rng.random() < odds * self.trouble
         if struck:
             self.trace("world", what)
         return struck
@@ -84,11 +84,11 @@ class World:
 
     def deliver(self) -> None:
         """Let something arrive: anything, in whatever order it was sent."""
-        label, packet = self.network.pop(self.chance.randrange(len(self.network)))
+        label, packet = self.network.pop(self.rng.randrange(len(self.network)))
         self.trace("network", label)
         packet()
 
-    def serve_call(self, worker: Worker, life: int, call: Call) -> None:
+    def serve_call(self, worker: Worker, life: int, call: CallAction) -> None:
         fate = self.parties.fates[call.step, call.phase]
         reply = self.parties.hear(call.step, call.phase, call.key)
         if fate.silent > 0:
@@ -96,7 +96,7 @@ class World:
         elif not self.strikes("result lost", 0.1):
             self.network.append(("result", partial(worker.returned, life, call, reply)))
 
-    def serve_command(self, command: Send) -> None:
+    def serve_command(self, command: SendCommand) -> None:
         fate = self.parties.fates[command.step, command.phase]
         reply = self.parties.hear(command.step, command.phase, command.key)
         if fate.silent > 0:
@@ -104,30 +104,30 @@ class World:
         elif isinstance(reply, Done):
             wire = self.act(command.step, command.phase).command
             assert wire is not None
-            name = wire.reply if reply.agreed else wire.refusal
+            name = wire.reply if reply.agreed else wire.rejection
             assert name is not None
             self.reply(name, None if command.step in name else command.key)
 
     def reply(self, name: str, key: str | None, *, sure: bool = False) -> None:
         self.events += 1
-        post = partial(self.shelf.post, MailKind.REPLY, name, key, UUID(int=self.events))
+        post = partial(self.shelf.post, MessageKind.REPLY, name, key, UUID(int=self.events))
         if sure or not self.strikes("reply lost", 0.1):
             self.send(f"reply {name}", post)
 
     def order(self, verb: str) -> None:
         self.events += 1
         self.trace("ann", verb)
-        self.shelf.post(MailKind.ORDER, verb, None, UUID(int=self.events))
+        self.shelf.post(MessageKind.OPERATOR, verb, None, UUID(int=self.events))
 
-    def unreadable(self, plan: Plan) -> Absorb | None:
+    def unreadable(self, plan: Plan) -> ApplyReply | None:
         return next((move for move in absorbed(plan) if self.strikes("reply unreadable", 0.3)), None)
 
-    def saved(self, who: str, record: Record, news: Sequence[News], plan: Plan, local: Local | None) -> None:
+    def saved(self, who: str, record: SagaRecord, news: Sequence[Input], plan: Plan, local: LocalAction | None) -> None:
         """A turn was saved: what belongs to its transaction is true now."""
         for note in plan.notes:
             self.trace(who, f"{note.step or ''} {note.what} {note.detail}")
         if local is not None:
-            effects = self.parties.effects if local.phase is Phase.ACTION else self.parties.undos
+            effects = self.parties.effects if local.phase is Phase.ACTION else self.parties.compensations
             effects[local.step] += 1
         for command in commands(plan):
             self.send(f"command {command.step} {command.phase}", partial(self.serve_command, command))
@@ -139,7 +139,7 @@ class World:
             self.misbehave()
         self.trouble = 0.0
         self.come_to_rest()
-        for _ in range(self.chance.choice((0, 2, 4))):
+        for _ in range(self.rng.choice((0, 2, 4))):
             if self.shelf.instance.status is Status.FAILED:
                 self.look_after()
         for problem in checks.at_rest(self):
@@ -149,19 +149,19 @@ class World:
     def misbehave(self) -> None:
         """Let anybody do anything."""
         if self.strikes("a worker is lost"):
-            self.chance.choice(self.workers).forget()
-        if self.chance.random() < self.people:
-            self.order(self.chance.choice(VERBS))
-        if self.network and self.chance.random() < 0.4:
+            self.rng.choice(self.workers).forget()
+        if self.rng.random() < self.people:
+            self.order(self.rng.choice(VERBS))
+        if self.network and self.rng.random() < 0.4:
             self.deliver()
-        if not self.chance.choice(self.workers).step() or self.chance.random() < 0.1:
-            self.shelf.now += timedelta(seconds=self.chance.choice((0.1, 1, 3, 20)))
+        if not self.rng.choice(self.workers).step() or self.rng.random() < 0.1:
+            self.shelf.now += timedelta(seconds=self.rng.choice((0.1, 1, 3, 20)))
 
     def look_after(self) -> None:
         """A person looks at a failed saga, and orders something."""
-        if self.chance.random() < 0.7:
+        if self.rng.random() < 0.7:
             self.parties.heal()
-        self.order(self.chance.choice(VERBS))
+        self.order(self.rng.choice(VERBS))
         self.come_to_rest()
 
     def come_to_rest(self) -> None:

@@ -1,7 +1,7 @@
 """`manage.py outrider ...`: Outrider's command line, with Django loaded and its settings as the defaults.
 
-Store and schema come from DATABASES and OUTRIDER, the broker from OUTRIDER, unless an option or an OUTRIDER_* variable
-says otherwise. They are handed on inside the process, so no password is on a command line.
+Store and schema come from DATABASES and OUTRIDER, the broker from OUTRIDER. An option or an OUTRIDER_* variable takes
+precedence. The defaults are passed inside the process, and no password appears on a command line.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from outrider.cli import app
-from outrider.cli.supervisor import PROGRAM
+from outrider.cli.processes import PROGRAM
 from outrider.django import conf
-from outrider.django.place import store_url
+from outrider.django.conf import store_url
 from outrider.errors import OutriderError
 
 MISUSE = 2
 NOT_OURS = ("--settings", "--pythonpath")
-"""Options of manage.py itself, which has read them by then."""
+"""Options of manage.py, which manage.py has already processed."""
 
 
 class Command(BaseCommand):
-    """Hands everything on, and its exit code back."""
+    """Runs Outrider's command line and exits with the same code."""
 
-    help = "Outrider: relay, consume, saga, dead, events, inbox, doctor, db. See: manage.py outrider --help"
+    help = "Outrider: relay, consume, saga, dead-letters, events, inbox, doctor, db. See: manage.py outrider --help"
     requires_system_checks = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run a command as the shell does, and exit with its code."""
-        # Processes that a command starts need Django too, and get it as this one did.
+        """Run a command from the shell, and exit with its code."""
+        # Child processes of a command need Django too, and are started through the same manage.py.
         given = ("-m", "django") if argv[0].endswith("__main__.py") else (os.path.abspath(argv[0]),)
         PROGRAM.set((*given, argv[1]))
         try:
@@ -51,17 +51,17 @@ class Command(BaseCommand):
         _run(["--help"], f"{prog_name} {subcommand}")
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Return a parser that takes everything as it comes."""
+        """Return a parser that accepts any argument unchanged."""
         parser = _Everything(prog=f"{prog_name} {subcommand}", called_from_command_line=False)
         parser.add_argument("--verbosity", default=1, type=int)
-        # Every command of Django has these; `call_command` may set them by name.
+        # Every Django command has these options; `call_command` may set them by name.
         for flag in ("--no-color", "--force-color", "--skip-checks", "--traceback"):
             parser.add_argument(flag, action="store_true")
         parser.add_argument("arguments", nargs="*")
         return parser
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run a command for `call_command`, with its output where that one wants it."""
+        """Run a command for `call_command`, and write to the output streams of the caller."""
         arguments = options["arguments"]
         with redirect_stdout(self.stdout._out), redirect_stderr(self.stderr._out):  # type: ignore[type-var]
             try:
@@ -69,19 +69,19 @@ class Command(BaseCommand):
             except OutriderError as error:
                 raise CommandError(str(error), returncode=MISUSE) from error
         if code:
-            # The arguments may hold a password, so they are not repeated.
+            # The arguments may contain a password and are not repeated in the error.
             raise CommandError(f"outrider {' '.join(arguments[:1])} ended with exit code {code}", returncode=code)
 
 
 class _Everything(CommandParser):
-    """Keeps options for us: what is after two hyphens is none of its own."""
+    """A parser that takes every argument as positional: all options belong to Outrider."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_args(["--", *(args or ())], namespace)
 
 
 def _run(arguments: Sequence[str], program: str) -> int:
-    """Run our command line with Django's settings as defaults; return its exit code."""
+    """Run the command line with Django's settings as defaults; return the exit code."""
     with _environment(_defaults()):
         try:
             app(list(arguments), prog_name=program)
@@ -113,7 +113,7 @@ def _environment(extra: Mapping[str, str]) -> Iterator[None]:
 
 
 def _ours(arguments: list[str]) -> list[str]:
-    """Leave out what was meant for manage.py."""
+    """Remove the options of manage.py."""
     rest, found = iter(arguments), []
     for argument in rest:
         if argument in NOT_OURS:

@@ -1,14 +1,61 @@
+-- Pieces that the inbox's statements share.
+
+-- fragment: receipt_columns
+consumer, event_id, event_type, topic, key, sequence, received_at
+
+-- fragment: written_here
+-- A receipt of this very transaction: one that a handler has committed, to begin another, is not.
+xmin = pg_current_xact_id()::xid
+
+-- fragment: event_columns
+consumer, event_id, event_type, topic, key, band, sequence, raw_key, headers, body, partition, position, replayed, received_at
+
+-- fragment: given_streams
+-- $2..$4 are streams, sorted by the caller: everybody locks in the same order.
+unnest($2::text[], $3::text[], $4::smallint[]) WITH ORDINALITY AS g (topic, key, band, ord)
+
+-- fragment: stream_columns
+consumer, topic, key, band, seen, cause, waiting, since
+
+-- fragment: merged
+-- A stream that had no row was not locked, and one may have come meanwhile: what it has seen and what waits in it is
+-- added to, never overwritten. For a locked row that makes no difference.
+ON CONFLICT (consumer, topic, key, band) DO UPDATE SET
+    seen = greatest(s.seen, excluded.seen), cause = excluded.cause, waiting = s.waiting + excluded.waiting,
+    since = CASE WHEN s.cause IS DISTINCT FROM excluded.cause THEN excluded.since ELSE s.since END
+
+-- fragment: write_streams
+INSERT INTO {schema}.inbox_stream AS s ({stream_columns})
+SELECT $1, g.topic, g.key, g.band, g.seen, g.cause, g.added, {schema}.outbox_clock()
+FROM unnest($2::text[], $3::text[], $4::smallint[], $5::bigint[], $6::text[], $7::integer[]) WITH ORDINALITY
+    AS g (topic, key, band, seen, cause, added, ord)
+ORDER BY g.ord
+{merged}
+
+-- fragment: claimed
+-- The first waiting events get their receipts; `first` comes from the statement.
+receipt AS (
+    INSERT INTO {schema}.consumer_inbox ({receipt_columns})
+    SELECT consumer, event_id, event_type, topic, key, sequence, {schema}.outbox_clock() FROM first
+    ORDER BY event_id
+    ON CONFLICT (consumer, event_id) DO NOTHING
+    RETURNING event_id
+)
+SELECT f.id, f.event_id, r.event_id IS NOT NULL AS fresh, f.replayed,
+    f.topic, f.raw_key, f.body, f.headers::text AS headers, f.partition, f.position
+FROM first AS f LEFT JOIN receipt AS r USING (event_id)
+
 -- What a consumer does, inside the transaction of its handler unless said otherwise. $1 is the consumer.
 
--- name: admit_one
+-- name: record_receipt
 -- The most common call: one receipt, and then its stream's row if there is one, locked. One that waits already gets no
 -- receipt, so that it cannot stand in the way of whoever lets it go. The statement looks at a moment before it may have
 -- had to wait for the receipt, so a stream's very first row can be missed: it is as if it had come earlier.
--- Indexes: inbox_waiting_event, consumer_inbox_pkey, inbox_stream_pkey.
+-- Indexes: inbox_held_event, consumer_inbox_pkey, inbox_stream_pkey.
 WITH receipt AS (
     INSERT INTO {schema}.consumer_inbox ({receipt_columns})
     SELECT $1::text, $2::uuid, $3::text, $4::text, $5::text, $6::bigint, {schema}.outbox_clock()
-    WHERE NOT EXISTS (SELECT FROM {schema}.inbox_waiting AS w WHERE w.consumer = $1 AND w.event_id = $2)
+    WHERE NOT EXISTS (SELECT FROM {schema}.inbox_held AS w WHERE w.consumer = $1 AND w.event_id = $2)
     ON CONFLICT (consumer, event_id) DO NOTHING
     RETURNING consumer
 )
@@ -19,40 +66,40 @@ FROM receipt LEFT JOIN LATERAL (
     FOR UPDATE
 ) AS s ON true
 
--- name: receive
+-- name: record_receipts
 -- Receipts of several arrivals, in the order of their ids. LIMIT keeps the planner from hashing whatever waits.
--- Indexes: inbox_waiting_event, consumer_inbox_pkey.
+-- Indexes: inbox_held_event, consumer_inbox_pkey.
 INSERT INTO {schema}.consumer_inbox ({receipt_columns})
 SELECT $1, g.event_id, g.event_type, g.topic, g.key, g.sequence, {schema}.outbox_clock()
 FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::bigint[])
     AS g (event_id, event_type, topic, key, sequence)
-WHERE (SELECT true FROM {schema}.inbox_waiting AS w WHERE w.consumer = $1 AND w.event_id = g.event_id LIMIT 1) IS NULL
+WHERE (SELECT true FROM {schema}.inbox_held AS w WHERE w.consumer = $1 AND w.event_id = g.event_id LIMIT 1) IS NULL
 ORDER BY g.event_id
 ON CONFLICT (consumer, event_id) DO NOTHING
 RETURNING event_id, txid_current() AS transaction
 
--- name: make_streams
+-- name: create_streams
 -- A gate counts, so its streams have rows from their first event on.
 INSERT INTO {schema}.inbox_stream (consumer, topic, key, band, waiting, since)
-SELECT $1, g.topic, g.key, g.band, 0, {schema}.outbox_clock() FROM {streams}
+SELECT $1, g.topic, g.key, g.band, 0, {schema}.outbox_clock() FROM {given_streams}
 ORDER BY g.ord
 ON CONFLICT (consumer, topic, key, band) DO NOTHING
 
 -- name: lock_streams
 -- Begins after the receipts are there: a hold that was committed meanwhile is seen. Index: inbox_stream_pkey.
 SELECT g.ord, s.seen, s.cause, s.waiting
-FROM (SELECT * FROM {streams} ORDER BY ord) AS g CROSS JOIN LATERAL (
+FROM (SELECT * FROM {given_streams} ORDER BY ord) AS g CROSS JOIN LATERAL (
     SELECT seen, cause, waiting FROM {schema}.inbox_stream
     WHERE consumer = $1 AND topic = g.topic AND key = g.key AND band = g.band
     FOR UPDATE
 ) AS s
 
--- name: withdraw_waiting
+-- name: withdraw_held
 -- An event that has come to wait while its second delivery stood in line for the receipt: that one is no news.
--- Indexes: consumer_inbox_pkey, inbox_waiting_event.
+-- Indexes: consumer_inbox_pkey, inbox_held_event.
 DELETE FROM {schema}.consumer_inbox AS r
 WHERE r.consumer = $1 AND r.event_id = ANY ($2::uuid[])
-    AND (SELECT true FROM {schema}.inbox_waiting AS w WHERE w.consumer = $1 AND w.event_id = r.event_id LIMIT 1)
+    AND (SELECT true FROM {schema}.inbox_held AS w WHERE w.consumer = $1 AND w.event_id = r.event_id LIMIT 1)
 RETURNING r.event_id
 
 -- name: lock_unless_taken
@@ -61,45 +108,45 @@ SELECT seen, cause, waiting, txid_current() AS transaction FROM {schema}.inbox_s
 WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
 FOR UPDATE SKIP LOCKED
 
--- name: resume_in_turn
--- Waiting events as they came. Index: inbox_waiting_pkey.
+-- name: claim_in_order
+-- Waiting events as they came. Index: inbox_held_pkey.
 WITH first AS MATERIALIZED (
-    SELECT * FROM {schema}.inbox_waiting WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+    SELECT * FROM {schema}.inbox_held WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
     ORDER BY id LIMIT $5
-), {taken}
+), {claimed}
 ORDER BY f.id
 
--- name: resume_by_sequence
--- Waiting events by their numbers. Index: inbox_waiting_sequence.
+-- name: claim_by_sequence
+-- Waiting events by their numbers. Index: inbox_held_sequence.
 WITH first AS MATERIALIZED (
-    SELECT * FROM {schema}.inbox_waiting WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+    SELECT * FROM {schema}.inbox_held WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
     ORDER BY sequence NULLS FIRST, id LIMIT $5
-), {taken}
+), {claimed}
 ORDER BY f.sequence NULLS FIRST, f.id
 
--- name: mend
+-- name: repair_stream
 -- A counted stream that drains though nothing of it waits; without this it would drain for ever.
 UPDATE {schema}.inbox_stream SET cause = NULL, waiting = 0, since = {schema}.outbox_clock()
 WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
 
--- name: finish_one
+-- name: finish_receipt
 -- Index: consumer_inbox_pkey.
 UPDATE {schema}.consumer_inbox SET processing_seconds = $3
 WHERE consumer = $1 AND event_id = $2 AND {written_here}
 RETURNING event_id
 
--- name: finish
+-- name: finish_receipts
 -- Index: consumer_inbox_pkey.
 UPDATE {schema}.consumer_inbox AS r SET processing_seconds = g.seconds
 FROM unnest($2::uuid[], $3::float8[]) AS g (event_id, seconds)
 WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here}
 RETURNING r.event_id
 
--- name: finish_and_stand_one
+-- name: finish_and_save_stream
 -- What a gate writes for every event, in one statement. Less than half the cost of the general one, which is planned anew
 -- each time. Indexes: inbox_stream_pkey, consumer_inbox_pkey.
 WITH stood AS (
-    INSERT INTO {schema}.inbox_stream AS s ({standing})
+    INSERT INTO {schema}.inbox_stream AS s ({stream_columns})
     VALUES ($1, $2, $3, $4, $5, $6, $7, {schema}.outbox_clock())
     {merged}
 )
@@ -107,56 +154,56 @@ UPDATE {schema}.consumer_inbox SET processing_seconds = $9
 WHERE consumer = $1 AND event_id = $8 AND {written_here}
 RETURNING event_id
 
--- name: finish_and_stand
+-- name: finish_and_save_streams
 -- The same for several events. Indexes: inbox_stream_pkey, consumer_inbox_pkey.
-WITH stood AS ({stand})
+WITH stood AS ({write_streams})
 UPDATE {schema}.consumer_inbox AS r SET processing_seconds = g.seconds
 FROM unnest($8::uuid[], $9::float8[]) AS g (event_id, seconds)
 WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here}
 RETURNING r.event_id
 
--- name: withdraw
+-- name: withdraw_receipts
 -- Receipts of events that were not handled after all. Index: consumer_inbox_pkey.
 DELETE FROM {schema}.consumer_inbox WHERE consumer = $1 AND event_id = ANY ($2::uuid[])
 
--- name: park
--- Keep events whole, in their order. One that waits already stays where it is. Index: inbox_waiting_event.
-INSERT INTO {schema}.inbox_waiting ({event_columns})
-SELECT $1, g.event_id, g.event_type, g.topic, g.key, g.band, g.sequence, g.raw_key, g.headers::json, g.body, g.shard,
-    g.place, g.replayed, {schema}.outbox_clock()
+-- name: hold
+-- Keep events whole, in their order. One that waits already stays where it is. Index: inbox_held_event.
+INSERT INTO {schema}.inbox_held ({event_columns})
+SELECT $1, g.event_id, g.event_type, g.topic, g.key, g.band, g.sequence, g.raw_key, g.headers::json, g.body, g.partition,
+    g.position, g.replayed, {schema}.outbox_clock()
 FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bigint[], $8::bytea[], $9::text[],
     $10::bytea[], $11::text[], $12::text[], $13::boolean[]) WITH ORDINALITY
-    AS g (event_id, event_type, topic, key, band, sequence, raw_key, headers, body, shard, place, replayed, ord)
+    AS g (event_id, event_type, topic, key, band, sequence, raw_key, headers, body, partition, position, replayed, ord)
 ORDER BY g.ord
 ON CONFLICT (consumer, event_id) DO NOTHING
 
--- name: bury
+-- name: dead_letter
 -- Events go from those that wait to the dead letters, and keep their places. A second burial of an event replaces the
--- first. Index: inbox_waiting_event.
+-- first. Index: inbox_held_event.
 WITH gone AS (
-    DELETE FROM {schema}.inbox_waiting AS w
+    DELETE FROM {schema}.inbox_held AS w
     USING unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::integer[])
         AS g (event_id, reason, failure, policy, attempts)
     WHERE w.consumer = $1 AND w.event_id = g.event_id
     RETURNING w.*, g.reason, g.failure, g.policy, g.attempts
 )
-INSERT INTO {schema}.inbox_dead_letter (id, {event_columns}, reason, failure, policy, attempts, buried_at)
+INSERT INTO {schema}.inbox_dead_letter (id, {event_columns}, reason, failure, policy, attempts, dead_lettered_at)
 SELECT id, {event_columns}, reason, failure::json, policy, attempts, {schema}.outbox_clock() FROM gone
 ON CONFLICT (consumer, event_id) DO UPDATE SET
-    raw_key = excluded.raw_key, headers = excluded.headers, body = excluded.body, shard = excluded.shard,
-    place = excluded.place, replayed = excluded.replayed, received_at = excluded.received_at,
+    raw_key = excluded.raw_key, headers = excluded.headers, body = excluded.body, partition = excluded.partition,
+    position = excluded.position, replayed = excluded.replayed, received_at = excluded.received_at,
     reason = excluded.reason, failure = excluded.failure, policy = excluded.policy, attempts = excluded.attempts,
-    buried_at = excluded.buried_at
+    dead_lettered_at = excluded.dead_lettered_at
 RETURNING event_id, id
 
--- name: leave
--- Events that wait no more. Index: inbox_waiting_event.
-DELETE FROM {schema}.inbox_waiting WHERE consumer = $1 AND event_id = ANY ($2::uuid[])
+-- name: remove_held
+-- Events that wait no more. Index: inbox_held_event.
+DELETE FROM {schema}.inbox_held WHERE consumer = $1 AND event_id = ANY ($2::uuid[])
 
--- name: stand
-{stand}
+-- name: save_streams
+{write_streams}
 
--- name: forget
+-- name: forget_stream
 -- A stream of which nothing is to be known any more. Index: inbox_stream_pkey.
 DELETE FROM {schema}.inbox_stream WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
 
@@ -189,15 +236,15 @@ DELETE FROM {schema}.consumer_inbox WHERE consumer = $1 AND event_id = ANY (ARRA
 DELETE FROM {schema}.inbox_dead_letter WHERE id = ANY (ARRAY(
     SELECT id FROM {schema}.inbox_dead_letter
     WHERE consumer = $1 AND policy = 'skip'
-        AND buried_at < (SELECT {schema}.outbox_clock() - $2::float8 * interval '1 day')
-    ORDER BY buried_at LIMIT $3
+        AND dead_lettered_at < (SELECT {schema}.outbox_clock() - $2::float8 * interval '1 day')
+    ORDER BY dead_lettered_at LIMIT $3
     FOR UPDATE SKIP LOCKED))
 
 -- name: adopt_orphans
 -- A waiting event is found through its stream. None should ever be without one that waits; if one is, it is found again.
 INSERT INTO {schema}.inbox_stream AS s (consumer, topic, key, band, cause, waiting, since)
 SELECT w.consumer, w.topic, w.key, w.band, 'draining', count(*), {schema}.outbox_clock()
-FROM {schema}.inbox_waiting AS w
+FROM {schema}.inbox_held AS w
 WHERE w.consumer = $1 AND NOT EXISTS (
     SELECT FROM {schema}.inbox_stream AS b
     WHERE b.consumer = w.consumer AND b.topic = w.topic AND b.key = w.key AND b.band = w.band AND b.cause IS NOT NULL)
@@ -209,8 +256,127 @@ WHERE s.cause IS NULL
 
 -- name: release_holds
 -- Streams held for a dead letter that is no longer there, deleted by hand for instance: they go on.
--- Indexes: inbox_stream_cause, inbox_dead_letter_held.
+-- Indexes: inbox_stream_cause, inbox_dead_letter_blocking.
 UPDATE {schema}.inbox_stream AS s SET cause = 'draining', since = {schema}.outbox_clock()
-WHERE s.consumer = $1 AND s.cause = 'held' AND NOT EXISTS (
+WHERE s.consumer = $1 AND s.cause = 'dead_letter' AND NOT EXISTS (
     SELECT FROM {schema}.inbox_dead_letter AS d
-    WHERE d.consumer = s.consumer AND d.topic = s.topic AND d.key = s.key AND d.band = s.band AND d.policy = 'hold')
+    WHERE d.consumer = s.consumer AND d.topic = s.topic AND d.key = s.key AND d.band = s.band AND d.policy = 'block')
+
+-- What people ask about consumers, and do for them.
+
+-- name: counts
+-- Indexes: inbox_stream_cause, inbox_dead_letter_event.
+SELECT s.waiting, s.blocked_streams,
+    (SELECT count(*) FROM {schema}.inbox_dead_letter WHERE $1::text IS NULL OR consumer = $1) AS dead_letters
+FROM (
+    SELECT coalesce(sum(waiting), 0)::bigint AS waiting, count(*) AS blocked_streams FROM {schema}.inbox_stream
+    WHERE cause IS NOT NULL AND ($1::text IS NULL OR consumer = $1)
+) AS s
+
+-- name: receipts
+-- Index: consumer_inbox_pkey.
+SELECT event_id, event_type, topic, key, sequence, received_at, processing_seconds FROM {schema}.consumer_inbox
+WHERE consumer = $1 AND event_id = ANY ($2::uuid[])
+ORDER BY received_at, event_id
+
+-- name: dead_letters
+-- Oldest first, which is the order they would be replayed in.
+SELECT id, consumer, event_id, event_type, topic, key, sequence, position, headers::text AS headers, body, reason,
+    failure::text AS failure, policy, attempts, dead_lettered_at
+FROM {schema}.inbox_dead_letter
+WHERE (cardinality($1::bigint[]) = 0 OR id = ANY ($1)) AND ($2::text IS NULL OR consumer = $2)
+    AND ($3::text IS NULL OR topic = $3) AND ($4::text IS NULL OR key = $4) AND ($5::text IS NULL OR reason = $5)
+ORDER BY id LIMIT $6
+
+-- name: blocked_streams
+-- Held ones first, because they wait for a person. Index: inbox_stream_cause.
+SELECT consumer, topic, key, band, seen, cause, waiting, since FROM {schema}.inbox_stream
+WHERE cause IS NOT NULL AND ($1::text IS NULL OR consumer = $1)
+ORDER BY cause <> 'dead_letter', since LIMIT $2
+
+-- name: create_dead_letter_streams
+-- Dead letters are brought back through their streams' rows. One that was skipped may have none. A row that is there is
+-- locked by the same statement: a consumer that is done with the stream could remove it between two. In the order in
+-- which consumers lock them.
+INSERT INTO {schema}.inbox_stream AS s (consumer, topic, key, band, waiting, since)
+SELECT g.consumer, g.topic, g.key, g.band, 0, {schema}.outbox_clock()
+FROM (
+    SELECT DISTINCT d.consumer, d.topic, d.key, d.band FROM {schema}.inbox_dead_letter AS d
+    WHERE d.id = ANY ($1::bigint[])
+) AS g
+ORDER BY g.consumer COLLATE "C", g.topic COLLATE "C", g.key COLLATE "C", g.band
+ON CONFLICT (consumer, topic, key, band) DO UPDATE SET waiting = s.waiting
+
+-- name: lock_dead_letter_streams
+-- In the order in which consumers lock them.
+SELECT FROM {schema}.inbox_stream AS s
+WHERE (s.consumer, s.topic, s.key, s.band) IN (
+    SELECT d.consumer, d.topic, d.key, d.band FROM {schema}.inbox_dead_letter AS d WHERE d.id = ANY ($1::bigint[]))
+ORDER BY s.consumer COLLATE "C", s.topic COLLATE "C", s.key COLLATE "C", s.band
+FOR UPDATE OF s
+
+-- name: replay
+-- Back to their places, without receipts. One that was skipped is late by design, and marked so.
+WITH back AS (
+    DELETE FROM {schema}.inbox_dead_letter WHERE id = ANY ($1::bigint[]) RETURNING *
+), forgotten AS (
+    DELETE FROM {schema}.consumer_inbox AS r USING back AS b WHERE r.consumer = b.consumer AND r.event_id = b.event_id
+)
+INSERT INTO {schema}.inbox_held (id, {event_columns})
+SELECT id, consumer, event_id, event_type, topic, key, band, sequence, raw_key, headers, body, partition, position,
+    replayed OR policy = 'skip', received_at
+FROM back
+ON CONFLICT (consumer, event_id) DO UPDATE SET id = excluded.id, replayed = excluded.replayed
+RETURNING consumer, event_id, topic, key, band, NULL::bigint AS passed
+
+-- name: discard
+-- Given up for good. Their receipts stay. The number of one that held its stream counts as passed.
+DELETE FROM {schema}.inbox_dead_letter WHERE id = ANY ($1::bigint[])
+RETURNING consumer, event_id, topic, key, band, policy, sequence AS passed
+
+-- name: go_on
+-- A new statement, which sees what has left: a stream drains once no dead letter holds it. Each stream is named once.
+-- Index: inbox_dead_letter_blocking.
+UPDATE {schema}.inbox_stream AS s SET
+    seen = CASE WHEN s.seen IS NOT NULL THEN greatest(s.seen, g.passed) END,
+    waiting = s.waiting + g.added,
+    cause = CASE WHEN g.held THEN 'dead_letter' WHEN s.waiting + g.added > 0 THEN 'draining' END,
+    since = CASE WHEN g.held AND s.cause = 'dead_letter' THEN s.since ELSE {schema}.outbox_clock() END
+FROM (
+    SELECT w.*, EXISTS (
+        SELECT FROM {schema}.inbox_dead_letter AS d
+        WHERE d.consumer = w.consumer AND d.topic = w.topic AND d.key = w.key AND d.band = w.band
+            AND d.policy = 'block') AS held
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::bigint[], $6::integer[])
+        AS w (consumer, topic, key, band, passed, added)
+) AS g
+WHERE s.consumer = g.consumer AND s.topic = g.topic AND s.key = g.key AND s.band = g.band
+
+-- name: forget_empty_streams
+-- Streams of which nothing is to be known any more.
+DELETE FROM {schema}.inbox_stream AS s
+USING unnest($1::text[], $2::text[], $3::text[], $4::smallint[]) AS g (consumer, topic, key, band)
+WHERE s.consumer = g.consumer AND s.topic = g.topic AND s.key = g.key AND s.band = g.band
+    AND s.seen IS NULL AND s.cause IS NULL AND s.waiting = 0
+
+-- name: lock_stream
+-- Index: inbox_stream_pkey.
+SELECT seen, cause FROM {schema}.inbox_stream
+WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+FOR UPDATE
+
+-- name: first_early
+-- The first event behind the gap. Index: inbox_held_sequence.
+SELECT event_id, sequence FROM {schema}.inbox_held
+WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4 AND sequence > coalesce($5::bigint, -1)
+ORDER BY sequence NULLS FIRST, id LIMIT 1
+
+-- name: release
+-- As if everything before that event had been seen.
+UPDATE {schema}.inbox_stream SET seen = $5 - 1, cause = 'draining', since = {schema}.outbox_clock()
+WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+
+-- name: record
+INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id, consumer)
+SELECT {schema}.outbox_clock(), $1, $2, g.event_id, g.consumer
+FROM unnest($3::uuid[], $4::text[]) AS g (event_id, consumer)

@@ -1,3 +1,21 @@
+-- Pieces that the sagas' statements share.
+
+-- fragment: instance
+-- In the order of Instance's fields. JSON as text, whatever codecs the connection has.
+i.saga_id, i.saga_type, i.definition_version, i.correlation_id, i.state::text AS state, i.status, i.current_step,
+i.version, i.last_error, i.retry_count, i.needs_attention, i.traceparent, i.started_at, i.updated_at, i.ended_at,
+i.wake_at, i.owner, i.epoch, i.fingerprint
+
+-- fragment: moment
+-- One moment for the whole statement.
+moment AS MATERIALIZED (SELECT {schema}.outbox_clock() AS now)
+
+-- fragment: now
+(SELECT now FROM moment)
+
+-- fragment: audit_columns
+saga_id, at, old_status, new_status, step, what, actor, detail, traceparent
+
 -- What starts, runs and answers sagas.
 
 -- name: start
@@ -6,7 +24,7 @@
 WITH {moment}, fresh AS (
     INSERT INTO {schema}.saga_instance (
         saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at,
-        wake_at, outline)
+        wake_at, fingerprint)
     SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now, $7::text
     FROM moment
     ON CONFLICT DO NOTHING
@@ -33,7 +51,7 @@ CROSS JOIN LATERAL (
 ) AS i
 ORDER BY g.saga_id, g.event_id
 ON CONFLICT (saga_id, event_id) DO NOTHING
-RETURNING mail_id
+RETURNING message_id
 
 -- name: claim
 -- Take what is due, and what has unseen mail and no owner, of the definitions given; what another is writing is left
@@ -42,7 +60,7 @@ RETURNING mail_id
 WITH {moment}, definition AS (
     SELECT * FROM unnest($2::text[], $3::integer[]) AS d (saga_type, definition_version)
 ), due AS MATERIALIZED (
-    SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS place
+    SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS rank
     FROM definition AS d CROSS JOIN LATERAL (
         SELECT saga_id, wake_at FROM {schema}.saga_instance
         WHERE saga_type = d.saga_type AND definition_version = d.definition_version AND wake_at <= {now}
@@ -50,20 +68,20 @@ WITH {moment}, definition AS (
         FOR UPDATE SKIP LOCKED
     ) AS found
 ), mailed AS MATERIALIZED (
-    SELECT found.saga_id, row_number() OVER (ORDER BY found.mail_id) AS place
+    SELECT found.saga_id, row_number() OVER (ORDER BY found.message_id) AS rank
     FROM definition AS d CROSS JOIN LATERAL (
-        SELECT i.saga_id, m.mail_id
+        SELECT i.saga_id, m.message_id
         FROM {schema}.saga_mailbox AS m CROSS JOIN LATERAL (
             SELECT saga_id FROM {schema}.saga_instance
             WHERE saga_id = m.saga_id AND owner IS NULL AND status NOT IN ('completed', 'compensated')
             FOR UPDATE SKIP LOCKED
         ) AS i
         WHERE m.saga_type = d.saga_type AND m.definition_version = d.definition_version AND NOT m.seen
-        ORDER BY m.mail_id LIMIT $4
+        ORDER BY m.message_id LIMIT $4
     ) AS found
 ), chosen AS (
     SELECT saga_id FROM (SELECT * FROM due UNION ALL SELECT * FROM mailed) AS found
-    GROUP BY saga_id ORDER BY min(place) LIMIT $4
+    GROUP BY saga_id ORDER BY min(rank) LIMIT $4
 )
 UPDATE {schema}.saga_instance AS i
 SET owner = $1, epoch = epoch + 1, wake_at = {now} + $5::float8 * interval '1 second'
@@ -100,21 +118,22 @@ SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS
 -- Also which transaction this is, so that `save` can tell whether a step has begun another. Index: saga_instance_pkey.
 SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction FROM {schema}.saga_instance AS i WHERE i.saga_id = $1 FOR UPDATE
 
--- name: journals
+-- name: journal
 -- A new statement, which sees what the last owner wrote. Index: saga_step_pkey.
 SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
-    SELECT step, phase, progress, place, attempts, due_at, error, intended_at, ended_at, event_id
+    SELECT step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
+        command_event_id, reply_event_id
     FROM {schema}.saga_step
     WHERE saga_id = g.saga_id
-    ORDER BY phase, place, step
+    ORDER BY phase, position, step
 ) AS s
 
--- name: mail
+-- name: messages
 -- Index: saga_mailbox_event.
 SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
-    SELECT mail_id, kind, name, key, body::text AS body, event_id, posted_at FROM {schema}.saga_mailbox
+    SELECT message_id, kind, name, key, body::text AS body, event_id, posted_at FROM {schema}.saga_mailbox
     WHERE saga_id = g.saga_id
-    ORDER BY mail_id
+    ORDER BY message_id
 ) AS m
 
 -- name: save
@@ -130,24 +149,26 @@ WITH {moment}, held AS (
     RETURNING saga_id, traceparent
 ), journal AS (
     INSERT INTO {schema}.saga_step (
-        saga_id, step, phase, progress, place, attempts, due_at, error, intended_at, ended_at, event_id)
+        saga_id, step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
+        command_event_id, reply_event_id)
     SELECT held.saga_id, g.*
     FROM held, unnest(
         $13::text[], $14::text[], $15::text[], $16::integer[], $17::integer[], $18::timestamptz[], $19::text[],
-        $20::timestamptz[], $21::timestamptz[], $22::uuid[]) AS g
+        $20::timestamptz[], $21::timestamptz[], $22::text[], $23::text[], $24::uuid[], $25::uuid[]) AS g
     ON CONFLICT (saga_id, step, phase) DO UPDATE SET
-        progress = excluded.progress, place = excluded.place, attempts = excluded.attempts, due_at = excluded.due_at,
-        error = excluded.error, intended_at = excluded.intended_at, ended_at = excluded.ended_at,
-        event_id = excluded.event_id
+        status = excluded.status, position = excluded.position, attempts = excluded.attempts, due_at = excluded.due_at,
+        error = excluded.error, started_at = excluded.started_at, ended_at = excluded.ended_at,
+        uncertainty = excluded.uncertainty, undelivered = excluded.undelivered,
+        command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id
 ), gone AS (
-    DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.mail_id = ANY ($23::bigint[])
+    DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($26::bigint[])
 ), marked AS (
     UPDATE {schema}.saga_mailbox AS m SET seen = true FROM held
-    WHERE m.saga_id = held.saga_id AND m.mail_id = ANY ($24::bigint[]) AND m.seen IS FALSE
+    WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($27::bigint[]) AND m.seen IS FALSE
 ), noted AS (
     INSERT INTO {schema}.saga_audit_log ({audit_columns})
     SELECT held.saga_id, {now}, g.old_status, g.new_status, g.step, g.what, g.actor, g.detail, held.traceparent
-    FROM held, unnest($25::text[], $26::text[], $27::text[], $28::text[], $29::text[], $30::text[]) WITH ORDINALITY
+    FROM held, unnest($28::text[], $29::text[], $30::text[], $31::text[], $32::text[], $33::text[]) WITH ORDINALITY
         AS g (old_status, new_status, step, what, actor, detail, ord)
     ORDER BY g.ord
 )
@@ -156,12 +177,12 @@ SELECT {now} AS now, txid_current() AS transaction FROM held
 -- name: undelivered
 -- Where events are that have not left. LIMIT keeps the planner from hashing the whole outbox for a few ids.
 -- Indexes: outbox_pkey, outbox_dead_letter_pkey.
-SELECT g.event_id, found.place FROM unnest($1::uuid[]) AS g (event_id) CROSS JOIN LATERAL (
+SELECT g.event_id, found.location FROM unnest($1::uuid[]) AS g (event_id) CROSS JOIN LATERAL (
     SELECT 'waiting' FROM {schema}.outbox AS o WHERE o.event_id = g.event_id
     UNION ALL
-    SELECT 'buried' FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = g.event_id
+    SELECT 'dead_letter' FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = g.event_id
     LIMIT 1
-) AS found (place)
+) AS found (location)
 
 -- name: prune_sagas
 -- A bounded step: sagas that ended long ago, with their journals and mail.
@@ -184,15 +205,15 @@ WITH allowed AS MATERIALIZED (
     SELECT set_config('outrider.pruning', 'on', true)
 )
 DELETE FROM {schema}.saga_audit_log WHERE ctid = ANY (ARRAY(
-    SELECT old.place FROM allowed CROSS JOIN LATERAL (
-        SELECT n.ctid AS place FROM {schema}.saga_audit_log AS n
+    SELECT old.ctid FROM allowed CROSS JOIN LATERAL (
+        SELECT n.ctid FROM {schema}.saga_audit_log AS n
         WHERE n.at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
             AND coalesce((SELECT false FROM {schema}.saga_instance AS i WHERE i.saga_id = n.saga_id LIMIT 1), true)
         ORDER BY n.at LIMIT $2
         FOR UPDATE SKIP LOCKED
     ) AS old))
 
--- name: prune_barriers
+-- name: prune_participants
 -- A bounded step. Index: saga_barrier_age.
 DELETE FROM {schema}.saga_barrier WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {schema}.saga_barrier
@@ -200,13 +221,13 @@ DELETE FROM {schema}.saga_barrier WHERE ctid = ANY (ARRAY(
     ORDER BY at LIMIT $2
     FOR UPDATE SKIP LOCKED))
 
--- name: may_prune_barriers
+-- name: may_prune_participants
 -- A consumer without participants may have no rights there, or a schema that is older than sagas.
 SELECT coalesce(has_table_privilege(b.name, 'SELECT') AND has_table_privilege(b.name, 'UPDATE')
     AND has_table_privilege(b.name, 'DELETE'), false) AS may
 FROM (SELECT to_regclass('{schema}.saga_barrier') AS name) AS b
 
--- name: drop_strays
+-- name: drop_unread_messages
 -- Mail that was posted at the very moment its saga ended: nobody will read it. Indexes: saga_mailbox_unseen,
 -- saga_instance_pkey.
 DELETE FROM {schema}.saga_mailbox AS m
@@ -222,7 +243,7 @@ ON CONFLICT (key, participant, phase) DO NOTHING
 RETURNING barred
 
 -- name: enter_compensation
--- Bar the action first, unless it has come: then it is what there is to undo. Index: saga_barrier_pkey.
+-- Bar the action first, unless it has come: then it is what there is to compensate. Index: saga_barrier_pkey.
 WITH action AS (
     INSERT INTO {schema}.saga_barrier (participant, key, phase, barred, at)
     VALUES ($1, $2, 'action', true, {schema}.outbox_clock())
@@ -234,10 +255,35 @@ SELECT $1, $2, 'compensation', EXISTS (SELECT FROM action), {schema}.outbox_cloc
 ON CONFLICT (key, participant, phase) DO NOTHING
 RETURNING barred
 
--- name: answered
+-- name: participant_reply
 -- A new statement, which sees what another has committed meanwhile. Index: saga_barrier_pkey.
 SELECT barred, reply::text AS reply FROM {schema}.saga_barrier WHERE participant = $1 AND key = $2 AND phase = $3
 
--- name: keep
+-- name: keep_reply
 -- Index: saga_barrier_pkey.
 UPDATE {schema}.saga_barrier SET reply = $4::text::json WHERE participant = $1 AND key = $2 AND phase = $3
+
+-- What people ask about sagas.
+
+-- name: find
+-- Those that need attention first. Stuck are those that nobody works on: overdue, or with mail that nobody has seen.
+SELECT {instance} FROM {schema}.saga_instance AS i
+WHERE (cardinality($1::uuid[]) = 0 OR i.saga_id = ANY ($1)) AND ($2::text IS NULL OR i.saga_type = $2)
+    AND ($3::text IS NULL OR i.correlation_id = $3) AND ($4::text IS NULL OR i.status = $4)
+    AND ($5::boolean IS NULL OR i.needs_attention = $5)
+    AND ($6::float8 IS NULL OR i.status NOT IN ('completed', 'compensated', 'failed') AND (
+        i.wake_at < (SELECT {schema}.outbox_clock() - $6 * interval '1 second')
+        OR i.owner IS NULL AND i.saga_id IN (
+            SELECT m.saga_id FROM {schema}.saga_mailbox AS m
+            WHERE NOT m.seen AND m.posted_at < (SELECT {schema}.outbox_clock() - $6 * interval '1 second'))))
+ORDER BY i.needs_attention DESC, i.updated_at DESC, i.saga_id
+LIMIT $7
+
+-- name: counts
+SELECT status, count(*) AS sagas, count(*) FILTER (WHERE needs_attention) AS needing
+FROM {schema}.saga_instance GROUP BY status
+
+-- name: audit
+-- Index: saga_audit_log_pkey.
+SELECT at, old_status, new_status, step, what, actor, detail, traceparent FROM {schema}.saga_audit_log
+WHERE saga_id = $1 ORDER BY id LIMIT $2

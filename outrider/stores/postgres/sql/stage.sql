@@ -2,7 +2,7 @@
 
 -- name: stage
 -- Many events in one statement; a known id that is still undelivered is left alone. Index: outbox_pkey.
-INSERT INTO {schema}.outbox ({draft_columns}, state, held_by, held_until)
+INSERT INTO {schema}.outbox ({draft_columns}, state, claimed_by, claimed_until)
 SELECT {draft_values}, g.sequence, {staged_state}
 FROM {drafts} {quiet}
 ORDER BY g.ord
@@ -64,7 +64,7 @@ WITH fresh AS MATERIALIZED (
     FROM (SELECT topic, stream_key, band, max(number) AS last FROM numbered GROUP BY topic, stream_key, band) AS n
     WHERE c.topic = n.topic AND c.key = n.stream_key AND c.band = n.band
 )
-INSERT INTO {schema}.outbox ({draft_columns}, state, held_by, held_until)
+INSERT INTO {schema}.outbox ({draft_columns}, state, claimed_by, claimed_until)
 SELECT {draft_values}, g.number, {staged_state}
 FROM numbered AS g {quiet}
 ORDER BY g.ord

@@ -6,11 +6,11 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_barrier
 -- An instance that is due at once, unless there is one of that name; the primary key and the unique index.
 INSERT INTO saga_instance (
     saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at, wake_at,
-    outline
+    fingerprint
 )
 VALUES (
     :saga_id, :saga_type, :definition_version, :correlation_id, :state, 'started', :traceparent, :now, :now, :now,
-    :outline
+    :fingerprint
 )
 ON CONFLICT DO NOTHING;
 
@@ -22,20 +22,20 @@ WHERE saga_id = :saga_id AND status NOT IN ('completed', 'compensated')
     AND saga_type = coalesce(:saga_type, saga_type)
 ON CONFLICT (saga_id, event_id) DO NOTHING;
 
--- name: due
+-- name: claim_due
 -- What is due of a definition, longest first; saga_instance_due.
 SELECT wake_at, saga_id FROM saga_instance
 WHERE saga_type = :saga_type AND definition_version = :definition_version AND wake_at <= :now
 ORDER BY wake_at LIMIT :limit;
 
--- name: mailed
+-- name: claim_messaged
 -- Sagas of a definition that have unseen mail and no owner; saga_mailbox_unseen and the primary key.
-SELECT mail.mail_id, mail.saga_id FROM saga_mailbox AS mail CROSS JOIN saga_instance AS saga USING (saga_id)
+SELECT mail.message_id, mail.saga_id FROM saga_mailbox AS mail CROSS JOIN saga_instance AS saga USING (saga_id)
 WHERE mail.saga_type = :saga_type AND mail.definition_version = :definition_version AND NOT mail.seen
     AND saga.owner IS NULL AND saga.status NOT IN ('completed', 'compensated')
-ORDER BY mail.mail_id LIMIT :limit;
+ORDER BY mail.message_id LIMIT :limit;
 
--- name: take
+-- name: claim
 -- Give a saga an owner; the primary key.
 UPDATE saga_instance SET owner = :worker, epoch = epoch + 1, wake_at = :until WHERE saga_id = :saga_id;
 
@@ -49,13 +49,15 @@ SELECT {saga} FROM saga_instance WHERE saga_id = :saga_id;
 
 -- name: journal
 -- Its journal; the primary key.
-SELECT step, phase, progress, place, attempts, due_at, error, intended_at, ended_at, event_id FROM saga_step
-WHERE saga_id = :saga_id ORDER BY phase, place, step;
+SELECT step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
+    command_event_id, reply_event_id
+FROM saga_step
+WHERE saga_id = :saga_id ORDER BY phase, position, step;
 
--- name: mail
+-- name: messages
 -- Its mail, as it came; the unique index.
-SELECT mail_id, kind, name, key, body, event_id, posted_at FROM saga_mailbox
-WHERE saga_id = :saga_id ORDER BY mail_id;
+SELECT message_id, kind, name, key, body, event_id, posted_at FROM saga_mailbox
+WHERE saga_id = :saga_id ORDER BY message_id;
 
 -- name: save
 -- A turn, if claim and version are still the ones expected; the primary key.
@@ -66,26 +68,28 @@ UPDATE saga_instance SET
     owner = CASE WHEN :release THEN NULL ELSE owner END, wake_at = :now + :due_seconds
 WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch AND version = :version;
 
--- name: enter_journal
+-- name: save_journal
 -- A line of the journal; the primary key.
 INSERT INTO saga_step (
-    saga_id, step, phase, progress, place, attempts, due_at, error, intended_at, ended_at, event_id
+    saga_id, step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
+    command_event_id, reply_event_id
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (saga_id, step, phase) DO UPDATE SET
-    progress = excluded.progress, place = excluded.place, attempts = excluded.attempts, due_at = excluded.due_at,
-    error = excluded.error, intended_at = excluded.intended_at, ended_at = excluded.ended_at,
-    event_id = excluded.event_id;
+    status = excluded.status, position = excluded.position, attempts = excluded.attempts, due_at = excluded.due_at,
+    error = excluded.error, started_at = excluded.started_at, ended_at = excluded.ended_at,
+    uncertainty = excluded.uncertainty, undelivered = excluded.undelivered,
+    command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id;
 
--- name: take_mail
+-- name: save_taken
 -- Mail that has been read for good; the primary key.
-DELETE FROM saga_mailbox WHERE mail_id = ? AND saga_id = ?;
+DELETE FROM saga_mailbox WHERE message_id = ? AND saga_id = ?;
 
--- name: mark_mail
+-- name: save_seen
 -- Mail that stays, and wakes nobody again; the primary key.
-UPDATE saga_mailbox SET seen = 1 WHERE mail_id = ? AND saga_id = ? AND NOT seen;
+UPDATE saga_mailbox SET seen = 1 WHERE message_id = ? AND saga_id = ? AND NOT seen;
 
--- name: note
+-- name: save_note
 -- A line of the audit trail, with the saga's trace; the primary key.
 INSERT INTO saga_audit_log (saga_id, at, old_status, new_status, step, what, actor, detail, traceparent)
 SELECT saga_id, :now, :old_status, :new_status, :step, :what, :actor, :detail, traceparent FROM saga_instance
@@ -95,22 +99,22 @@ WHERE saga_id = :saga_id;
 -- Where an event is that has not left; the unique indexes of both tables.
 SELECT 'waiting' FROM outbox WHERE event_id = :event_id
 UNION ALL
-SELECT 'buried' FROM outbox_dead_letter WHERE event_id = :event_id;
+SELECT 'dead_letter' FROM outbox_dead_letter WHERE event_id = :event_id;
 
--- name: old_sagas
+-- name: prunable_sagas
 -- A bounded number of those that ended long ago; saga_instance_age.
 SELECT saga_id FROM saga_instance
 WHERE ended_at < :before AND NOT needs_attention ORDER BY ended_at LIMIT :limit;
 
--- name: remove_journal
+-- name: prune_journal
 -- The primary key.
 DELETE FROM saga_step WHERE saga_id = ?;
 
--- name: remove_mail
+-- name: prune_messages
 -- The unique index.
 DELETE FROM saga_mailbox WHERE saga_id = ?;
 
--- name: remove_saga
+-- name: prune_sagas
 -- The primary key.
 DELETE FROM saga_instance WHERE saga_id = ?;
 
@@ -130,27 +134,49 @@ DELETE FROM saga_audit_log WHERE id IN (
 -- Take the mark away.
 DELETE FROM outbox_meta WHERE name = 'saga_pruning';
 
--- name: prune_barriers
+-- name: prune_participants
 -- A bounded step; saga_barrier_age and the primary key.
 DELETE FROM saga_barrier WHERE (participant, key, phase) IN (
     SELECT participant, key, phase FROM saga_barrier WHERE at < :before ORDER BY at LIMIT :limit
 );
 
--- name: drop_strays
+-- name: drop_unread_messages
 -- Unseen mail of sagas that have ended: nobody will read it. saga_mailbox_unseen and the primary key.
 DELETE FROM saga_mailbox WHERE NOT seen AND coalesce((
     SELECT status IN ('completed', 'compensated') FROM saga_instance AS saga WHERE saga.saga_id = saga_mailbox.saga_id
 ), 1);
 
--- name: enter_barrier
+-- name: enter_participant
 -- A command comes for the first time, or it does not; the primary key.
 INSERT INTO saga_barrier (participant, key, phase, barred, at) VALUES (:participant, :key, :phase, :barred, :now)
 ON CONFLICT (participant, key, phase) DO NOTHING;
 
--- name: answered
+-- name: participant_reply
 -- What became of it, as numbers and bytes, whatever the connection makes of texts; the primary key.
 SELECT barred, CAST(reply AS BLOB) FROM saga_barrier WHERE participant = :participant AND key = :key AND phase = :phase;
 
--- name: keep
+-- name: keep_reply
 -- What was answered; the primary key.
 UPDATE saga_barrier SET reply = :reply WHERE participant = :participant AND key = :key AND phase = :phase;
+
+-- name: find
+-- Those that need attention first. Stuck are those that nobody works on: overdue, or with mail that nobody has seen.
+SELECT {saga} FROM saga_instance AS saga
+WHERE (:ids IS NULL OR saga_id IN (SELECT value FROM json_each(:ids)))
+    AND (:saga_type IS NULL OR saga_type = :saga_type)
+    AND (:correlation_id IS NULL OR correlation_id = :correlation_id) AND (:status IS NULL OR status = :status)
+    AND (:needs_attention IS NULL OR needs_attention = :needs_attention)
+    AND (:before IS NULL OR status NOT IN ('completed', 'compensated', 'failed') AND (
+        wake_at < :before OR owner IS NULL AND EXISTS (
+            SELECT 1 FROM saga_mailbox AS mail
+            WHERE mail.saga_id = saga.saga_id AND NOT mail.seen AND mail.posted_at < :before)))
+ORDER BY needs_attention DESC, updated_at DESC, saga_id LIMIT :limit;
+
+-- name: counts
+-- A look at all of them.
+SELECT status, count(*), sum(needs_attention) FROM saga_instance GROUP BY status;
+
+-- name: audit
+-- The trail of a saga; saga_audit_saga.
+SELECT at, old_status, new_status, step, what, actor, detail, traceparent FROM saga_audit_log
+WHERE saga_id = :saga_id ORDER BY id LIMIT :limit;

@@ -59,11 +59,11 @@ CREATE TABLE {schema}.outbox (
     state          text NOT NULL DEFAULT 'pending' CHECK (state IN ({stored})),
     attempts       smallint NOT NULL DEFAULT 0,
     failure        json,
-    held_by        text,
-    held_until     timestamptz,
+    claimed_by        text,
+    claimed_until     timestamptz,
     lane           smallint NOT NULL GENERATED ALWAYS AS (
                        {schema}.outbox_lane_of(coalesce(key, aggregate_id, event_id::text), priority)) STORED,
-    CHECK (state <> 'optimistic' OR (held_by IS NOT NULL AND held_until IS NOT NULL))
+    CHECK (state <> 'optimistic' OR (claimed_by IS NOT NULL AND claimed_until IS NOT NULL))
 ) WITH (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000
@@ -117,10 +117,10 @@ CREATE TABLE {schema}.outbox_blocked (
     topic   text NOT NULL,
     key     text NOT NULL,
     head_id bigint,
-    cause   text NOT NULL CHECK (cause IN ('failed', 'held', 'deferred', 'draining')),
+    cause   text NOT NULL CHECK (cause IN ('failed', 'dead_letter', 'deferred', 'draining')),
     until   timestamptz,
     PRIMARY KEY (lane, topic, key),
-    CHECK ((cause = 'held') = (until IS NULL))
+    CHECK ((cause = 'dead_letter') = (until IS NULL))
 )
 
 -- name: blocked_due
@@ -189,15 +189,15 @@ CREATE TABLE {schema}.outbox_dead_letter (
     attempts       smallint NOT NULL,
     reason         text NOT NULL,
     failure        json,
-    policy         text NOT NULL CHECK (policy IN ('hold', 'skip')),
-    buried_at      timestamptz NOT NULL
+    policy         text NOT NULL CHECK (policy IN ('block', 'skip')),
+    dead_lettered_at      timestamptz NOT NULL
 )
 
 -- name: dead_letter_stream
-CREATE INDEX outbox_dead_letter_held ON {schema}.outbox_dead_letter (lane, topic, key) WHERE policy = 'hold'
+CREATE INDEX outbox_dead_letter_blocking ON {schema}.outbox_dead_letter (lane, topic, key) WHERE policy = 'block'
 
 -- name: dead_letter_age
-CREATE INDEX outbox_dead_letter_age ON {schema}.outbox_dead_letter (buried_at)
+CREATE INDEX outbox_dead_letter_age ON {schema}.outbox_dead_letter (dead_lettered_at)
 
 -- name: operation
 -- What people did to events.

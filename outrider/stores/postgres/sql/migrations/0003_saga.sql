@@ -26,7 +26,7 @@ CREATE TABLE {schema}.saga_instance (
     wake_at            timestamptz,
     owner              text,
     epoch              bigint NOT NULL DEFAULT 0,
-    outline            text NOT NULL DEFAULT '',
+    fingerprint        text NOT NULL DEFAULT '',
     CONSTRAINT saga_instance_name UNIQUE (saga_type, correlation_id)
 ) WITH (fillfactor = 70)
 
@@ -41,27 +41,30 @@ CREATE INDEX saga_instance_age ON {schema}.saga_instance (ended_at) WHERE ended_
 -- name: saga_step
 -- The journal: one line for each step and phase.
 CREATE TABLE {schema}.saga_step (
-    saga_id     uuid NOT NULL,
-    step        text NOT NULL,
-    phase       text NOT NULL CHECK (phase IN ('action', 'compensation')),
-    progress    text NOT NULL CHECK (progress IN ('planned', 'intended', 'retrying', 'done', 'refused', 'failed')),
-    place       integer NOT NULL,
-    attempts    integer NOT NULL,
-    due_at      timestamptz,
-    error       text,
-    intended_at timestamptz,
-    ended_at    timestamptz,
-    event_id    uuid,
+    saga_id          uuid NOT NULL,
+    step             text NOT NULL,
+    phase            text NOT NULL CHECK (phase IN ('action', 'compensation')),
+    status           text NOT NULL CHECK (status IN ('planned', 'started', 'retrying', 'done', 'rejected', 'failed')),
+    position         integer NOT NULL,
+    attempts         integer NOT NULL,
+    due_at           timestamptz,
+    error            text,
+    started_at       timestamptz,
+    ended_at         timestamptz,
+    uncertainty      text CHECK (uncertainty IN ('outcome_unknown', 'reply_not_applied', 'no_event')),
+    undelivered      text CHECK (undelivered IN ('waiting', 'dead_letter')),
+    command_event_id uuid,
+    reply_event_id   uuid,
     PRIMARY KEY (saga_id, step, phase)
 ) WITH (fillfactor = 80)
 
 -- name: saga_mailbox
 -- What others have to say to a saga. Its definition is copied here, so that mail leads straight to who can read it.
 CREATE TABLE {schema}.saga_mailbox (
-    mail_id            bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    message_id         bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     saga_id            uuid NOT NULL,
     event_id           uuid NOT NULL,
-    kind               text NOT NULL CHECK (kind IN ('reply', 'order')),
+    kind               text NOT NULL CHECK (kind IN ('reply', 'operator')),
     name               text NOT NULL,
     key                text,
     body               json NOT NULL,
@@ -74,7 +77,7 @@ CREATE TABLE {schema}.saga_mailbox (
 
 -- name: saga_mailbox_unseen
 -- The mail that wakes somebody.
-CREATE INDEX saga_mailbox_unseen ON {schema}.saga_mailbox (saga_type, definition_version, mail_id) WHERE NOT seen
+CREATE INDEX saga_mailbox_unseen ON {schema}.saga_mailbox (saga_type, definition_version, message_id) WHERE NOT seen
 
 -- name: saga_audit_log
 -- What happened, when, and by whom. It outlives the saga.
@@ -118,7 +121,7 @@ EXECUTE FUNCTION {schema}.saga_audit_refuse()
 
 -- name: saga_barrier
 -- At a participant: which commands have come, and what was answered. A barred action came after its compensation, or
--- never; a barred compensation found nothing to undo.
+-- never; a barred compensation found nothing to compensate.
 CREATE TABLE {schema}.saga_barrier (
     participant text NOT NULL,
     key         text NOT NULL,

@@ -33,8 +33,8 @@ CREATE TABLE outbox (
     attempts INTEGER NOT NULL DEFAULT 0,
     suspect INTEGER NOT NULL DEFAULT 0,
     failure TEXT,
-    held_by TEXT,
-    held_until REAL CHECK (state <> 'optimistic' OR (held_by IS NOT NULL AND held_until IS NOT NULL)),
+    claimed_by TEXT,
+    claimed_until REAL CHECK (state <> 'optimistic' OR (claimed_by IS NOT NULL AND claimed_until IS NOT NULL)),
     stream_key TEXT GENERATED ALWAYS AS (coalesce(nullif(key, ''), nullif(aggregate_id, ''), event_id)) VIRTUAL
 );
 
@@ -80,7 +80,7 @@ CREATE TABLE outbox_blocked (
     topic TEXT NOT NULL,
     key TEXT NOT NULL,
     head_id INTEGER,
-    cause TEXT NOT NULL CHECK (cause IN ('failed', 'held', 'deferred', 'draining')),
+    cause TEXT NOT NULL CHECK (cause IN ('failed', 'dead_letter', 'deferred', 'draining')),
     until REAL,
     PRIMARY KEY (lane, topic, key)
 ) WITHOUT ROWID;
@@ -156,8 +156,8 @@ CREATE TABLE outbox_dead_letter (
     attempts INTEGER NOT NULL,
     failure TEXT,
     reason TEXT NOT NULL,
-    policy TEXT NOT NULL CHECK (policy IN ('hold', 'skip')),
-    buried_at REAL NOT NULL,
+    policy TEXT NOT NULL CHECK (policy IN ('block', 'skip')),
+    dead_lettered_at REAL NOT NULL,
     stream_key TEXT GENERATED ALWAYS AS (coalesce(nullif(key, ''), nullif(aggregate_id, ''), event_id)) VIRTUAL
 );
 
@@ -165,13 +165,13 @@ CREATE TABLE outbox_dead_letter (
 -- Dead letters in the order they would be replayed.
 CREATE INDEX outbox_dead_letter_position ON outbox_dead_letter (id);
 
--- name: outbox_dead_letter_held
+-- name: outbox_dead_letter_blocking
 -- The dead letters that hold a stream.
-CREATE INDEX outbox_dead_letter_held ON outbox_dead_letter (lane, topic, stream_key) WHERE policy = 'hold';
+CREATE INDEX outbox_dead_letter_blocking ON outbox_dead_letter (lane, topic, stream_key) WHERE policy = 'block';
 
 -- name: outbox_dead_letter_buried
 -- Dead letters that may be pruned, by age.
-CREATE INDEX outbox_dead_letter_buried ON outbox_dead_letter (buried_at) WHERE policy = 'skip';
+CREATE INDEX outbox_dead_letter_buried ON outbox_dead_letter (dead_lettered_at) WHERE policy = 'skip';
 
 -- name: outbox_operation
 -- What people did, to which event.

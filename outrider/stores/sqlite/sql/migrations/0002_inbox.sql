@@ -24,7 +24,7 @@ CREATE TABLE inbox_stream (
     key TEXT NOT NULL,
     band INTEGER NOT NULL,
     seen INTEGER,
-    cause TEXT CHECK (cause IN ('early', 'held', 'draining')),
+    cause TEXT CHECK (cause IN ('early', 'dead_letter', 'draining')),
     waiting INTEGER NOT NULL,
     since REAL NOT NULL,
     PRIMARY KEY (consumer, topic, key, band)
@@ -34,10 +34,10 @@ CREATE TABLE inbox_stream (
 -- The few that wait, among all that are counted.
 CREATE INDEX inbox_stream_cause ON inbox_stream (consumer, cause, since) WHERE cause IS NOT NULL;
 
--- name: inbox_waiting
+-- name: inbox_held
 -- Events that wait, whole as they came: their bytes, and their headers as an object of base64. Dead letters take their
 -- id from here too, so that one that is replayed has its old place.
-CREATE TABLE inbox_waiting (
+CREATE TABLE inbox_held (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     consumer TEXT NOT NULL,
     event_id TEXT NOT NULL,
@@ -49,20 +49,20 @@ CREATE TABLE inbox_waiting (
     raw_key BLOB,
     headers TEXT NOT NULL,
     body BLOB NOT NULL,
-    shard TEXT NOT NULL,
-    place TEXT NOT NULL,
+    partition TEXT NOT NULL,
+    position TEXT NOT NULL,
     replayed INTEGER NOT NULL,
     received_at REAL NOT NULL,
     UNIQUE (consumer, event_id)
 );
 
--- name: inbox_waiting_place
+-- name: inbox_held_place
 -- The events of a stream as they came.
-CREATE INDEX inbox_waiting_place ON inbox_waiting (consumer, topic, key, band, id);
+CREATE INDEX inbox_held_place ON inbox_held (consumer, topic, key, band, id);
 
--- name: inbox_waiting_sequence
+-- name: inbox_held_sequence
 -- The events of a stream by their numbers.
-CREATE INDEX inbox_waiting_sequence ON inbox_waiting (consumer, topic, key, band, sequence, id);
+CREATE INDEX inbox_held_sequence ON inbox_held (consumer, topic, key, band, sequence, id);
 
 -- name: inbox_dead_letter
 -- What a consumer could not handle, and why.
@@ -78,15 +78,15 @@ CREATE TABLE inbox_dead_letter (
     raw_key BLOB,
     headers TEXT NOT NULL,
     body BLOB NOT NULL,
-    shard TEXT NOT NULL,
-    place TEXT NOT NULL,
+    partition TEXT NOT NULL,
+    position TEXT NOT NULL,
     replayed INTEGER NOT NULL,
     received_at REAL NOT NULL,
     reason TEXT NOT NULL,
     failure TEXT NOT NULL,
-    policy TEXT NOT NULL CHECK (policy IN ('hold', 'skip')),
+    policy TEXT NOT NULL CHECK (policy IN ('block', 'skip')),
     attempts INTEGER NOT NULL,
-    buried_at REAL NOT NULL,
+    dead_lettered_at REAL NOT NULL,
     UNIQUE (consumer, event_id)
 );
 
@@ -94,10 +94,10 @@ CREATE TABLE inbox_dead_letter (
 -- Whose dead letter it was; an operation on the outbox has no consumer.
 ALTER TABLE outbox_operation ADD COLUMN consumer TEXT;
 
--- name: inbox_dead_letter_held
+-- name: inbox_dead_letter_blocking
 -- The dead letters that hold a stream.
-CREATE INDEX inbox_dead_letter_held ON inbox_dead_letter (consumer, topic, key, band) WHERE policy = 'hold';
+CREATE INDEX inbox_dead_letter_blocking ON inbox_dead_letter (consumer, topic, key, band) WHERE policy = 'block';
 
 -- name: inbox_dead_letter_age
 -- Dead letters that may be pruned, by age. This is the last step: an inbox that has it has everything.
-CREATE INDEX inbox_dead_letter_age ON inbox_dead_letter (consumer, buried_at) WHERE policy = 'skip';
+CREATE INDEX inbox_dead_letter_age ON inbox_dead_letter (consumer, dead_lettered_at) WHERE policy = 'skip';

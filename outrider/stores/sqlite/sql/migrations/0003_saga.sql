@@ -19,7 +19,7 @@ CREATE TABLE saga_instance (
     wake_at REAL,
     owner TEXT,
     epoch INTEGER NOT NULL DEFAULT 0,
-    outline TEXT NOT NULL DEFAULT '',
+    fingerprint TEXT NOT NULL DEFAULT '',
     UNIQUE (saga_type, correlation_id)
 );
 
@@ -37,24 +37,27 @@ CREATE TABLE saga_step (
     saga_id TEXT NOT NULL,
     step TEXT NOT NULL,
     phase TEXT NOT NULL CHECK (phase IN ('action', 'compensation')),
-    progress TEXT NOT NULL CHECK (progress IN ('planned', 'intended', 'retrying', 'done', 'refused', 'failed')),
-    place INTEGER NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('planned', 'started', 'retrying', 'done', 'rejected', 'failed')),
+    position INTEGER NOT NULL,
     attempts INTEGER NOT NULL,
     due_at REAL,
     error TEXT,
-    intended_at REAL,
+    started_at REAL,
     ended_at REAL,
-    event_id TEXT,
+    uncertainty TEXT CHECK (uncertainty IN ('outcome_unknown', 'reply_not_applied', 'no_event')),
+    undelivered TEXT CHECK (undelivered IN ('waiting', 'dead_letter')),
+    command_event_id TEXT,
+    reply_event_id TEXT,
     PRIMARY KEY (saga_id, step, phase)
 ) WITHOUT ROWID;
 
 -- name: saga_mailbox
 -- What others have to say to a saga. Its definition is copied here, so that mail leads straight to who can read it.
 CREATE TABLE saga_mailbox (
-    mail_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    message_id INTEGER PRIMARY KEY AUTOINCREMENT,
     saga_id TEXT NOT NULL,
     event_id TEXT NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ('reply', 'order')),
+    kind TEXT NOT NULL CHECK (kind IN ('reply', 'operator')),
     name TEXT NOT NULL,
     key TEXT,
     body TEXT NOT NULL CHECK (json_valid(body)),
@@ -67,7 +70,7 @@ CREATE TABLE saga_mailbox (
 
 -- name: saga_mailbox_unseen
 -- The mail that wakes somebody.
-CREATE INDEX saga_mailbox_unseen ON saga_mailbox (saga_type, definition_version, mail_id) WHERE NOT seen;
+CREATE INDEX saga_mailbox_unseen ON saga_mailbox (saga_type, definition_version, message_id) WHERE NOT seen;
 
 -- name: saga_audit_log
 -- What happened, when, and by whom. It outlives the saga.
@@ -117,7 +120,7 @@ END;
 
 -- name: saga_barrier
 -- At a participant: which commands have come, and what was answered. A barred action came after its compensation, or
--- never; a barred compensation found nothing to undo.
+-- never; a barred compensation found nothing to compensate.
 CREATE TABLE saga_barrier (
     participant TEXT NOT NULL,
     key TEXT NOT NULL,

@@ -1,0 +1,365 @@
+"""Checks of RabbitMQ: do messages reach a queue, and does the queue keep the messages?
+
+AMQP reveals little: whether an exchange exists and, by a repeated declaration, whether the exchange is durable. All
+facts about queues and bindings need the management API; without the API, the check result says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pamqp import base, commands
+
+from outrider.brokers.rabbitmq.connection import AmqpConnection, ChannelClosed, connect
+from outrider.brokers.rabbitmq.management import Management, QueueInfo, Topology, reached
+from outrider.brokers.rabbitmq.queues import QUORUM, check_queue, exists, inspect
+from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings
+from outrider.checks import CheckResult, is_loopback, ok, refuse, warn
+from outrider.errors import Transient, UsageError
+from outrider.event import Message
+
+NOT_FOUND, PRECONDITION = 404, 406
+
+KINDS_MAX = 3
+
+_DIFFERS = re.compile(r"inequivalent arg '([\w-]+)'.* current is (?:the value )?'?([\w-]+)")
+
+CHECKS = {
+    "rabbitmq-encryption": "nobody can listen in",
+    "rabbitmq-credentials": "the password is not the one that everybody knows",
+    "rabbitmq-exchange": "the exchange is there, and outlives a restart",
+    "rabbitmq-declare": "queues that the relay declares are as it declares them",
+    "rabbitmq-management": "queues and bindings can be seen",
+    "rabbitmq-routes": "every topic reaches a durable queue",
+    "rabbitmq-queues": "queues outlive a restart and their consumers",
+    "rabbitmq-overflow": "a full queue refuses messages instead of dropping them",
+    "rabbitmq-expiry": "messages wait for as long as it takes",
+    "rabbitmq-replicas": "a queue survives the loss of a node",
+    "rabbitmq-alarms": "no node blocks publishers",
+    "rabbitmq-consumer": "a consumer's queue is there, fit for it, and bound to its topics",
+}
+
+NAME_TOPICS = "name them: --topic, or topics in the file"
+
+
+CHECK = "rabbitmq-consumer"
+
+
+def credentials(settings: RabbitSettings) -> CheckResult:
+    """Return whether the login uses the default password, as a check result.
+
+    >>> credentials(RabbitSettings(host="mq.example")).level
+    <Level.WARN: 'warn'>
+    """
+    if (settings.user, settings.password) != ("guest", "guest"):
+        return ok("rabbitmq-credentials", f"user {settings.user}")
+    if is_loopback(settings.host):
+        return ok("rabbitmq-credentials", "guest, on this machine only")
+    text = "guest with its well-known password may log in from elsewhere"
+    return warn("rabbitmq-credentials", text, "make a user for the relay, and delete guest")
+
+
+def encryption(settings: RabbitSettings) -> CheckResult:
+    """Return whether the connection is encrypted, as a check result.
+
+    >>> encryption(RabbitSettings(host="mq.example")).level
+    <Level.WARN: 'warn'>
+    """
+    if settings.tls:
+        return ok("rabbitmq-encryption", "TLS")
+    if is_loopback(settings.host):
+        return ok("rabbitmq-encryption", "not encrypted, and on this machine only")
+    return warn("rabbitmq-encryption", "password and events cross the network unencrypted", "use amqps://")
+
+
+def exchanges(states: Mapping[str, BrokerState], settings: RabbitSettings) -> list[CheckResult]:
+    """Return the check results for the exchanges of the relay.
+
+    >>> exchanges({}, RabbitSettings(exchange=""))[0].text
+    'the one without a name is always there'
+    """
+    check = "rabbitmq-exchange"
+    if not settings.exchange:
+        return [ok(check, "the one without a name is always there")]
+    if not states:
+        return [warn(check, "every topic has its own, and no topic is known", NAME_TOPICS)]
+    missing = [name for name, state in states.items() if not state.there]
+    fleeting = [name for name, state in states.items() if state.there and (state.durable is False or state.temporary)]
+    unknown = [name for name, state in states.items() if state.there and state.durable is None]
+    found = []
+    if missing and not settings.declare:
+        remedy = "declare it (durable, type topic), or let the relay do so with declare= in the broker's URL"
+        found.append(refuse(check, f"{', '.join(missing)}: not there; nothing can be published", remedy))
+    if fleeting:
+        text = f"{', '.join(fleeting)}: not durable or auto-delete; gone after a restart or with its last binding"
+        found.append(warn(check, text, "delete it and declare it as durable, without auto-delete"))
+    if unknown:
+        text = f"{', '.join(unknown)}: there; whether it is durable may not be seen by this user"
+        found.append(warn(check, text, "name the management API, or let the user configure the exchange"))
+    if found:
+        return found
+    return [ok(check, "the relay makes it at its start" if missing else "there and durable")]
+
+
+def topology(seen: Topology, settings: RabbitSettings, topics: Sequence[str]) -> list[CheckResult]:
+    """Return the check results for the routes of the topics, and for the queues behind the exchanges."""
+    names = topics if settings.exchange == PER_TOPIC else [settings.exchange]
+    routed = {topic: reached(seen, *route(settings, topic)) for topic in topics}
+    behind = {queue.name: queue for name in names if name for queue in reached(seen, name, None)}
+    behind |= {queue.name: queue for found in routed.values() for queue in found}
+    queues = list(behind.values())
+    return [
+        routes(routed),
+        lasting(queues),
+        overflow(queues),
+        expiry(queues),
+        replicas(queues, seen.nodes),
+        alarms(seen),
+    ]
+
+
+async def check(wire: AmqpConnection, settings: RabbitSettings, topics: Sequence[str]) -> list[CheckResult]:
+    """Ask the server over AMQP, and over the management API if configured; return check results."""
+    seen = await _look(settings)
+    names = list(dict.fromkeys(topics)) if settings.exchange == PER_TOPIC else [settings.exchange]
+    states = {name: await _exchange(wire, name, seen) for name in names if name}
+    found = [
+        encryption(settings),
+        credentials(settings),
+        *exchanges(states, settings),
+        *[await _declared_queue(wire, queue) for queue, _ in settings.queues],
+    ]
+    if isinstance(seen, Topology):
+        return [*found, ok("rabbitmq-management", "it answers"), *topology(seen, settings, topics)]
+    return [*found, seen]
+
+
+async def _look(settings: RabbitSettings) -> Topology | CheckResult:
+    if settings.management is None:
+        return warn(
+            "rabbitmq-management",
+            "whether queues are bound, durable and unlimited, and whether publishers are blocked, cannot be known "
+            "by AMQP alone",
+            "name the management API: management=http://host:15672 in the broker's URL, or management beside its url",
+        )
+    client = Management(settings)
+    try:
+        return await asyncio.to_thread(client.topology)
+    except Transient as error:
+        text = f"the management API at {client.address} cannot be used ({error}), so nothing is known of the queues"
+        return warn("rabbitmq-management", text, "check the address, and give the user the tag monitoring")
+
+
+async def _exchange(wire: AmqpConnection, name: str, seen: Topology | CheckResult) -> BrokerState:
+    if isinstance(seen, Topology):
+        found = seen.exchanges.get(name)
+        return BrokerState(
+            found is not None, found is not None and found.durable, found is not None and found.temporary
+        )
+    if await _refusal(wire, commands.Exchange.Declare(exchange=name, passive=True)) is not None:
+        return BrokerState(there=False)
+    return await _durable(wire, name)
+
+
+async def _durable(wire: AmqpConnection, name: str) -> BrokerState:
+    """Declare an existing exchange as durable: no change, but the server objects if the exchange is not durable."""
+    kind = "topic"
+    for _ in range(KINDS_MAX):
+        refused = await _refusal(wire, commands.Exchange.Declare(exchange=name, exchange_type=kind, durable=True))
+        if refused is None:
+            return BrokerState()
+        differs = _DIFFERS.search(str(refused)) if refused.code == PRECONDITION else None
+        if differs is None:
+            break
+        if differs[1] != "type":
+            return BrokerState(durable=differs[1] != "durable", temporary=differs[1] == "auto_delete")
+        kind = differs[2]
+    return BrokerState(durable=None)
+
+
+def declared_queue(queue: str, *, there: bool, refusal: str) -> CheckResult:
+    """Return the check result for a queue that the relay declares at its start.
+
+    >>> declared_queue("audit", there=True, refusal="PRECONDITION_FAILED").level
+    <Level.ERROR: 'error'>
+    """
+    if refusal:
+        remedy = "remove the queue so that it can be made as a durable quorum queue, or take it out of declare"
+        return refuse("rabbitmq-declare", f"{queue}: a relay could not start ({refusal})", remedy)
+    return ok("rabbitmq-declare", f"{queue}: {'as declared' if there else 'not there; the relay makes it'}")
+
+
+async def _declared_queue(wire: AmqpConnection, queue: str) -> CheckResult:
+    """Check a queue that the relay declares at its start: missing, or already declared in the same way."""
+    refused = await _refusal(wire, commands.Queue.Declare(queue=queue, passive=True))
+    if refused is None:
+        wanted = commands.Queue.Declare(queue=queue, durable=True, arguments=dict(QUORUM))
+        refused = await _refusal(wire, wanted)
+        return declared_queue(queue, there=True, refusal=str(refused) if refused else "")
+    return declared_queue(queue, there=False, refusal="" if refused.code == NOT_FOUND else str(refused))
+
+
+async def _refusal(wire: AmqpConnection, method: base.Frame) -> ChannelClosed | None:
+    """Call a method on a new channel; return the error with which the server closed the channel, None on success."""
+    number = await wire.open_channel()
+    try:
+        await wire.call(number, method)
+    except ChannelClosed as error:
+        return error
+    wire.close_channel(number)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """The state of an exchange. `durable` is None if unknown."""
+
+    there: bool = True
+    durable: bool | None = True
+    temporary: bool = False
+
+
+def route(settings: RabbitSettings, topic: str) -> tuple[str, str | None]:
+    """Return the exchange and the routing key of a topic's messages; None where any routing key is possible.
+
+    >>> route(RabbitSettings(exchange="shop"), "orders")
+    ('shop', 'orders')
+    """
+    exchange, routing_key = settings.route(Message("", topic, "", None, b"", {}))
+    # With an exchange per topic, the routing key is the key of the event and can have any value.
+    return exchange, None if settings.exchange == PER_TOPIC else routing_key
+
+
+def routes(routed: Mapping[str, Sequence[QueueInfo]]) -> CheckResult:
+    """Return whether every topic reaches a queue, as a check result.
+
+    >>> routes({"orders": []}).text
+    'orders: no queue is bound for it, so its events would be dead-lettered'
+    """
+    check = "rabbitmq-routes"
+    if not routed:
+        return warn(check, "no topic was looked at: none is named, and none is staged", NAME_TOPICS)
+    if lost := [topic for topic, queues in routed.items() if not queues]:
+        text = f"{', '.join(lost)}: no queue is bound for it, so its events would be dead-lettered"
+        return refuse(check, text, "bind a queue for it; events with a routing key of their own may have one already")
+    if weak := [topic for topic, queues in routed.items() if not any(map(_lasts, queues))]:
+        text = f"{', '.join(weak)}: reaches only queues that do not outlive a restart"
+        return refuse(check, text, "bind a durable queue for it")
+    return ok(check, f"{len(routed)} reach a durable queue")
+
+
+def _lasts(queue: QueueInfo) -> bool:
+    return queue.durable and not queue.temporary
+
+
+def lasting(queues: Iterable[QueueInfo]) -> CheckResult:
+    """Return whether the queues survive a restart and a disconnect, as a check result."""
+    weak = [queue.name for queue in queues if not _lasts(queue)]
+    if not weak:
+        return ok("rabbitmq-queues", "all durable")
+    text = f"{', '.join(weak)}: not durable, auto-delete or exclusive; confirmed messages go with the queue"
+    return warn("rabbitmq-queues", text, "declare queues that matter as durable, best as quorum queues")
+
+
+def overflow(queues: Iterable[QueueInfo]) -> CheckResult:
+    """Return whether a full queue rejects or drops messages, as a check result.
+
+    >>> overflow([QueueInfo("audit", limits={"max-length": 10})]).level
+    <Level.ERROR: 'error'>
+    """
+    # A stream keeps messages by its retention, read or not; the limit of a stream is no overflow.
+    limited = [
+        queue
+        for queue in queues
+        if queue.kind != "stream" and not {"max-length", "max-length-bytes"}.isdisjoint(queue.limits)
+    ]
+    dropping = [queue.name for queue in limited if queue.limits.get("overflow", "drop-head") == "drop-head"]
+    if not dropping:
+        return ok("rabbitmq-overflow", "no queue drops messages")
+    text = f"{', '.join(dropping)}: limited in length, and drops its oldest messages when full, though confirmed"
+    return refuse("rabbitmq-overflow", text, "set overflow to reject-publish (argument x-overflow, or a policy)")
+
+
+def expiry(queues: Iterable[QueueInfo]) -> CheckResult:
+    """Return whether messages or queues expire, as a check result."""
+    brief = [queue.name for queue in queues if not {"message-ttl", "expires"}.isdisjoint(queue.limits)]
+    if not brief:
+        return ok("rabbitmq-expiry", "messages do not expire")
+    text = f"{', '.join(brief)}: messages, or the queue itself, expire; what no consumer took by then is gone"
+    return warn("rabbitmq-expiry", text, "remove message-ttl and expires, or dead-letter what expires")
+
+
+def replicas(queues: Iterable[QueueInfo], nodes: int) -> CheckResult:
+    """Return whether the queues survive the loss of a node, as a check result."""
+    single = [queue.name for queue in queues if queue.kind == "classic" and "ha-mode" not in queue.limits]
+    if nodes == 1 or not single:
+        return ok("rabbitmq-replicas", "one node" if nodes == 1 else "all replicated")
+    text = f"{', '.join(single)}: classic, on one of {nodes} nodes; lost or away with it"
+    return warn("rabbitmq-replicas", text, "use quorum queues")
+
+
+def alarms(seen: Topology) -> CheckResult:
+    """Return whether the server blocks publishers now, as a check result."""
+    if seen.alarms is None:
+        return warn("rabbitmq-alarms", "the nodes may not be seen by this user", "give it the tag monitoring")
+    if seen.alarms:
+        text = f"{', '.join(seen.alarms)}: out of memory or disk, and blocks publishers now; relays wait"
+        return warn("rabbitmq-alarms", text, "free memory or disk, or let consumers catch up")
+    return ok("rabbitmq-alarms", "none")
+
+
+async def examine_queue(settings: RabbitSettings, name: str, topics: Sequence[str], *, exclusive: bool) -> CheckResult:
+    """Check a queue over AMQP, and the bindings over the management API if configured."""
+    wire = await connect(settings)
+    try:
+        trouble = await _unfit(wire, settings, name, exclusive=exclusive)
+    finally:
+        await wire.close()
+    if trouble is not None:
+        return trouble
+    if settings.declare:
+        return ok(CHECK, f"{name}: the consumer makes it and binds it at its start, where need be")
+    return judge_bindings(await _seen(settings), settings, name, topics)
+
+
+async def _unfit(wire: AmqpConnection, settings: RabbitSettings, name: str, *, exclusive: bool) -> CheckResult | None:
+    try:
+        if not await exists(wire, name):
+            remedy = "make it and bind it, or let the consumer do so: add ?declare= to the broker's URL"
+            return None if settings.declare else refuse(CHECK, f"{name}: there is no such queue", remedy)
+        check_queue(await inspect(wire, name), exclusive=exclusive)
+    except ChannelClosed as error:
+        remedy = "grant the user the right to configure and to read it"
+        return refuse(CHECK, f"{name}: the server does not say how it is ({error})", remedy)
+    except UsageError as error:
+        text, _, remedy = str(error).rpartition("; ")
+        return refuse(CHECK, text, remedy)
+    return None
+
+
+async def _seen(settings: RabbitSettings) -> Topology | None:
+    """Return the topology with the bindings, or None. Another check result reports that the bindings are hidden."""
+    if settings.management is None:
+        return None
+    try:
+        return await asyncio.to_thread(Management(settings).topology)
+    except Transient:
+        return None
+
+
+def judge_bindings(seen: Topology | None, settings: RabbitSettings, name: str, topics: Sequence[str]) -> CheckResult:
+    """Return whether a consumer's topics reach its queue, as a check result.
+
+    >>> judge_bindings(Topology({}, {}, ()), RabbitSettings(exchange="shop"), "billing", ["orders"]).text
+    'billing: nothing that is published to orders reaches it'
+    """
+    if seen is None:
+        return ok(CHECK, f"{name}: there; its bindings cannot be seen by AMQP alone")
+    missed = [t for t in topics if name not in [queue.name for queue in reached(seen, *route(settings, t))]]
+    if not missed:
+        return ok(CHECK, f"{name}: there, and bound to its topics")
+    text = f"{name}: nothing that is published to {', '.join(missed)} reaches it"
+    return refuse(CHECK, text, f"bind it to the exchange {settings.exchange!r}, or add ?declare= to the broker's URL")

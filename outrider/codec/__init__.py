@@ -1,1 +1,0 @@
-"""From event to message, and back."""

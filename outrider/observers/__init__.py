@@ -1,1 +1,0 @@
-"""Observers: what turns facts into logs, metrics and traces."""

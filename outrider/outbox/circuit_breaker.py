@@ -1,0 +1,210 @@
+"""Circuit breakers and poison detection: an outage counts no attempt, and a poison message is found. Pure.
+
+Every destination has a `CircuitBreaker` and a `PoisonDetector`; the empty name is the connection to the broker. A
+failure that hits several messages at once proves nothing about a single message. All unresolved messages become
+suspects, and after a successful probe the relay publishes suspects one at a time. An isolated failure becomes a strike
+only when the destination is known to work: another message is confirmed, or a probe succeeds while there is a single
+isolated failure. After three strikes the event counts as poison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from outrider.event import OutboxRow
+
+STRIKES = 3
+
+
+@dataclass(slots=True)
+class CircuitBreaker:
+    """Stops publishing to a destination after a failure. Times are seconds of the relay's own clock."""
+
+    base_seconds: float = 0.5
+    cap_seconds: float = 30.0
+    error: str = ""
+    retry_at: float | None = None
+    failures: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether publishing is stopped until the next probe."""
+        return self.retry_at is not None
+
+    def open(self, error: str, now: float) -> None:
+        """Stop publishing until a probe; every failure in a row doubles the wait, up to the cap."""
+        self.error = error
+        # The exponent is bounded first: a float would overflow after a very long outage.
+        self.retry_at = now + min(self.cap_seconds, self.base_seconds * 2 ** min(self.failures, 16))
+        self.failures += 1
+
+    def close(self) -> None:
+        """Allow publishing again, after a successful probe."""
+        self.retry_at = None
+
+    def reset(self) -> None:
+        """Forget failures in a row, after a confirmed message."""
+        self.failures = 0
+
+
+@dataclass(slots=True)
+class PoisonDetector:
+    """Finds the events that break a destination, by publishing suspects in isolation."""
+
+    suspects: dict[UUID, OutboxRow] = field(default_factory=dict)
+    isolated_failures: dict[UUID, int] = field(default_factory=dict)
+    strikes: dict[UUID, int] = field(default_factory=dict)
+    _unproven: set[UUID] = field(default_factory=set)
+    _counted: set[UUID] = field(default_factory=set)
+
+    def failed(self, events: Iterable[OutboxRow], *, isolated: bool) -> None:
+        """Suspect the events that were in flight when the destination failed."""
+        found = {event.event_id: event for event in events}
+        self.suspects.update(found)
+        if isolated:
+            self._unproven |= found.keys()
+            self._counted -= found.keys()
+            self.isolated_failures.update((known, self.isolated_failures.get(known, 0) + 1) for known in found)
+
+    def outage(self) -> None:
+        """Drop unproven failures: after a failed probe the destination is known to be down for every message."""
+        self._unproven.clear()
+        self._counted.clear()
+
+    def probe_passed(self) -> None:
+        """Count a strike if exactly one event failed in isolation; several failures prove nothing."""
+        if len(self._unproven) == 1:
+            self._strike(self._unproven)
+            self._counted |= self._unproven
+
+    def confirmed(self, event_id: UUID) -> None:
+        """Count strikes for all other isolated failures: the confirmed message shows a working destination."""
+        self._strike(self._unproven - {event_id})
+        self.outage()
+        self.clear(event_id)
+
+    def is_poison(self, event_id: UUID) -> bool:
+        """Return whether the event has reached the number of strikes."""
+        return self.strikes.get(event_id, 0) >= STRIKES
+
+    def clear(self, event_id: UUID) -> None:
+        """Forget an event that is settled, or owned by another relay now."""
+        self.suspects.pop(event_id, None)
+        self.isolated_failures.pop(event_id, None)
+        self.strikes.pop(event_id, None)
+        self._unproven.discard(event_id)
+        self._counted.discard(event_id)
+
+    def clear_lanes(self, lanes: set[int]) -> None:
+        """Forget the events of lanes that the relay has lost or released."""
+        for event_id in [event_id for event_id, event in self.suspects.items() if event.lane in lanes]:
+            self.clear(event_id)
+
+    def _strike(self, event_ids: set[UUID]) -> None:
+        # A failure is a single strike, even if a probe and then a confirmed message both prove it.
+        for event_id in event_ids - self._counted:
+            self.strikes[event_id] = self.strikes.get(event_id, 0) + 1
+
+
+@dataclass(slots=True)
+class Destination:
+    """The breaker and the suspects of a destination."""
+
+    breaker: CircuitBreaker
+    detector: PoisonDetector = field(default_factory=PoisonDetector)
+
+
+class CircuitBreakers:
+    """The destinations of a relay that have failed lately.
+
+    >>> CircuitBreakers().is_open("orders")
+    False
+    """
+
+    def __init__(self, base_seconds: float = 0.5, cap_seconds: float = 30.0) -> None:
+        self._base_seconds, self._cap_seconds = base_seconds, cap_seconds
+        self._destinations: dict[str, Destination] = {}
+
+    @property
+    def is_calm(self) -> bool:
+        """Return whether no destination has failed lately; then events need no inspection."""
+        return not self._destinations
+
+    def get(self, name: str) -> Destination:
+        """Return a destination; a new destination has a closed breaker and no suspects."""
+        if name not in self._destinations:
+            self._destinations[name] = Destination(CircuitBreaker(self._base_seconds, self._cap_seconds))
+        return self._destinations[name]
+
+    def is_open(self, name: str) -> bool:
+        """Return whether the destination, or the connection to all destinations, is down."""
+        return any(destination.breaker.is_open for destination in self._with_connection(name))
+
+    def open_breakers(self) -> list[tuple[str, CircuitBreaker]]:
+        """Return the destinations that wait for a probe."""
+        return [(name, found.breaker) for name, found in self._destinations.items() if found.breaker.is_open]
+
+    def fail(self, name: str, events: Iterable[OutboxRow], error: str, now: float, *, isolated: bool) -> float:
+        """Open the breaker of a destination that failed with events in flight; return the seconds to wait."""
+        destination = self.get(name)
+        destination.detector.failed(events, isolated=isolated)
+        destination.breaker.open(error, now)
+        return (destination.breaker.retry_at or now) - now
+
+    def probe_failed(self, name: str, error: str, now: float) -> float:
+        """Keep a breaker open; return the seconds until the next probe."""
+        destination = self.get(name)
+        destination.detector.outage()
+        destination.breaker.open(error, now)
+        return (destination.breaker.retry_at or now) - now
+
+    def probe_passed(self, name: str) -> None:
+        """Close the breaker of a destination that answers."""
+        destination = self.get(name)
+        destination.breaker.close()
+        destination.detector.probe_passed()
+
+    def confirmed(self, name: str, event_id: UUID) -> None:
+        """Record a confirmed message: destination and connection work."""
+        for destination in self._with_connection(name):
+            destination.detector.confirmed(event_id)
+            destination.breaker.reset()
+        self._drop_healthy()
+
+    def is_suspect(self, event_id: UUID) -> bool:
+        """Return whether the event must be published in isolation."""
+        return any(event_id in found.detector.suspects for found in self._destinations.values())
+
+    def isolated_failures(self, event_id: UUID) -> int:
+        """Return the number of isolated failures of the event.
+
+        Events with the fewest failures go first: an event that always fails could otherwise prevent the success of
+        another event, which would prove that the destination works.
+        """
+        found = (found.detector.isolated_failures.get(event_id, 0) for found in self._destinations.values())
+        return max(found, default=0)
+
+    def poison_error(self, event_id: UUID) -> str | None:
+        """Return the error to record for an event that counts as poison."""
+        destinations = self._destinations.values()
+        return next((found.breaker.error for found in destinations if found.detector.is_poison(event_id)), None)
+
+    def clear(self, event_id: UUID) -> None:
+        """Forget a settled event."""
+        for destination in self._destinations.values():
+            destination.detector.clear(event_id)
+
+    def clear_lanes(self, lanes: set[int]) -> None:
+        """Forget the events of lost or released lanes. Healthy destinations are dropped, so that memory is bounded."""
+        for destination in self._destinations.values():
+            destination.detector.clear_lanes(lanes)
+        self._drop_healthy()
+
+    def _with_connection(self, name: str) -> list[Destination]:
+        return [self._destinations[known] for known in dict.fromkeys(("", name)) if known in self._destinations]
+
+    def _drop_healthy(self) -> None:
+        known = self._destinations.items()
+        self._destinations = {name: each for name, each in known if each.breaker.is_open or each.detector.suspects}

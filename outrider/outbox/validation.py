@@ -1,0 +1,311 @@
+"""Validation at staging, without I/O: checks events and prepares rows, which a driver inserts through the connection.
+
+Validation rejects all values that a database or a broker could not store, with the path of the bad field, before a row
+is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from typing import Any
+from uuid import UUID
+
+from outrider.errors import InvalidEvent
+from outrider.event import EVENT_TYPE_BYTES_MAX, GAPLESS, TOPIC, TRACEPARENT, Event, band_of, default_topic, uuid7
+from outrider.outbox.model import DeadLetterEdit, NewEvent, StageRequest
+from outrider.retry import RetryPolicy
+
+TopicRule = Callable[[str, str | None, str | None], str]
+
+_HEADER = re.compile(r"[A-Za-z0-9._\-]{1,100}")
+
+_TRACE = {
+    "traceparent": TRACEPARENT,
+    "trace_id": re.compile(r"[0-9a-f]{32}"),
+}
+
+_TEXT_FIELDS = ("event_type", "aggregate_type", "aggregate_id", "key", "routing_key", "saga_id")
+
+_YEARS = range(1900, 9000)
+
+_TEXT_BYTES_MAX = {"event_type": EVENT_TYPE_BYTES_MAX}
+
+_RESERVED = frozenset(
+    {"message_id", "event_type", "key", "sequence", "schema_version", "skipped", "replayed", "band", "gapless", "topic"}
+)
+
+_DEPTH_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StagingRules:
+    """The limits of staged events, and their topic rule.
+
+    `payload_bytes_max_by_topic` maps topic patterns to a size limit.
+
+    >>> StagingRules(payload_bytes_max=1000).limit_of("orders")
+    1000
+    """
+
+    topic_rule: TopicRule = default_topic
+    payload_bytes_max: int = 1_000_000
+    payload_bytes_max_by_topic: Mapping[str, int] = field(default_factory=dict)
+
+    def limit_of(self, topic: str) -> int:
+        """Return the maximal payload size for the topic, in bytes."""
+        found = (limit for pattern, limit in self.payload_bytes_max_by_topic.items() if fnmatchcase(topic, pattern))
+        return next(found, self.payload_bytes_max)
+
+
+def drafts(events: Sequence[Event], rules: StagingRules) -> StageRequest:
+    """Check events and prepare them for a driver; with a duplicate id, the first event wins.
+
+    >>> drafts([Event("order.placed", {})], StagingRules()).plain[0].topic
+    'events.order.placed'
+    """
+    several = len(events) > 1
+    made = [_draft(event, rules, f"events[{index}]." if several else "") for index, event in enumerate(events)]
+    first = {
+        draft.event_id: (draft, _counted(event)) for event, draft in reversed(list(zip(events, made, strict=True)))
+    }
+    chosen = [first[event_id] for event_id in dict.fromkeys(draft.event_id for draft in made)]
+    plain = [draft for draft, counted in chosen if not counted]
+    numbered = [draft for draft, counted in chosen if counted]
+    _check_mixture(plain, numbered)
+    supplied = any(event.event_id is not None for event in events)
+    return StageRequest(plain, numbered, supplied, tuple(draft.event_id for draft in made))
+
+
+def validate_edit(
+    letter: Mapping[str, Any],
+    rules: StagingRules,
+    *,
+    payload: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    topic: str | None = None,
+) -> DeadLetterEdit:
+    """Check changes to a dead letter by the rules of staging; `payload` is JSON text.
+
+    >>> validate_edit({"event_type": "paid", "topic": "orders"}, StagingRules(), payload='{"total": 12}').payload
+    '{"total":12}'
+    """
+    try:
+        content = None if payload is None else json.loads(payload)
+    except ValueError as error:
+        raise InvalidEvent("payload", f"it is not JSON ({error})", "pass one JSON value") from error
+    changed = Event(letter["event_type"], content, headers=headers or {}, topic=topic or letter["topic"])
+    draft = _draft(changed, rules, "")
+    return DeadLetterEdit(None if payload is None else draft.payload, dict(headers or {}), topic and draft.topic)
+
+
+def _counted(event: Event) -> bool:
+    # An event without a key is alone in its stream, and needs no number.
+    return event.sequence == "auto" and (event.key is not None or event.aggregate_id is not None)
+
+
+def _check_mixture(plain: list[NewEvent], numbered: list[NewEvent]) -> None:
+    """Reject a stream with numbered and unnumbered events in the same call: order and numbers would have no meaning."""
+    both = {_stream(draft) for draft in plain} & {_stream(draft) for draft in numbered} if numbered else set()
+    if both:
+        topic, key, _ = min(both)
+        remedy = "use sequence='auto' for all events of a stream or for none"
+        raise InvalidEvent("sequence", f"the stream of key {key!r} on {topic} is numbered for some events only", remedy)
+
+
+def _stream(draft: NewEvent) -> tuple[str, str, int]:
+    return draft.topic, draft.key or draft.aggregate_id or str(draft.event_id), band_of(draft.priority)
+
+
+def _draft(event: Event, rules: StagingRules, at: str) -> NewEvent:
+    _check_kind(event, at)
+    _check_fields(event, at)
+    topic = _topic(event, rules, at)
+    return NewEvent(
+        event_id=event.event_id or uuid7(),
+        event_type=event.event_type,
+        aggregate_type=event.aggregate_type,
+        aggregate_id=event.aggregate_id,
+        payload=payload_text(event.payload, rules.limit_of(topic), f"{at}payload"),
+        headers=_headers(event, at),
+        topic=topic,
+        key=event.key,
+        routing_key=event.routing_key,
+        priority=int(event.priority),
+        schema_version=event.schema_version,
+        saga_id=event.saga_id,
+        sequence=event.sequence if isinstance(event.sequence, int) else None,
+        max_attempts=event.max_attempts,
+        retry=json.dumps(event.retry.to_json()) if event.retry else None,
+        created_at=event.created_at,
+        available_at=event.available_at,
+    )
+
+
+def _check_kind(event: object, at: str) -> None:
+    if not isinstance(event, Event):
+        remedy = "unpack it: stage(conn, *events)" if isinstance(event, list | tuple) else "pass Event(...)"
+        raise InvalidEvent(at.rstrip(".") or "event", f"a {type(event).__name__} is not an Event", remedy)
+
+
+def _check_fields(event: Event, at: str) -> None:
+    if event.event_id is not None and not isinstance(event.event_id, UUID):
+        raise InvalidEvent(f"{at}event_id", f"{event.event_id!r} is not a UUID", "pass uuid.UUID(...)")
+    for name in _TEXT_FIELDS:
+        _check_text(getattr(event, name), f"{at}{name}", required=name == "event_type")
+    _check_number(event.priority, 0, 9, f"{at}priority")
+    _check_number(event.schema_version, 1, 2**31 - 1, f"{at}schema_version")
+    if event.max_attempts is not None:
+        _check_number(event.max_attempts, 1, 32_767, f"{at}max_attempts")
+    if isinstance(event.sequence, str) and event.sequence != "auto":
+        raise InvalidEvent(f"{at}sequence", f"{event.sequence!r} is not a sequence", 'use "auto" or a whole number')
+    if event.sequence not in (None, "auto"):
+        _check_number(event.sequence, 0, 2**63 - 1, f"{at}sequence")
+    if event.retry is not None and not isinstance(event.retry, RetryPolicy):
+        raise InvalidEvent(f"{at}retry", f"{event.retry!r} is no policy", "pass RetryPolicy(max_attempts=5), or None")
+    for name in ("created_at", "available_at"):
+        _check_time(getattr(event, name), f"{at}{name}")
+
+
+def _check_text(value: Any, path: str, *, required: bool = False) -> None:
+    if value is None and not required:
+        return
+    if not isinstance(value, str) or not value:
+        raise InvalidEvent(path, f"{value!r} is not a text", "pass a string that is not empty")
+    if problem := bad_characters(value):
+        raise InvalidEvent(path, problem, "remove it")
+    limit = _TEXT_BYTES_MAX.get(path.rpartition(".")[2], 1000)
+    if (size := len(value.encode())) > limit:
+        raise InvalidEvent(path, f"it has {size} bytes", f"use at most {limit}")
+
+
+def _check_number(value: Any, lowest: int, highest: int, path: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise InvalidEvent(path, f"{value!r} is out of range", f"use a whole number from {lowest} to {highest}")
+
+
+def _check_time(value: Any, path: str) -> None:
+    if value is None:
+        return
+    if not isinstance(value, datetime):
+        raise InvalidEvent(path, f"{value!r} is not a datetime", "pass an aware datetime")
+    if value.utcoffset() is None:
+        raise InvalidEvent(path, "it is a naive datetime", "give it a time zone, such as datetime.now(UTC)")
+    if not _YEARS.start <= value.year < _YEARS.stop:
+        raise InvalidEvent(path, f"the year {value.year} is out of range", f"use {_YEARS.start} to {_YEARS.stop - 1}")
+
+
+def _topic(event: Event, rules: StagingRules, at: str) -> str:
+    if event.topic is not None:
+        _check_text(event.topic, f"{at}topic")
+    topic = event.topic or rules.topic_rule(event.event_type, None, event.routing_key)
+    if not TOPIC.fullmatch(topic) or topic in (".", ".."):
+        remedy = "use letters, digits, '.', '_' and '-', at most 249"
+        raise InvalidEvent(f"{at}topic", f"{topic!r} has characters a broker refuses", remedy)
+    return topic
+
+
+def _headers(event: Event, at: str) -> str:
+    if not isinstance(event.headers, Mapping):
+        raise InvalidEvent(f"{at}headers", f"{event.headers!r:.80} is no mapping", 'pass {"name": "value"}')
+    for name, value in event.headers.items():
+        path = f"{at}headers.{name}"
+        if not _HEADER.fullmatch(str(name)):
+            raise InvalidEvent(path, "the name has characters a broker refuses", "use letters, digits, '.', '_', '-'")
+        if name in _RESERVED:
+            raise InvalidEvent(path, "the name is filled in by outrider", "choose another")
+        if not isinstance(value, str):
+            raise InvalidEvent(path, f"{value!r} is not a text", "pass a string")
+        if name in _TRACE and not _TRACE[name].fullmatch(value):
+            raise InvalidEvent(path, f"{value!r} is not a W3C {name}", "pass it on as it came, or leave it out")
+        problem = bad_characters(value) or ("it has a line break" if "\n" in value or "\r" in value else None)
+        if problem:
+            raise InvalidEvent(path, problem, "remove it")
+    headers = {**event.headers, **(GAPLESS if _counted(event) else {})}
+    return json.dumps(headers, ensure_ascii=False) if headers else "{}"
+
+
+def bad_characters(text: str) -> str | None:
+    """Return a description of the first character that databases or brokers reject, None if there is none."""
+    if "\0" in text:
+        return "it contains a NUL character"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "it contains a lone surrogate"
+    return None
+
+
+def payload_text(payload: Any, bytes_max: int, path: str) -> str:
+    """Return the payload as JSON text; reject an invalid payload with the path of the bad value.
+
+    >>> payload_text({"total": 12}, 100, "payload")
+    '{"total":12}'
+    """
+    try:
+        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, default=_plain, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise next(
+            _findings(payload, path), InvalidEvent(path, f"it is not JSON ({error})", "pass JSON values")
+        ) from error
+    if "\\u0000" in text:
+        for finding in _findings(payload, path):
+            raise finding
+    if size > bytes_max:
+        raise InvalidEvent(
+            path, f"it has {size} bytes, the destination takes {bytes_max}", "stage a reference to it instead"
+        )
+    return text
+
+
+def _plain(value: Any) -> str:
+    """Convert the few types with an obvious text form; json rejects all other types."""
+    if isinstance(value, datetime) and value.utcoffset() is None:
+        raise TypeError("naive datetime")
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, UUID | Decimal) and (not isinstance(value, Decimal) or value.is_finite()):
+        return str(value)
+    raise TypeError(type(value).__name__)
+
+
+def _findings(value: Any, path: str, depth: int = 0) -> Iterator[InvalidEvent]:
+    """Walk a rejected payload to find the place and the reason of the error. Runs only after a failure."""
+    if depth > _DEPTH_MAX:
+        yield InvalidEvent(path, "it is nested too deeply or contains itself", "flatten it")
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _findings_in_key(name, path)
+            yield from _findings(item, f"{path}.{name}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _findings(item, f"{path}[{index}]", depth + 1)
+    elif problem := _problem(value):
+        yield InvalidEvent(path, *problem)
+
+
+def _problem(value: Any) -> tuple[str, str] | None:
+    """Return the problem of a single value, and the remedy."""
+    if isinstance(value, str):
+        bad = bad_characters(value)
+        return (bad, "remove it") if bad else None
+    if isinstance(value, float | Decimal):
+        finite = value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)
+        return None if finite else (f"{value} is not JSON", "send null or a number")
+    if isinstance(value, datetime) and value.utcoffset() is None:
+        return "it is a naive datetime", "give it a time zone, such as datetime.now(UTC)"
+    if isinstance(value, bool | int | None | date | UUID):
+        return None
+    return f"a {type(value).__name__} is not JSON", "convert it to text, number, list or object"
+
+
+def _findings_in_key(name: Any, path: str) -> Iterator[InvalidEvent]:
+    if not isinstance(name, str):
+        yield InvalidEvent(path, f"the key {name!r} is not a text", "use strings as keys")
+    elif problem := bad_characters(name):
+        yield InvalidEvent(f"{path}.{name!a}", problem, "remove it")

@@ -1,0 +1,1 @@
+"""Saga definitions: steps, their compensation, validation, fingerprint."""

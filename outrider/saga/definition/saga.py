@@ -1,0 +1,466 @@
+"""The definition of a saga: its steps in order, with their compensations.
+
+A definition is checked while it is written and at each use, so an invalid definition never runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+from uuid import UUID, uuid5
+
+from outrider.errors import AlreadyStarted, InvalidState, UsageError
+from outrider.outbox.staging import Outbox, default
+from outrider.retry import RetryPolicy
+from outrider.saga.definition.fingerprint import fingerprint
+from outrider.saga.definition.step_handles import (
+    After,
+    CallFunction,
+    CallStep,
+    LocalFunction,
+    LocalStep,
+    RequestStep,
+    SleepStep,
+    WaitStep,
+    name_of,
+    names_of,
+)
+from outrider.saga.definition.steps import (
+    CommandSpec,
+    Definition,
+    Step,
+    StepAction,
+    StepGraph,
+    StepKind,
+    act_of,
+    compensation_act,
+    request_act,
+    wait_act,
+    whole,
+)
+from outrider.saga.definition.validation import (
+    check_bare,
+    check_function,
+    check_name,
+    check_seconds,
+    check_traceparent,
+    check_version,
+    where,
+)
+from outrider.saga.model import NewSaga
+from outrider.saga.state.codec import check_type
+from outrider.saga.state.merge import amended
+from outrider.saga.state.roundtrip import sealed
+
+S = TypeVar("S")
+
+SAGAS = UUID("3d3f6a4e-2f0b-5c55-9e0a-6d0c8f1b7a21")
+"""The namespace of saga ids. The value must never change: a second start is detected by the id."""
+
+TIMEOUT_SECONDS = 30.0
+
+
+class Saga(Generic[S]):
+    """Work of several services that completes, or compensates the steps that are done.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Order:
+    ...     order_id: str
+    >>> order = Saga("order", Order)
+    >>> @order.local()
+    ... async def create(run, tx): ...
+    >>> @create.compensate()
+    ... async def cancel(run, tx): ...
+    >>> reserve = order.request("stock.reserve", topic="stock", reply="stock.reserved")
+    >>> [step.after for step in order.definition.steps.values()]
+    [(), ('create',)]
+    """
+
+    def __init__(self, saga_type: str, state_type: type[S], *, version: int = 1) -> None:
+        self.line = where()
+        self.saga_type = check_name(saga_type, "a saga", self.line)
+        try:
+            check_type(state_type)
+        except InvalidState as error:
+            raise UsageError(f"{self.line}: the state of {saga_type} cannot be stored: {error}") from error
+        self.version, self.state_type = check_version(version, self.line), state_type
+        self._ordered = StepGraph()
+        self._last: tuple[str, ...] = ()
+        self._branches: list[str] | None = None
+        self._definition: Definition | None = None
+
+    def __repr__(self) -> str:
+        return f"<saga {self.saga_type} version {self.version}, at {self.line}>"
+
+    def local(
+        self,
+        bare: None = None,
+        /,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        name: str | None = None,
+        after: After | None = None,
+        retry: RetryPolicy | None = None,
+        pivot: bool = False,
+    ) -> Callable[[LocalFunction[S]], LocalStep[S]]:
+        """Add a step that runs in the transaction that saves the saga, so the effect happens exactly once.
+
+        After `timeout_seconds` the transaction is rolled back, which counts as an attempt. The default name is the name
+        of the function; without `after`, the step follows the previously defined step::
+
+            @order.local()
+            async def create(run, tx):
+                await tx.execute("INSERT INTO orders (id) VALUES ($1)", run.state.order_id)
+
+        The return value of the function is not used; only `run.state` is saved.
+        """
+        line = where()
+        check_bare(bare, "@….local()", line)
+
+        def register(function: LocalFunction[S]) -> LocalStep[S]:
+            check_function(function, "run, tx", line)
+            act = act_of(function, retry, line, timeout_seconds)
+            step = Step(
+                name or name_of(function), StepKind.LOCAL, act, None, self._after(after, line), pivot, line=line
+            )
+            return LocalStep(self._add(step), self._keep)
+
+        return register
+
+    def call(
+        self,
+        bare: None = None,
+        /,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        name: str | None = None,
+        after: After | None = None,
+        retry: RetryPolicy | None = None,
+        pivot: bool = False,
+    ) -> Callable[[CallFunction[S]], CallStep[S]]:
+        """Add a step that calls an external service, outside any transaction.
+
+        The function may be called again with the same `run.key`, after a crash or after `timeout_seconds`::
+
+            @order.call(pivot=True, timeout_seconds=10)
+            async def charge(run):
+                run.state.charge = await bank.charge(run.state.amount, key=run.key)
+        """
+        line = where()
+        check_bare(bare, "@….call()", line)
+        seconds = check_seconds(timeout_seconds, "timeout_seconds", line)
+
+        def register(function: CallFunction[S]) -> CallStep[S]:
+            check_function(function, "run", line, waits=True)
+            act = act_of(function, retry, line, seconds)
+            step = Step(name or name_of(function), StepKind.CALL, act, None, self._after(after, line), pivot, line=line)
+            return CallStep(self._add(step), self._keep)
+
+        return register
+
+    def request(
+        self,
+        command: str,
+        *,
+        topic: str,
+        reply: str,
+        rejection: str | None = None,
+        compensate: str | None = None,
+        compensated: str | None = None,
+        reply_topic: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        name: str | None = None,
+        after: After | None = None,
+        retry: RetryPolicy | None = None,
+        compensation_retry: RetryPolicy | None = None,
+        pivot: bool = False,
+    ) -> RequestStep[S]:
+        """Add a command to a participant, which answers with an event.
+
+        The compensating command has the same topic and key, so the compensation cannot overtake the action. Without a
+        `compensation_payload`, its payload is built by the payload function of the action, from the state at the time
+        of the compensation. Without a reply within `timeout_seconds`, the command is sent again with the same
+        idempotency key::
+
+            reserve = order.request(
+                "stock.reserve", topic="stock", reply="stock.reserved", rejection="stock.refused",
+                compensate="stock.release", compensated="stock.released",
+            )
+        """
+        line = where()
+        ask = CommandSpec(command, topic, reply, rejection, reply_topic)
+        action = request_act(ask, retry, timeout_seconds, line)
+        back = compensation_act(action, compensate, compensated, compensation_retry, line)
+        step = Step(name or command, StepKind.REQUEST, action, back, self._after(after, line), pivot, line=line)
+        return RequestStep(self._add(step), self._keep)
+
+    def wait(
+        self,
+        event_type: str,
+        *,
+        timeout_seconds: float | None = None,
+        topic: str | None = None,
+        correlate: Callable[[Any], str | None] | None = None,
+        name: str | None = None,
+        after: After | None = None,
+        pivot: bool = False,
+    ) -> WaitStep[S]:
+        """Add a wait for an event that no command requests. A timeout counts as a rejection.
+
+        If the event has no saga id, `correlate` returns the correlation id of the saga::
+
+            order.wait("parcel.collected", correlate=lambda event: event.payload["order"], timeout_seconds=86400)
+        """
+        line = where()
+        action = wait_act(event_type, topic, timeout_seconds, line)
+        if correlate is not None:
+            check_function(correlate, "event", line, waits=False)
+        before = self._after(after, line)
+        step = Step(name or event_type, StepKind.WAIT, action, None, before, pivot, correlate=correlate, line=line)
+        return WaitStep(self._add(step), self._keep)
+
+    def sleep(self, seconds: float, *, name: str, after: After | None = None) -> SleepStep[S]:
+        """Add a wait for a time to pass.
+
+        The wait occupies no worker, and survives crashes and deployments::
+
+            order.sleep(seconds=3600, name="cool_down")
+        """
+        line = where()
+        action = StepAction(timeout_seconds=check_seconds(seconds, "seconds", line))
+        step = Step(name, StepKind.SLEEP, action, after=self._after(after, line), line=line)
+        return SleepStep(self._add(step), self._keep)
+
+    @contextmanager
+    def parallel(self) -> Iterator[None]:
+        """Run the steps of the block in parallel.
+
+        The next step after the block waits for all of them::
+
+            with trip.parallel():
+                hotel = trip.request("hotel.book", topic="hotel", reply="hotel.booked")
+                car = trip.request("car.book", topic="car", reply="car.booked")
+        """
+        if self._branches is not None:
+            raise UsageError(
+                f"{where()}: parallel() inside parallel(); write one block, and order steps in it by after=[…]"
+            )
+        branches: list[str] = []
+        self._branches = branches
+        try:
+            yield
+        finally:
+            self._branches = None
+        followed = {name for branch in branches for name in self._ordered.steps[branch].after}
+        self._last = tuple(branch for branch in branches if branch not in followed) or self._last
+
+    @property
+    def definition(self) -> Definition:
+        """Return the checked definition for the planner."""
+        if self._definition is None:
+            self.check()
+            steps = MappingProxyType({name: whole(step) for name, step in self._ordered.steps.items()})
+            amend = partial(amended, self.state_type)
+            self._definition = Definition(self.saga_type, self.version, steps, amend, fingerprint(steps))
+        return self._definition
+
+    def check(self) -> None:
+        """Reject an invalid definition, with the line to fix."""
+        if not self._ordered.steps:
+            raise UsageError(f"{self.line}: the saga {self.saga_type} has no steps; add one, such as @….local()")
+        self._ordered.check()
+
+    def new(self, state: S, correlation_id: str, *, traceparent: str | None = None) -> NewSaga:
+        """Return a saga to be started. Calls with the same type and correlation id return the same saga id.
+
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Order:
+        ...     order_id: str
+        >>> order = Saga("order", Order)
+        >>> _ = order.sleep(seconds=60, name="cool_down")
+        >>> order.new(Order("A-7"), "A-7").saga_id == order.new(Order("A-7"), "A-7").saga_id
+        True
+        """
+        definition = self.definition
+        if type(state) is not self.state_type:
+            wanted = self.state_type.__name__
+            raise UsageError(
+                f"the saga {self.saga_type} keeps a {wanted}, not a {type(state).__name__}; start it with one"
+            )
+        check_name(correlation_id, "a saga's correlation id", f"starting {self.saga_type}")
+        check_traceparent(traceparent, f"starting {self.saga_type}")
+        saga_id = saga_id_of(self.saga_type, correlation_id)
+        stored = sealed(self.state_type, state)
+        name = saga_id, definition.saga_type, definition.version, correlation_id
+        return NewSaga(*name, stored, traceparent, definition.fingerprint)
+
+    async def start(
+        self,
+        conn: Any,
+        state: S,
+        *,
+        correlation_id: str,
+        traceparent: str | None = None,
+        outbox: Outbox = default,
+        must_be_new: bool = False,
+    ) -> UUID:
+        """Start a saga inside the caller's transaction and return the saga id. The saga runs after the commit.
+
+        A second start with the same correlation id has no effect, even with a different state; with `must_be_new`, the
+        second start raises AlreadyStarted. The method takes the same connections as `outrider.stage`. Pass an `Outbox`
+        as `outbox` to use another schema::
+
+            async with conn.transaction():
+                saga_id = await order.start(conn, Order("A-7", 12), correlation_id="A-7")
+        """
+        new = self.new(state, correlation_id, traceparent=traceparent)
+        if not await outbox.perform(conn, "start_saga", new, instead=f"{self.saga_type}.start_sync(conn, ...)"):
+            self._found(new, must_be_new)
+        return new.saga_id
+
+    def start_sync(
+        self,
+        conn: Any,
+        state: S,
+        *,
+        correlation_id: str,
+        traceparent: str | None = None,
+        outbox: Outbox = default,
+        must_be_new: bool = False,
+    ) -> UUID:
+        """Start a saga through a synchronous connection; otherwise the same as `start`::
+
+        with transaction.atomic():
+            saga_id = order.start_sync(connection, Order("A-7", 12), correlation_id="A-7")
+        """
+        new = self.new(state, correlation_id, traceparent=traceparent)
+        if not outbox.perform_sync(conn, "start_saga", new, instead=f"await {self.saga_type}.start(conn, ...)"):
+            self._found(new, must_be_new)
+        return new.saga_id
+
+    def _found(self, new: NewSaga, must_be_new: bool) -> None:
+        if must_be_new:
+            raise AlreadyStarted(
+                f"there is a saga {self.saga_type} {new.correlation_id} already, and it was left as it is; use another "
+                "correlation id, or take must_be_new away if starting it twice is to be one start"
+            )
+
+    def _after(self, after: After | None, line: str) -> tuple[str, ...]:
+        return self._last if after is None else names_of(after, line, self._keep)
+
+    def _add(self, step: Step) -> Step:
+        check_name(step.name, "a step", step.line)
+        if (known := self._ordered.steps.get(step.name)) is not None:
+            raise UsageError(
+                f'{step.line}: there is a step {step.name} already, at {known.line}; give one another name="…"'
+            )
+        self._keep(step)
+        if self._branches is None:
+            self._last = (step.name,)
+        else:
+            self._branches.append(step.name)
+        return step
+
+    def _keep(self, step: Step) -> None:
+        self._ordered.keep(step)
+        self._definition = None
+
+
+def saga_id_of(saga_type: str, correlation_id: str) -> UUID:
+    """Return the id of a saga, derived from type and correlation id.
+
+    >>> saga_id_of("order", "A-7") == saga_id_of("refund", "A-7")
+    False
+    """
+    # Neither can contain a line break, so two different pairs never give the same text.
+    return uuid5(SAGAS, f"{saga_type}\n{correlation_id}")
+
+
+class SagaRegistry:
+    """Sagas that are run together. Several versions of a type run side by side until the old sagas have ended.
+
+    If two services on one broker have a saga of the same type, give their registries different names, so that neither
+    service consumes the replies of the other. Run the registry with `outrider saga run module:sagas`::
+
+        sagas = SagaRegistry(order, refund, name="shop")
+
+    With `transactions`, for example a SQLAlchemy session factory, local steps get a transaction of the given kind.
+    """
+
+    def __init__(self, *sagas: Saga[Any], name: str | None = None, transactions: Any = None) -> None:
+        if not sagas:
+            raise UsageError("there are no sagas to run; name them: SagaRegistry(order, refund)")
+        self.name = None if name is None else check_name(name, "sagas", "SagaRegistry(…, name=…)")
+        self.transactions = transactions
+        self._sagas: dict[tuple[str, int], Saga[Any]] = {}
+        for saga in sagas:
+            self._add(saga)
+
+    def __iter__(self) -> Iterator[Saga[Any]]:
+        return iter(self._sagas.values())
+
+    def __len__(self) -> int:
+        return len(self._sagas)
+
+    @classmethod
+    def of(cls, found: Any) -> SagaRegistry:
+        """Return the registry for a Saga, a list of sagas, or a SagaRegistry.
+
+        >>> SagaRegistry.of("order")
+        Traceback (most recent call last):
+        ...
+        outrider.errors.UsageError: 'order' is no saga; name a Saga, a list of them, or SagaRegistry(…)
+        """
+        if isinstance(found, SagaRegistry):
+            return found
+        if isinstance(found, Saga):
+            return cls(found)
+        if isinstance(found, Iterable) and not isinstance(found, str | bytes):
+            return cls(*found)
+        raise UsageError(f"{found!r} is no saga; name a Saga, a list of them, or SagaRegistry(…)")
+
+    def consumer(self, saga_type: str) -> str:
+        """Return the name of the consumer that receives the replies of a saga type.
+
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Order:
+        ...     order_id: str
+        >>> order = Saga("order", Order)
+        >>> _ = order.sleep(seconds=60, name="cool_down")
+        >>> SagaRegistry(order).consumer("order"), SagaRegistry(order, name="shop").consumer("order")
+        ('saga.order', 'shop.saga.order')
+        """
+        return f"saga.{saga_type}" if self.name is None else f"{self.name}.saga.{saga_type}"
+
+    @property
+    def topics(self) -> list[str]:
+        """Return the topics of the commands."""
+        steps = [step for saga in self for step in saga.definition.steps.values()]
+        commands = [act.command for step in steps for act in (step.action, step.compensation) if act and act.command]
+        return sorted({command.topic for command in commands if command.topic})
+
+    @property
+    def versions(self) -> frozenset[tuple[str, int]]:
+        """Return the registered types and versions, which a worker may claim."""
+        return frozenset(self._sagas)
+
+    def find(self, saga_type: str, version: int) -> Saga[Any] | None:
+        """Return the saga of a type and a version, or None."""
+        return self._sagas.get((saga_type, version))
+
+    def _add(self, saga: Saga[Any]) -> None:
+        if not isinstance(saga, Saga):
+            raise UsageError(f"{saga!r} is no saga; name them: SagaRegistry(order, refund)")
+        saga.check()
+        if (known := self.find(saga.saga_type, saga.version)) is not None and known is not saga:
+            raise UsageError(
+                f"{saga.line}: there is a saga {saga.saga_type} version {saga.version} already, at {known.line}; give "
+                "one of them another type or version"
+            )
+        self._sagas[saga.saga_type, saga.version] = saga

@@ -1,0 +1,346 @@
+"""The data of a defined step. The planner reads the data and the worker executes the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from outrider.errors import UsageError
+from outrider.event import default_topic
+from outrider.retry import RetryPolicy
+from outrider.saga.definition.validation import (
+    Function,
+    check_event_type,
+    check_reply,
+    check_seconds,
+    check_topic,
+    distinct,
+)
+
+
+class StepKind(StrEnum):
+    """The way a step is executed.
+
+    `local`: in the transaction that saves the saga. `call`: outside any transaction, with an idempotency key.
+    `request`: a command to a participant, answered by an event. `wait`: for an event only. `sleep`: for a time to pass.
+    """
+
+    LOCAL = "local"
+    CALL = "call"
+    REQUEST = "request"
+    WAIT = "wait"
+    SLEEP = "sleep"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """The command of a request, and the events that answer the command.
+
+    A wait sends no command: type and topic are empty.
+    """
+
+    event_type: str
+    topic: str
+    reply: str | None
+    rejection: str | None = None
+    reply_topic: str | None = None
+    payload: Function | None = None
+    """Builds the payload from the state. Without a function, the payload is an empty object."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepAction:
+    """One phase of a step: a function or a command, with its own retry policy.
+
+    A sleep has neither; its duration is `timeout_seconds`. A wait without `timeout_seconds` has no deadline.
+    """
+
+    function: Function | None = None
+    command: CommandSpec | None = None
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a definition. `line` is the source location, for errors."""
+
+    name: str
+    kind: StepKind
+    action: StepAction
+    compensation: StepAction | None = None
+    after: tuple[str, ...] = ()
+    pivot: bool = False
+    takes: Mapping[str, Function] = field(default_factory=dict)
+    """The functions that apply replies to the state, by event type."""
+    correlate: Function | None = None
+    line: str = ""
+
+    @property
+    def replies(self) -> dict[str, str]:
+        """Return the types of the events that answer this step, with their topics.
+
+        >>> Step("collected", StepKind.WAIT, StepAction(command=CommandSpec("", "", "parcel.collected"))).replies
+        {'parcel.collected': 'events.parcel.collected'}
+        """
+        commands = [act.command for act in (self.action, self.compensation) if act and act.command]
+        return {
+            event_type: default_topic(event_type, command.reply_topic, None)
+            for command in commands
+            for event_type in (command.reply, command.rejection)
+            if event_type
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A saga as the planner sees it: the steps by name, in definition order."""
+
+    saga_type: str
+    version: int
+    steps: Mapping[str, Step]
+    amend: Callable[[bytes, Mapping[str, Any]], bytes] | None = None
+    """Sets fields of a stored state. Raises InvalidState if the values do not fit."""
+    fingerprint: str = ""
+    """A short form of the definition, used to detect a changed definition."""
+
+    @property
+    def pivot(self) -> Step | None:
+        """Return the step after which the saga no longer compensates."""
+        return next((step for step in self.steps.values() if step.pivot), None)
+
+
+def budget(retry: RetryPolicy | None, line: str) -> RetryPolicy:
+    """Return the given retry policy, or the default policy.
+
+    >>> budget(None, "order.py:7").max_attempts
+    10
+    """
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise UsageError(f"{line}: retry={retry!r} is no policy; use RetryPolicy(max_attempts=5)")
+    return retry or RetryPolicy()
+
+
+def act_of(function: Function, retry: RetryPolicy | None, line: str, seconds: float | None = None) -> StepAction:
+    """Return the step action of a function.
+
+    >>> act_of(print, None, "order.py:7").timeout_seconds is None
+    True
+    """
+    limit = None if seconds is None else check_seconds(seconds, "timeout_seconds", line)
+    return StepAction(function, retry=budget(retry, line), timeout_seconds=limit)
+
+
+def wait_act(event_type: str, topic: str | None, seconds: float | None, line: str) -> StepAction:
+    """Return the step action of a wait for an event.
+
+    >>> wait_act("parcel.collected", None, 60, "order.py:7").timeout_seconds
+    60.0
+    """
+    check_reply(event_type, topic, line)
+    limit = None if seconds is None else check_seconds(seconds, "timeout_seconds", line)
+    return StepAction(command=CommandSpec("", "", event_type, reply_topic=topic), timeout_seconds=limit)
+
+
+def request_act(command: CommandSpec, retry: RetryPolicy | None, seconds: float, line: str) -> StepAction:
+    """Return the step action of a request."""
+    check_event_type(command.event_type, line)
+    check_topic(command.topic, line)
+    check_reply(command.reply, command.reply_topic, line)
+    if command.rejection is not None:
+        check_reply(command.rejection, command.reply_topic, line)
+    distinct({"reply": command.reply, "rejection": command.rejection}, line)
+    limit = check_seconds(seconds, "timeout_seconds", line)
+    return StepAction(command=command, retry=budget(retry, line), timeout_seconds=limit)
+
+
+def compensation_act(
+    action: StepAction, compensate: str | None, compensated: str | None, retry: RetryPolicy | None, line: str
+) -> StepAction | None:
+    """Return the compensation of a request, on the same topic, so the compensation cannot overtake the action."""
+    command = action.command
+    assert command
+    if compensate is None and compensated is None:
+        if retry is not None:
+            raise UsageError(
+                f"{line}: {command.event_type} has compensation_retry= without compensate=; name that command"
+            )
+        return None
+    if compensate is None or compensated is None:
+        given, absent = ("compensate", "compensated") if compensate else ("compensated", "compensate")
+        raise UsageError(
+            f"{line}: {command.event_type} has {given}= without {absent}=; name both the compensating command "
+            "(compensate) and the reply to it (compensated)"
+        )
+    check_event_type(compensate, line)
+    check_reply(compensated, command.reply_topic, line)
+    distinct({"the command": command.event_type, "compensate": compensate}, line)
+    distinct({"compensated": compensated, "reply": command.reply, "rejection": command.rejection}, line)
+    back = replace(command, event_type=compensate, reply=compensated, rejection=None)
+    return StepAction(command=back, retry=budget(retry, line), timeout_seconds=action.timeout_seconds)
+
+
+def whole(step: Step) -> Step:
+    """Return a step as the worker runs it: a compensating command without a payload gets the payload of the action.
+
+    >>> from outrider.saga.definition.steps import StepKind
+    >>> ask = CommandSpec("reserve", "stock", "reserved", payload=dict)
+    >>> compensate = CommandSpec("release", "stock", "released")
+    >>> found = whole(Step("reserve", StepKind.REQUEST, StepAction(command=ask), StepAction(command=compensate)))
+    >>> found.compensation.command.payload is dict
+    True
+    """
+    asked, compensation = step.action.command, step.compensation and step.compensation.command
+    if step.compensation is None or not asked or not compensation or compensation.payload is not None:
+        return step
+    return replace(step, compensation=replace(step.compensation, command=replace(compensation, payload=asked.payload)))
+
+
+Steps = Mapping[str, Step]
+
+
+class StepGraph:
+    """The steps of a saga, in definition order.
+
+    >>> from outrider.saga.definition.steps import StepAction
+    >>> ordered = StepGraph()
+    >>> ordered.keep(Step("create", StepKind.LOCAL, StepAction(print)))
+    >>> list(ordered.steps)
+    ['create']
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[str, Step] = {}
+        self._order: StepOrder | None = StepOrder()
+        """None while a step refers to a step that is not yet defined."""
+
+    def keep(self, step: Step) -> None:
+        """Add a step, or replace the step of the same name. After a rejection, the graph is unchanged."""
+        if self._order is None or not self._alone(step):
+            steps = {**self.steps, step.name: step}
+            self._order = None if _unknown(steps) else ordered(steps)
+        else:
+            self._order.add(step)
+        self.steps[step.name] = step
+
+    def check(self) -> None:
+        """Reject a graph in which a step refers to an unknown step."""
+        for step, name in _unknown(self.steps):
+            names = ", ".join(self.steps)
+            raise UsageError(f"{step.line}: {step.name} comes after {name!r}, which is no step; there are: {names}")
+
+    def _alone(self, step: Step) -> bool:
+        """Tell whether a step leaves the order of the other steps unchanged: the step refers to known steps only."""
+        known = self.steps.get(step.name)
+        return known.after == step.after if known else all(name in self.steps for name in step.after)
+
+
+class StepOrder:
+    """The order of steps. A step is added after all steps to which `after` refers."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, Step] = {}
+        self._bits: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        """All steps that are done before a step starts.
+
+        A set of steps is stored as an integer with one bit per step.
+        """
+        self._pivot: Step | None = None
+        self._waits: dict[str, list[Step]] = {}
+        """The wait steps by event type."""
+
+    def add(self, step: Step) -> None:
+        """Add a step, or replace the step of the same name. After a rejection, the order is unchanged."""
+        new = step.name not in self._bits
+        bit = 1 << len(self._bits) if new else self._bits[step.name]
+        before = 0
+        for name in step.after:
+            before |= self._before[name] | self._bits[name]
+        self._check_pivot(step, before, bit)
+        if new and step.kind is StepKind.WAIT:
+            self._check_wait(step, before)
+            for event_type in step.replies:
+                self._waits.setdefault(event_type, []).append(step)
+        self._steps[step.name], self._bits[step.name], self._before[step.name] = step, bit, before
+        self._pivot = step if step.pivot else self._pivot
+
+    def _check_pivot(self, step: Step, before: int, bit: int) -> None:
+        pivot = self._pivot
+        if step.pivot and (pivot is None or pivot.name == step.name):
+            for other in self._steps.values():
+                if other.name != step.name:
+                    # A step that is already known cannot come after a new step.
+                    after = bool(self._before[other.name] & bit)
+                    _check_beside(other, step, after=after, before=bool(before & self._bits[other.name]))
+            _check_beside(step, step, after=False, before=True)
+        elif step.pivot and pivot:
+            raise UsageError(
+                f"{step.line}: {step.name} is a second pivot, after {pivot.name} ({pivot.line}); there is one "
+                "point of no return: take pivot=True from one of them"
+            )
+        elif pivot:
+            after = bool(before & self._bits[pivot.name])
+            _check_beside(step, pivot, after=after, before=bool(self._before[pivot.name] & bit))
+
+    def _check_wait(self, step: Step, before: int) -> None:
+        for event_type in step.replies:
+            for other in self._waits.get(event_type, ()):
+                if not before & self._bits[other.name]:
+                    raise UsageError(
+                        f"{step.line}: {step.name} and {other.name} ({other.line}) may both be waiting for "
+                        f"{event_type}, and nobody could say whose it is; put one after the other, or wait once"
+                    )
+
+
+def ordered(steps: Steps) -> StepOrder:
+    """Return the order of a complete set of steps. Raises UsageError for steps that cannot work together.
+
+    >>> ordered({})._before
+    {}
+    """
+    order = StepOrder()
+    try:
+        names = list(TopologicalSorter({step.name: step.after for step in steps.values()}).static_order())
+    except CycleError as error:
+        raise _circle(steps, error.args[1][1:]) from None
+    for name in names:
+        order.add(steps[name])
+    return order
+
+
+def _unknown(steps: Steps) -> list[tuple[Step, str]]:
+    return [(step, name) for step in steps.values() for name in step.after if name not in steps]
+
+
+def _circle(steps: Steps, names: list[str]) -> UsageError:
+    """Return the error for a cycle of steps. The text starts with the step that closed the cycle."""
+    written = list(steps)
+    backward = names[::-1]
+    last = backward.index(max(backward, key=written.index))
+    circle = [*backward[last:], *backward[:last], backward[last]]
+    lines = ", ".join(f"{name} at {steps[name].line}" for name in circle[1:])
+    return UsageError(
+        f"{steps[circle[0]].line}: {' waits for '.join(circle)}, so none of them can begin; take one of these names "
+        f"out of an after=[…] ({lines})"
+    )
+
+
+def _check_beside(step: Step, pivot: Step, *, after: bool, before: bool) -> None:
+    if not after and not before:
+        raise UsageError(
+            f"{step.line}: {step.name} is neither before nor after the pivot {pivot.name} ({pivot.line}), so nobody "
+            f"could say whether it may be compensated; put it before or after {pivot.name} with after=[…]"
+        )
+    if step.compensation and step.name == pivot.name:
+        raise UsageError(
+            f"{step.line}: {step.name} is the pivot and has a compensation, which would never run; remove one of them"
+        )
+    if step.compensation and after:
+        raise UsageError(
+            f"{step.line}: {step.name} has a compensation and comes after the pivot {pivot.name} ({pivot.line}), where "
+            f"nothing is compensated; take the compensation away, or put {step.name} before {pivot.name}"
+        )

@@ -1,0 +1,1 @@
+"""Running sagas: claims, turns, calls of user code."""

@@ -1,0 +1,466 @@
+"""Runs the code of a step: decodes the state, calls the function, encodes the state and turns exceptions into results.
+
+The worker sees no exception of a step except cancellation and a lost transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from outrider.errors import (
+    InvalidEvent,
+    InvalidHandler,
+    InvalidState,
+    Permanent,
+    StepRejected,
+    TransactionLost,
+    UsageError,
+)
+from outrider.event import Event
+from outrider.saga.context import Reply, StepContext
+from outrider.saga.definition.saga import Saga
+from outrider.saga.definition.steps import StepAction
+from outrider.saga.definition.validation import Function
+from outrider.saga.model import Instance, Phase
+from outrider.saga.planner.actions import (
+    ApplyReply,
+    CallAction,
+    InvalidResult,
+    LocalAction,
+    Raised,
+    Result,
+    SendCommand,
+    StepDeclined,
+    Succeeded,
+    TimedOut,
+    key_of,
+)
+from outrider.saga.state.codec import decode
+from outrider.saga.state.roundtrip import LoadedState, opened
+from outrider.saga.store import SagaStore
+from outrider.telemetry.events import Observer, SagaStepRaised, SagaTaskLeaked
+from outrider.tracebacks import short_path, text_of, where
+
+KEY_HEADER = "saga_key"
+
+PHASE_HEADER = "saga_phase"
+
+ANSWERED_HEADER = "saga_answered"
+"""Headers of a command: idempotency key, phase, and whether a reply has confirmed the action to be compensated."""
+
+CANCELLED = "it cancelled itself"
+
+CANCEL_SECONDS = 1.0
+"""The time a cancelled call has to end before it counts as a leaked task."""
+
+STRAYS_MAX = 100
+"""The number of leaked tasks at which a step is no longer called."""
+
+StepKey = tuple[str, str]
+
+RAISED = (Exception, SystemExit, KeyboardInterrupt, BaseExceptionGroup)
+"""Exceptions that code of a step may raise.
+
+SystemExit and KeyboardInterrupt do not end the process from inside a step.
+"""
+
+TEXT_CHARACTERS_MAX = 700
+"""Less than the error column of the journal holds, so the source location is never cut off."""
+
+UNFIT = (InvalidEvent, InvalidHandler, InvalidState)
+
+Step = CallAction | LocalAction | SendCommand | ApplyReply
+
+LAZY = "returned a generator, so that nothing of it has run; take the yield out"
+
+AWAITABLE = "returned something to await, and may only compute; write def, and put what takes time into a step"
+
+UNAWAITED = "returned a coroutine that nobody has awaited, so that nothing of it has run; write await before it"
+
+NO_PAYLOAD = "returned None; return what the command is to carry, or {} if it carries nothing"
+
+
+class StepOutcome(NamedTuple):
+    """The result of an action. After a success, also the state before and after and the events to be staged."""
+
+    move: CallAction | LocalAction
+    result: Result
+    before: bytes = b""
+    after: bytes = b""
+    staged: tuple[Event, ...] = ()
+
+
+class AppliedReply(NamedTuple):
+    """The state after a reply was applied, and the events to be staged."""
+
+    state: bytes
+    staged: tuple[Event, ...]
+
+
+def beginning(function: Any) -> str:
+    """Return the name of a function and the line where the definition starts.
+
+    >>> beginning(print)
+    'print'
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    code = getattr(function, "__code__", None)
+    return f"{name} ({short_path(code.co_filename)}:{code.co_firstlineno})" if code else name
+
+
+def described(error: BaseException) -> str:
+    """Describe an error and its source location.
+
+    >>> described(KeyError("order"))
+    "KeyError: 'order'"
+    """
+    said = _said(error)
+    if isinstance(error, BaseExceptionGroup):
+        said = f"{said}, the first of them {_said(error.exceptions[0])}"
+    place = None if isinstance(error, StepRejected) else where(error)
+    return f"{said[:TEXT_CHARACTERS_MAX]} ({place})" if place else said[:TEXT_CHARACTERS_MAX]
+
+
+def raised(instance: Instance, move: Step, error: BaseException) -> SagaStepRaised:
+    """Return the telemetry event of a raised exception, with the traceback."""
+    trace = "".join(traceback.format_exception(error))
+    return SagaStepRaised(instance.saga_id, instance.saga_type, move.step, move.phase, trace)
+
+
+@dataclass(frozen=True, slots=True)
+class StepExecutor:
+    """Runs the code of the steps of one saga."""
+
+    store: SagaStore
+    saga: Saga[Any]
+    strays: LeakedTasks
+    observer: Observer
+
+    def act(self, step: str, phase: Phase) -> StepAction:
+        """Return the action of a step in a phase."""
+        found = self.saga.definition.steps[step]
+        act = found.action if phase is Phase.ACTION else found.compensation
+        assert act is not None, f"{step} is being compensated and has no compensation"
+        return act
+
+    async def call(self, instance: Instance, move: CallAction) -> StepOutcome:
+        """Call the function of a step outside any transaction.
+
+        The function runs in a separate task, because code may ignore cancellation.
+        """
+        if too_many := self.strays.check_handler(instance, move):
+            return StepOutcome(move, InvalidResult(move.step, move.phase, too_many))
+        prepared = self._prepared(instance, move)
+        if isinstance(prepared, InvalidResult):
+            return StepOutcome(move, prepared)
+        act, run, before = prepared
+        assert act.function
+        task = asyncio.create_task(_outcome(_called(act.function, run)))
+        late = not await self.strays.within(task, act.timeout_seconds, instance, move)
+        if not task.done() or task.cancelled():
+            return StepOutcome(
+                move, TimedOut(move.step, move.phase) if late else Raised(move.step, move.phase, CANCELLED)
+            )
+        if (raised := task.result()) is not None:
+            return StepOutcome(move, self._failure(instance, move, raised, late=late))
+        return self._succeeded(move, run, before)
+
+    async def local(self, instance: Instance, move: LocalAction, tx: Any) -> StepOutcome:
+        """Run the function of a step in the transaction that saves its result. Raises TransactionLost."""
+        prepared = self._prepared(instance, move)
+        if isinstance(prepared, InvalidResult):
+            return StepOutcome(move, prepared)
+        act, run, before = prepared
+        assert act.function
+        within = self._in_place if self.store.one_at_a_time else self._beside
+        late, raised = await within(tx.call(act.function, run), act.timeout_seconds, instance, move, tx)
+        if isinstance(raised, TransactionLost):
+            raise raised
+        if isinstance(raised, InvalidHandler):
+            return StepOutcome(move, InvalidResult(move.step, move.phase, f"{beginning(act.function)} {raised}"))
+        if raised is not None:
+            return StepOutcome(move, self._failure(instance, move, raised, late=late))
+        return self._succeeded(move, run, before)._replace(before=instance.state)
+
+    async def _in_place(
+        self, work: Awaitable[Any], seconds: float | None, instance: Instance, move: LocalAction, tx: Any
+    ) -> tuple[bool, BaseException | None]:
+        """Run a function in the current task: the store recognises the owner of its only transaction by the task."""
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                raised = await _outcome(work)
+        except TimeoutError as error:
+            return True, error
+        return False, raised
+
+    async def _beside(
+        self, work: Awaitable[Any], seconds: float | None, instance: Instance, move: LocalAction, tx: Any
+    ) -> tuple[bool, BaseException | None]:
+        """Run a function in a separate task; a task that does not end loses its transaction."""
+        task = asyncio.create_task(_outcome(work))
+        try:
+            late = not await self.strays.within(task, seconds, instance, move)
+        finally:
+            if not task.done():
+                tx.abort()
+        if not task.done() or task.cancelled():
+            return late, TimeoutError() if late else asyncio.CancelledError()
+        return late, task.result()
+
+    def absorb(self, instance: Instance, move: ApplyReply) -> AppliedReply | Result:
+        """Apply a reply to the state, or return the reason of the failure as a result."""
+        function = self.saga.definition.steps[move.step].takes[move.mail.name]
+        key = key_of(instance.saga_id, move.step)
+        try:
+            before = opened(self.saga.state_type, instance.state)
+            run = StepContext(before.state, instance.saga_id, key, move.attempt, instance.correlation_id, move.phase)
+            computed(function(run, Reply(move.mail.name, json.loads(move.mail.body))))
+            return AppliedReply(before.closed(run.state), tuple(run.staged))
+        except (*RAISED, asyncio.CancelledError) as error:
+            return self._failure(instance, move, error)
+
+    def command(self, instance: Instance, move: SendCommand, *, answered: bool = False) -> Event | Result:
+        """Build the command of an action from the state, or return the reason of the failure as a result.
+
+        The key is the saga id in both phases, so a compensation cannot overtake its action.
+        """
+        asked = self.act(move.step, move.phase).command
+        assert asked
+        try:
+            state = decode(self.saga.state_type, instance.state) if asked.payload else None
+            payload = payload_of(asked.payload(state)) if asked.payload else {}
+        except (*RAISED, asyncio.CancelledError) as error:
+            return self._failure(instance, move, error)
+        return Event(
+            asked.event_type,
+            payload,
+            topic=asked.topic,
+            key=str(instance.saga_id),
+            saga_id=str(instance.saga_id),
+            headers={
+                KEY_HEADER: move.key,
+                PHASE_HEADER: move.phase.value,
+                **({ANSWERED_HEADER: "true"} if answered else {}),
+            },
+        )
+
+    def unfit_to_stage(self, move: Step, error: BaseException) -> InvalidResult:
+        """Return the result for an event that cannot be staged. The text names the function that staged the event."""
+        said = described(error)
+        function = self._function(move)
+        return InvalidResult(move.step, move.phase, f"{said}; staged for {beginning(function)}" if function else said)
+
+    def spoilt(self, move: LocalAction, error: BaseException) -> Result:
+        """Return the result for an error of a local function that the store detected only when saving."""
+        if isinstance(error, InvalidHandler):
+            return InvalidResult(move.step, move.phase, f"{beginning(self._function(move))} {error}")
+        return Raised(move.step, move.phase, described(error))
+
+    def _function(self, move: Step) -> Function | None:
+        if isinstance(move, ApplyReply):
+            return self.saga.definition.steps[move.step].takes[move.mail.name]
+        act = self.act(move.step, move.phase)
+        return act.command.payload if act.command else act.function
+
+    def _prepared(
+        self, instance: Instance, move: CallAction | LocalAction
+    ) -> tuple[StepAction, StepContext[Any], LoadedState[Any]] | InvalidResult:
+        """Return the action, the context and the loaded state, or an invalid result if the state cannot be decoded."""
+        try:
+            before = opened(self.saga.state_type, instance.state)
+        except RAISED as error:
+            return unfit(move, error)
+        run = StepContext(before.state, instance.saga_id, move.key, move.attempt, instance.correlation_id, move.phase)
+        return self.act(move.step, move.phase), run, before
+
+    def _succeeded(
+        self, move: CallAction | LocalAction, run: StepContext[Any], before: LoadedState[Any]
+    ) -> StepOutcome:
+        try:
+            after = before.closed(run.state)
+        except RAISED as error:
+            return StepOutcome(move, unfit(move, error))
+        return StepOutcome(move, Succeeded(move.step, move.phase), before.text, after, tuple(run.staged))
+
+    def _failure(self, instance: Instance, move: Step, error: BaseException, *, late: bool = False) -> Result:
+        if not isinstance(error, StepRejected):
+            self.observer.emit(raised(instance, move, error))
+        return failure(move, error, late=late)
+
+
+async def _called(function: Function, run: StepContext[Any]) -> None:
+    result = function(run)
+    ran(await result if inspect.isawaitable(result) else result)
+
+
+async def _outcome(work: Awaitable[Any]) -> BaseException | None:
+    """Wait for user code and return the exception. A SystemExit that escapes from a task would end the event loop."""
+    try:
+        ran(await work)
+    except asyncio.CancelledError as error:
+        if _being_cancelled():
+            raise
+        return error
+    except RAISED as error:
+        return error
+    return None
+
+
+def _being_cancelled() -> bool:
+    """Tell whether this task is being cancelled. Otherwise the user code awaited a cancelled task and has failed."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def traced(event: Event, instance: Instance) -> Event:
+    """Add the trace of the saga to an event that has no trace."""
+    if instance.traceparent is None or not isinstance(event.headers, Mapping):
+        return event
+    if event.headers.keys() & {"traceparent", "trace_id"}:
+        return event
+    return replace(event, headers={**event.headers, "traceparent": instance.traceparent})
+
+
+@dataclass(slots=True)
+class LeakedTasks:
+    """Cancelled calls of a worker that still run."""
+
+    observer: Observer
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    by_step: Counter[StepKey] = field(default_factory=Counter)
+
+    def check_handler(self, instance: Instance, move: CallAction | LocalAction) -> str | None:
+        """Return the reason why a step must not be called again because of its leaked tasks."""
+        if (count := self.by_step[instance.saga_type, move.step]) < STRAYS_MAX:
+            return None
+        return (
+            f"{count} calls of it ignore that they were cancelled and are still running, so that it is not called any "
+            "more; let it end when it is cancelled, restart the worker, and order a retry"
+        )
+
+    async def within(
+        self, task: asyncio.Task[Any], seconds: float | None, instance: Instance, move: CallAction | LocalAction
+    ) -> bool:
+        """Wait for a call and tell whether the call ended in time.
+
+        A timeout or the caller's cancellation cancels the call.
+        """
+        try:
+            done, _ = await asyncio.wait([task], timeout=seconds)
+        except asyncio.CancelledError:
+            await self._let_go(task, instance, move)
+            raise
+        if not done:
+            await self._let_go(task, instance, move)
+        return bool(done)
+
+    async def _let_go(self, task: asyncio.Task[Any], instance: Instance, move: CallAction | LocalAction) -> None:
+        task.cancel()
+        try:
+            await asyncio.wait([task], timeout=CANCEL_SECONDS)
+        finally:
+            if not task.done():
+                self._keep(task, instance, move)
+
+    def _keep(self, task: asyncio.Task[Any], instance: Instance, move: CallAction | LocalAction) -> None:
+        place = instance.saga_type, move.step
+        self.tasks.add(task)
+        self.by_step[place] += 1
+
+        def gone(ended: asyncio.Task[Any]) -> None:
+            self.tasks.discard(ended)
+            self.by_step[place] -= 1
+
+        task.add_done_callback(gone)
+        saga = instance.saga_id, instance.saga_type
+        self.observer.emit(SagaTaskLeaked(*saga, move.step, move.phase, move.attempt, len(self.tasks)))
+
+
+def failure(move: Step, error: BaseException, *, late: bool = False) -> Result:
+    """Return the result of an exception: invalid, declined, raised, or unknown after a timeout."""
+    if isinstance(error, UNFIT):
+        return unfit(move, error)
+    if isinstance(error, Permanent):
+        return StepDeclined(move.step, move.phase, told(move, error))
+    if late:
+        return TimedOut(move.step, move.phase)
+    return Raised(move.step, move.phase, told(move, error), reply=isinstance(move, ApplyReply))
+
+
+def unfit(move: Step, error: BaseException) -> InvalidResult:
+    """Return the result for an invalid state or invalid events. Another attempt would fail in the same way."""
+    return InvalidResult(move.step, move.phase, told(move, error))
+
+
+def told(move: Step, error: BaseException) -> str:
+    """Describe an error, with the function of the step and the source location.
+
+    >>> from outrider.saga.model import Phase
+    >>> told(CallAction("charge", Phase.ACTION, 1, "key"), ValueError("no such card"))
+    'ValueError: no such card'
+    """
+    text = described(error)
+    # A rejection is a message of the author, not an error.
+    return text if isinstance(error, StepRejected) else f"{_function(move)}{text}"
+
+
+def _said(error: BaseException) -> str:
+    text, kind = text_of(error), type(error).__name__
+    if text and isinstance(error, Permanent | UsageError):
+        return text
+    return f"{kind}: {text}" if text else kind
+
+
+def _function(move: Step) -> str:
+    match move:
+        case ApplyReply():
+            return f'on("{move.mail.name}"): '
+        case SendCommand():
+            return "compensation_payload: " if move.phase == "compensation" else "payload: "
+    return ""
+
+
+def ran(result: Any) -> Any:
+    """Return the result of a function. Raises InvalidHandler for a generator or coroutine, whose code has not run.
+
+    >>> ran(5)
+    5
+    """
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise InvalidHandler(LAZY)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidHandler(UNAWAITED)
+    return result
+
+
+def computed(result: Any) -> Any:
+    """Return the result of a function that must not await.
+
+    >>> computed({"order": "A-7"})
+    {'order': 'A-7'}
+    """
+    # The result of `run.stage` is awaitable too, but its work is already done.
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidHandler(AWAITABLE)
+    return ran(result)
+
+
+def payload_of(result: Any) -> Any:
+    """Return the payload that a function returned. Raises InvalidHandler for None, the result of a missing `return`.
+
+    >>> payload_of({})
+    {}
+    """
+    if computed(result) is None:
+        raise InvalidHandler(NO_PAYLOAD)
+    return result

@@ -1,0 +1,371 @@
+"""The saga worker: claims sagas that are due or have messages, and runs each saga in a separate task.
+
+Each duty is a method that can be called separately (`run_once`, `renew`, `tend`); `run` calls them in loops. After a
+crash, the journal still has the started steps. The worker that claims the saga after the lease starts the steps again,
+with the same keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from outrider.clock import Clock, SystemClock
+from outrider.errors import InvalidHandler, OutriderError, Transient
+from outrider.outbox.staging import Stage
+from outrider.saga.definition.saga import SagaRegistry
+from outrider.saga.definition.steps import Step, StepKind
+from outrider.saga.execution.runner import PAUSES, FailingSagas, RunnerContext, SagaRunner, wait_for
+from outrider.saga.execution.step_executor import RAISED, LeakedTasks, beginning, described
+from outrider.saga.model import SagaRecord
+from outrider.saga.settings import LEASE_MARGIN, SagaSettings
+from outrider.saga.store import SagaStore
+from outrider.telemetry.events import (
+    Handled,
+    Observer,
+    Observers,
+    SagaMaintenanceDone,
+    SagaReleased,
+    SagaWorkerRecovered,
+    SagaWorkerStarted,
+    SagaWorkerStopped,
+    SagaWorkerUnavailable,
+    TelemetryEvent,
+)
+from outrider.telemetry.health import StoreHealth
+
+LOST = "its claim was lost: another worker has it, or will have it"
+
+LONGER_SECONDS = 0.1
+"""The delay before extended claims return to the normal lease, because several local steps may follow each other."""
+
+
+class SagaWorker:
+    """A saga worker, with a new name at each start.
+
+    The arguments are a store, the sagas, and the function that stages events in transactions of the store::
+
+        worker = SagaWorker(await open_sagas(url), SagaRegistry(order, refund), outrider.stage)
+        await worker.run()
+    """
+
+    def __init__(
+        self,
+        store: SagaStore,
+        sagas: SagaRegistry,
+        stage: Stage,
+        settings: SagaSettings | None = None,
+        observer: Observer | None = None,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.store, self.sagas, self.settings = store, SagaRegistry.of(sagas), settings or SagaSettings()
+        self.observer, self.clock, self.rng = (
+            observer or Observers(),
+            clock or SystemClock(),
+            rng or random.Random(),
+        )
+        check_locals(store, self.sagas)
+        self.name = f"saga-worker-{self.rng.getrandbits(48):012x}"
+        self._health = StoreHealth(
+            self.observer,
+            partial(SagaWorkerUnavailable, self.name),
+            partial(SagaWorkerRecovered, self.name),
+            PAUSES,
+            self.rng,
+        )
+        self._drives: dict[UUID, SagaRunner] = {}
+        self._tasks: dict[UUID, asyncio.Task[None]] = {}
+        self._renewing = ClaimRenewal(store, self.settings, self.clock, self._health, self._drives, self._lost)
+        self._means = RunnerContext(
+            store,
+            stage,
+            self.settings,
+            self.observer,
+            self.clock,
+            self.rng,
+            self._health,
+            LeakedTasks(self.observer),
+            self._renewing.ahead,
+        )
+        self._spoilt = FailingSagas()
+        self._due_at: float | None = None
+        self._stopping, self._wake = asyncio.Event(), asyncio.Event()
+
+    @property
+    def busy(self) -> int:
+        """Return the number of claimed sagas."""
+        return len(self._drives)
+
+    @property
+    def strays(self) -> int:
+        """Return the number of cancelled calls that still run. A process with leaked calls may have to be killed."""
+        return len(self._means.strays.tasks)
+
+    def stop(self) -> None:
+        """Request a clean stop: no new claims, running calls may finish, and all sagas are released."""
+        self._stopping.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for sagas now. Safe to call from the event loop at any time."""
+        self._wake.set()
+
+    def emit(self, fact: TelemetryEvent) -> None:
+        """Look for sagas after a consumer has handled an event, because the event may be a reply.
+
+        A worker is an observer for the consumers in the same process::
+
+            Consumer(source, store, routes, observer=Observers([log_observer(), worker]))
+        """
+        if isinstance(fact, Handled):
+            self.wake()
+
+    async def run(self) -> None:
+        """Run sagas until `stop` is called. A cancelled worker leaves everything as after a crash."""
+        definitions = tuple(f"{saga_type} v{version}" for saga_type, version in sorted(self.sagas.versions))
+        self.observer.emit(SagaWorkerStarted(self.name, definitions))
+        try:
+            async with self.store.listen(self.wake), asyncio.TaskGroup() as tasks:
+                duties = [
+                    tasks.create_task(self._repeat(self.renew, self.settings.renew_seconds)),
+                    tasks.create_task(self._repeat(self._renewing.moved_back, 0.0)),
+                    tasks.create_task(self._repeat(self.tend, self.settings.maintenance_interval_seconds)),
+                ]
+                await self._claiming()
+                await self._give_back()
+                for duty in duties:
+                    duty.cancel()
+        finally:
+            await self._forsake()
+        self.observer.emit(SagaWorkerStopped(self.name))
+
+    async def run_once(self) -> int:
+        """Claim sagas up to the concurrency limit, start to run them, and return their number."""
+        room = self.settings.concurrency - len(self._drives)
+        if room <= 0:
+            return 0
+        if self._due_at is not None and self._due_at <= asyncio.get_running_loop().time():
+            self._due_at = None
+        lease_seconds = self.settings.lease_seconds
+        records = await self.store.claim(self.name, self.sagas.versions, limit=room, lease_seconds=lease_seconds)
+        for record in records:
+            self._begin(record)
+        return len(records)
+
+    async def rest(self) -> None:
+        """Wait until no saga is claimed: all have ended, or wait for a message or a deadline."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    async def renew(self) -> None:
+        """Renew all claims, and drop sagas whose claim is lost."""
+        await self._renewing.renew()
+
+    async def tend(self) -> None:
+        """Remove old sagas, audit entries and participant entries."""
+        settings = self.settings
+        pruned = await self.store.prune(
+            saga_days=settings.saga_days,
+            audit_days=settings.audit_days,
+            participant_memory_days=settings.participant_memory_days,
+        )
+        if any(pruned):
+            self.observer.emit(SagaMaintenanceDone(*pruned))
+
+    def _begin(self, record: SagaRecord) -> None:
+        instance = record.instance
+        saga = self.sagas.find(instance.saga_type, instance.definition_version)
+        assert saga is not None, "only what is here is claimed"
+        if (known := self._drives.get(instance.saga_id)) and known.adopt(record):
+            return
+        self._lose(instance.saga_id)
+        drive = SagaRunner(self._means, saga, record, stop=self._spoilt.verdict(instance.saga_id))
+        self._drives[instance.saga_id] = drive
+        self._tasks[instance.saga_id] = asyncio.create_task(self._drive(drive), name=f"saga-{instance.saga_id}")
+
+    def _lost(self, drive: SagaRunner) -> None:
+        """Cancel a saga whose claim was not renewed, unless a newer runner has replaced this runner."""
+        if self._drives.get(drive.claim.saga_id) is drive:
+            self._tasks[drive.claim.saga_id].cancel()
+
+    def _lose(self, saga_id: UUID) -> None:
+        """Forget an earlier claim of the same saga, which ended unnoticed."""
+        self._drives.pop(saga_id, None)
+        if task := self._tasks.pop(saga_id, None):
+            task.cancel()
+
+    async def _drive(self, drive: SagaRunner) -> None:
+        saga_id = drive.claim.saga_id
+        try:
+            with self._told(saga_id):
+                await drive.run()
+        finally:
+            if self._drives.get(saga_id) is drive:
+                del self._drives[saga_id], self._tasks[saga_id]
+                self._released(drive)
+
+    @contextmanager
+    def _told(self, saga_id: UUID) -> Iterator[None]:
+        """Report why a saga was dropped. The saga becomes due again only after its lease, so there is no busy loop."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.observer.emit(SagaReleased(self.name, saga_id, LOST))
+            raise
+        except RAISED as error:
+            if not isinstance(error, Transient):
+                self._spoilt.met(saga_id, described(error))
+            self.observer.emit(SagaReleased(self.name, saga_id, described(error)))
+        else:
+            self._spoilt.over(saga_id)
+
+    def _released(self, drive: SagaRunner) -> None:
+        """Store the next due time, and wake the claim loop if there was no free capacity before."""
+        if drive.wake_seconds is not None:
+            due_at = asyncio.get_running_loop().time() + drive.wake_seconds
+            self._due_at = due_at if self._due_at is None else min(self._due_at, due_at)
+        if drive.wake_seconds is not None or len(self._drives) + 1 >= self.settings.concurrency:
+            self.wake()
+
+    async def _claiming(self) -> None:
+        """Claim sagas until a stop is requested: immediately after a notification, otherwise with growing pauses."""
+        idle_seconds = self.settings.poll_seconds_min
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                found = await self.run_once()
+            except OutriderError as error:
+                # Also for errors not known to be transient: a worker should survive one bad response. The error is
+                # reported.
+                await wait_for(self._stopping, self._health.failed(str(error)))
+                continue
+            self._health.recovered()
+            if found:
+                idle_seconds = self.settings.poll_seconds_min
+                continue
+            woken = await wait_for(self._wake, self._idle(idle_seconds))
+            lowest, highest = self.settings.poll_seconds_min, self.settings.poll_seconds_max
+            idle_seconds = lowest if woken else min(idle_seconds * 2, highest)
+
+    def _idle(self, seconds: float) -> float:
+        if self._due_at is None:
+            return seconds
+        return min(seconds, max(self._due_at - asyncio.get_running_loop().time(), 0.001))
+
+    async def _repeat(self, duty: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Repeat a duty. After a store error, the retry follows soon; claims stay valid until their leases end."""
+        pause = min(seconds, self.settings.renew_seconds)
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await duty()
+            except OutriderError as error:
+                pause = min(seconds, self._health.failed(str(error)))
+            else:
+                self._health.recovered()
+                pause = seconds
+
+    async def _give_back(self) -> None:
+        """Let running calls finish within the shutdown timeout, then release all sagas."""
+        for drive in self._drives.values():
+            drive.stop()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=self.settings.shutdown_timeout_seconds)
+        for drive in self._drives.values():
+            drive.abandon()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=self.settings.lease_seconds)
+
+    async def _forsake(self) -> None:
+        """Cancel all sagas immediately, without a write to the store."""
+        tasks: list[asyncio.Task[Any]] = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class ClaimRenewal:
+    """Renews the claims of a worker, and calls `lost` with each runner whose claim is no longer valid."""
+
+    store: SagaStore
+    settings: SagaSettings
+    clock: Clock
+    health: StoreHealth
+    drives: Mapping[UUID, SagaRunner]
+    lost: Callable[[SagaRunner], None]
+    _longer: asyncio.Event = field(default_factory=asyncio.Event)
+    _keeping_busy: list[float] = field(default_factory=list)
+
+    async def renew(self) -> None:
+        """Renew all claims; extend the claims of running calls while a local step may block the store."""
+        drives, longer_seconds = list(self.drives.values()), max(self._keeping_busy, default=0.0)
+        calls = [drive for drive in drives if drive.calling and longer_seconds]
+        await self._renew(calls, self.settings.lease_seconds + longer_seconds)
+        await self._renew([drive for drive in drives if drive not in calls], self.settings.lease_seconds)
+
+    @asynccontextmanager
+    async def ahead(self, seconds: float) -> AsyncIterator[None]:
+        """Extend claims before a local step, where the step blocks the store and claims of calls would expire."""
+        if not self.store.one_at_a_time:
+            yield
+            return
+        until = self.clock.boot_seconds() + seconds
+        calling = [drive for drive in self.drives.values() if drive.calling]
+        self._keeping_busy.append(seconds)
+        try:
+            if any(drive.claimed_until < until for drive in calling):
+                self._longer.set()
+                try:
+                    await self._renew(calling, self.settings.lease_seconds + max(self._keeping_busy))
+                except Transient as error:
+                    self.health.failed(str(error))
+            yield
+        finally:
+            self._keeping_busy.remove(seconds)
+
+    async def moved_back(self) -> None:
+        """Return extended claims to the normal lease. A long lease would delay the recovery from a dead worker."""
+        await self._longer.wait()
+        await asyncio.sleep(LONGER_SECONDS)
+        if not self._keeping_busy:
+            self._longer.clear()
+            await self.renew()
+
+    async def _renew(self, drives: Sequence[SagaRunner], seconds: float) -> None:
+        claims = {drive: drive.claim for drive in drives}
+        if not claims:
+            return
+        asked_at = self.clock.boot_seconds()
+        held = await self.store.renew(list(claims.values()), seconds)
+        for drive, claim in claims.items():
+            if claim.saga_id in held:
+                drive.claimed_until = asked_at + seconds * LEASE_MARGIN
+            elif drive.claim == claim and not drive.in_turn:
+                # A runner in a turn may just have released the saga; otherwise its save detects the lost claim.
+                self.lost(drive)
+
+
+def check_locals(store: SagaStore, sagas: SagaRegistry) -> None:
+    """Reject a function that cannot run as a local step, and name the line of its definition::
+
+    check_locals(await open_sagas(url), SagaRegistry(order))
+    """
+    for saga in sagas:
+        for step in saga.definition.steps.values():
+            if step.kind is StepKind.LOCAL:
+                _check(store, saga.saga_type, step)
+
+
+def _check(store: SagaStore, saga_type: str, step: Step) -> None:
+    for act in (step.action, step.compensation):
+        if act and act.function and (problem := store.transactions.check_handler(act.function)):
+            raise InvalidHandler(f"the step {step.name} of {saga_type}: {beginning(act.function)} {problem}")

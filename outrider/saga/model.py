@@ -1,0 +1,258 @@
+"""Records of a saga: instance, journal entry, message, claim and change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+
+class Status(StrEnum):
+    """The status of a saga."""
+
+    STARTED = "started"
+    RUNNING = "running"
+    COMPENSATING = "compensating"
+    COMPLETED = "completed"
+    COMPENSATED = "compensated"
+    FAILED = "failed"
+
+
+ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED, Status.FAILED})
+"""Statuses in which a saga no longer advances by itself.
+
+An operator command or a late reply can resume a failed saga.
+"""
+
+
+class Phase(StrEnum):
+    """The phase of a step: its action or its compensation."""
+
+    ACTION = "action"
+    COMPENSATION = "compensation"
+
+
+class StepStatus(StrEnum):
+    """The progress of a step in one phase.
+
+    `planned`: the compensation will run, in the order of its position. `started`: a worker runs the step, has sent its
+    command or waits for an event; after a crash the outcome is unknown. `retrying`: the last attempt failed and the
+    next attempt is scheduled. `done`, `rejected` (the effect did not happen and will not happen) and `failed` (an
+    operator must decide) are final.
+    """
+
+    PLANNED = "planned"
+    STARTED = "started"
+    RETRYING = "retrying"
+    DONE = "done"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+class MessageKind(StrEnum):
+    """The kind of a saga message: a reply is an event for a waiting step, an operator command comes from a person."""
+
+    REPLY = "reply"
+    OPERATOR = "operator"
+
+
+class Undelivered(StrEnum):
+    """The location of an event that has not left its store: `waiting` in the outbox, or a `dead_letter`."""
+
+    WAITING = "waiting"
+    DEAD_LETTER = "dead_letter"
+
+
+class Uncertainty(StrEnum):
+    """The reason why the outcome of a step is not known for certain. Decisions read this value, never the error text.
+
+    `outcome_unknown`: an attempt was made and returned no result. `reply_not_applied`: the reply is stored, but the
+    state could not apply the reply. `no_event`: the event of a wait step did not arrive in time.
+    """
+
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    REPLY_NOT_APPLIED = "reply_not_applied"
+    NO_EVENT = "no_event"
+
+
+class NewSaga(NamedTuple):
+    """A saga to be started. The id is derived from type and correlation id, so a second start has no effect."""
+
+    saga_id: UUID
+    saga_type: str
+    definition_version: int
+    correlation_id: str
+    state: bytes
+    traceparent: str | None = None
+    fingerprint: str = ""
+    """A short form of the definition, used to detect a changed definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A saga as stored. `state` is JSON text."""
+
+    saga_id: UUID
+    saga_type: str
+    definition_version: int
+    correlation_id: str
+    state: bytes
+    status: Status
+    current_step: str | None
+    version: int
+    last_error: str | None
+    retry_count: int
+    needs_attention: bool
+    traceparent: str | None
+    started_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+    wake_at: datetime | None
+    owner: str | None
+    epoch: int
+    fingerprint: str = ""
+    """The fingerprint of the definition when the saga was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """A journal entry: one step in one phase.
+
+    `position` is the order in which actions were first started, or in which compensations will run. `due_at` is the
+    time of the next attempt of a `retrying` step and the deadline of a `started` step. `error` is for people; no
+    decision depends on its wording.
+    """
+
+    step: str
+    phase: Phase
+    status: StepStatus
+    position: int
+    attempts: int = 0
+    due_at: datetime | None = None
+    error: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    uncertainty: Uncertainty | None = None
+    undelivered: Undelivered | None = None
+    """The location of the command at its deadline, if the command had not left the store by then."""
+    command_event_id: UUID | None = None
+    """The id of the last command that was staged."""
+    reply_event_id: UUID | None = None
+    """The reply or event that settled the step, or that the step could not apply. One event answers only one step."""
+
+    @property
+    def is_unresolved(self) -> bool:
+        """Tell whether the step has failed without a known outcome. A late reply still settles such a step."""
+        return self.status is StepStatus.FAILED and self.uncertainty is not None
+
+
+class SagaMessage(NamedTuple):
+    """A message in the mailbox of a saga. `key` names the step that a reply answers; `body` is JSON.
+
+    The name of a reply is the type of its event. The name of an operator command is its verb (`retry`, `compensate`,
+    `mark_done`), and its body names the actor.
+    """
+
+    message_id: int
+    kind: MessageKind
+    name: str
+    key: str | None
+    body: bytes
+    event_id: UUID
+    posted_at: datetime
+
+
+class NewSagaMessage(NamedTuple):
+    """A message to be delivered. With `saga_type`, the store delivers only to a saga of the given type."""
+
+    saga_id: UUID
+    kind: MessageKind
+    name: str
+    key: str | None
+    body: bytes
+    event_id: UUID
+    saga_type: str | None = None
+
+
+class AuditEntry(NamedTuple):
+    """An entry for the audit log: the change, the step and the actor. The store adds the time."""
+
+    old_status: Status | None
+    new_status: Status
+    step: str | None
+    what: str
+    actor: str
+    detail: str = ""
+
+
+class SagaRecord(NamedTuple):
+    """Instance, journal and mailbox of a saga at one moment, by the clock of the database."""
+
+    instance: Instance
+    journal: tuple[JournalEntry, ...]
+    mail: tuple[SagaMessage, ...]
+    now: datetime
+
+
+class Claim(NamedTuple):
+    """The proof that a worker may write an instance."""
+
+    worker: str
+    saga_id: UUID
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SagaChange:
+    """One change of a saga. The store writes state, status, step, error, retry count and attention of the instance.
+
+    The store deletes `taken` messages. It keeps `seen` messages, which do not wake a worker again. With `release`, the
+    claim ends and the instance is due after `wake_seconds`, or when a message arrives if `wake_seconds` is None.
+    Without `release`, the worker keeps its claim.
+    """
+
+    instance: Instance
+    entries: Sequence[JournalEntry] = ()
+    taken: Sequence[int] = ()
+    seen: Sequence[int] = ()
+    notes: Sequence[AuditEntry] = ()
+    release: bool = False
+    wake_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SagaCriteria:
+    """The filter of a saga search. All given values must match."""
+
+    ids: tuple[UUID, ...] = ()
+    saga_type: str | None = None
+    correlation_id: str | None = None
+    status: str | None = None
+    needs_attention: bool | None = None
+    stuck_seconds: float | None = None
+    """Return only sagas that have not ended and are overdue by at least this time, so no worker runs them."""
+    limit: int = 50
+
+
+class ParticipantEntry(NamedTuple):
+    """The answer of a participant's table to a command.
+
+    `fresh`: the command is new, so the participant executes the command and stores the reply. `barred`: the command is
+    an action whose compensation arrived first, to be ignored, or a compensation whose action never arrived, with
+    nothing to compensate. `reply`: the stored reply of an earlier delivery.
+    """
+
+    fresh: bool
+    barred: bool
+    reply: bytes | None = None
+
+
+class SagaPruned(NamedTuple):
+    """The number of rows that maintenance removed."""
+
+    sagas: int
+    notes: int
+    barriers: int

@@ -1,0 +1,156 @@
+"""Inputs of the planner and actions for the worker, as values.
+
+The planner returns an action once. Before a delayed action runs, the worker asks `wanted`, because an operator command
+may have made the action obsolete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from outrider.saga.model import AuditEntry, Instance, JournalEntry, Phase, SagaMessage, StepStatus
+
+
+def key_of(saga_id: UUID, step: str) -> str:
+    """Return the idempotency key of a step: the same for all attempts and for the compensation.
+
+    >>> key_of(UUID(int=7), "reserve")
+    '00000000-0000-0000-0000-000000000007:reserve'
+    """
+    return f"{saga_id}:{step}"
+
+
+class Claimed(NamedTuple):
+    """The saga was just claimed: no step runs in this worker, even if the journal has started steps.
+
+    `begun` has the attempts that this worker may have started, if the worker had the saga before. All other started
+    steps in the journal then cost no attempt.
+    """
+
+    begun: frozenset[tuple[str, Phase, int]] | None = None
+
+
+class Succeeded(NamedTuple):
+    """A call or a local function returned."""
+
+    step: str
+    phase: Phase
+
+
+class StepDeclined(NamedTuple):
+    """The code reported that the effect did not happen and will not happen."""
+
+    step: str
+    phase: Phase
+    error: str
+
+
+class Raised(NamedTuple):
+    """The code raised; with `reply`, a reply could not be applied to the state.
+
+    The reply then stays in the mailbox for this turn. For a step that starts in the same turn, the worker repeats the
+    input in the next turn, without a release in between: the planner cannot count an attempt before the step has
+    started.
+    """
+
+    step: str
+    phase: Phase
+    error: str
+    reply: bool = False
+
+
+class TimedOut(NamedTuple):
+    """The code did not return in time; the outcome is unknown."""
+
+    step: str
+    phase: Phase
+
+
+class InvalidResult(NamedTuple):
+    """The result cannot be recorded or the state cannot be read. The code is at fault, and only a person can help."""
+
+    step: str
+    phase: Phase
+    error: str
+
+
+Result = Succeeded | StepDeclined | Raised | TimedOut | InvalidResult
+Input = Claimed | Result
+
+
+class CallAction(NamedTuple):
+    """Call the function outside any transaction, after this turn is saved."""
+
+    step: str
+    phase: Phase
+    attempt: int
+    key: str
+
+
+class LocalAction(NamedTuple):
+    """Run the function in a new transaction, after this turn is saved; save the result in the same transaction."""
+
+    step: str
+    phase: Phase
+    attempt: int
+    key: str
+
+
+class SendCommand(NamedTuple):
+    """Stage the command in the transaction that saves this turn."""
+
+    step: str
+    phase: Phase
+    attempt: int
+    key: str
+
+
+class ApplyReply(NamedTuple):
+    """Apply a reply to the state, in the transaction that saves this turn and before following commands are staged."""
+
+    step: str
+    phase: Phase
+    mail: SagaMessage
+    attempt: int = 1
+
+
+Action = CallAction | LocalAction | SendCommand | ApplyReply
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A change to be saved and the actions to run. `instance.version` is the expected version in the store.
+
+    `taken`, `seen`, `notes`, `release` and `wake_seconds` have the same meaning as in `SagaChange`. Without `release`,
+    steps are running in this worker, and the planner is called again after `wake_seconds` or with the next input.
+    `attention` has the reasons why a person must look, once per reason.
+    """
+
+    instance: Instance
+    entries: tuple[JournalEntry, ...] = ()
+    taken: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()
+    notes: tuple[AuditEntry, ...] = ()
+    moves: tuple[Action, ...] = ()
+    release: bool = False
+    wake_seconds: float | None = None
+    attention: tuple[str, ...] = ()
+
+
+def wanted(journal: Iterable[JournalEntry], move: CallAction | LocalAction | SendCommand) -> bool:
+    """Tell whether an action is still valid: its step is started, in the same phase and attempt.
+
+    >>> move = CallAction("charge", Phase.ACTION, 2, "key")
+    >>> wanted([JournalEntry("charge", Phase.ACTION, StepStatus.STARTED, position=1, attempts=2)], move)
+    True
+    >>> wanted([JournalEntry("charge", Phase.ACTION, StepStatus.FAILED, position=1, attempts=2)], move)
+    False
+    """
+    return any(
+        (entry.step, entry.phase, entry.attempts) == (move.step, move.phase, move.attempt)
+        and entry.status is StepStatus.STARTED
+        for entry in journal
+    )

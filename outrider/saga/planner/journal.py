@@ -1,0 +1,246 @@
+"""The journal during a turn: reads entries, writes entries and collects actions.
+
+Each change also adds an audit entry, so the audit log is complete by construction.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from uuid import UUID, uuid5
+
+from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
+from outrider.saga.model import (
+    AuditEntry,
+    JournalEntry,
+    MessageKind,
+    Phase,
+    SagaMessage,
+    SagaRecord,
+    Status,
+    StepStatus,
+    Uncertainty,
+    Undelivered,
+)
+from outrider.saga.planner.actions import (
+    Action,
+    ApplyReply,
+    CallAction,
+    Claimed,
+    LocalAction,
+    SendCommand,
+    key_of,
+    wanted,
+)
+
+ERROR_CHARACTERS_MAX = 1000
+
+OPEN = frozenset({StepStatus.STARTED, StepStatus.RETRYING})
+
+HERE = frozenset({StepKind.LOCAL, StepKind.CALL})
+"""Kinds that a worker executes itself; they run only while the worker is alive."""
+
+ANSWERED = frozenset({StepKind.REQUEST, StepKind.WAIT})
+
+OUTSIDE = frozenset({StepKind.CALL, StepKind.REQUEST})
+"""Kinds with an external effect, which may have happened without a record here."""
+
+MOVES: dict[StepKind, Callable[[str, Phase, int, str], Action]] = {
+    StepKind.CALL: CallAction,
+    StepKind.LOCAL: LocalAction,
+    StepKind.REQUEST: SendCommand,
+}
+
+StepKey = tuple[str, Phase]
+
+
+@dataclass(slots=True)
+class Journal:
+    """The working copy of a saga during the planning of a turn."""
+
+    definition: Definition
+    record: SagaRecord
+    rng: random.Random
+    lost: Claimed | None = None
+    """Set until the interrupted steps of a lost worker are restarted."""
+    unreadable: frozenset[StepKey] = frozenset()
+    """Steps whose replies have just raised. The replies stay in the mailbox during this turn."""
+    undelivered: Mapping[UUID, Undelivered] = field(default_factory=dict)
+    """Commands that have not left the outbox at their deadline."""
+    status: Status = field(init=False)
+    lines: dict[StepKey, JournalEntry] = field(init=False)
+    changed: dict[StepKey, None] = field(default_factory=dict)
+    taken: dict[int, None] = field(default_factory=dict)
+    notes: list[AuditEntry] = field(default_factory=list)
+    moves: list[Action] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)
+    last_error: str | None = field(init=False)
+    retry_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        instance = self.record.instance
+        self.status, self.last_error, self.retry_count = instance.status, instance.last_error, instance.retry_count
+        self.lines = {(entry.step, entry.phase): entry for entry in self.record.journal}
+
+    @property
+    def now(self) -> datetime:
+        """Return the database time, which is the time of the whole turn."""
+        return self.record.now
+
+    @property
+    def letters(self) -> list[SagaMessage]:
+        """Return the messages that are not yet taken, in order of arrival."""
+        return [mail for mail in self.record.mail if mail.message_id not in self.taken]
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether compensation has started. Before the start, compensations are at most planned."""
+        if self.status is Status.FAILED:
+            return any(entry.status is not StepStatus.PLANNED for entry in self.of(Phase.COMPENSATION))
+        return self.status in (Status.COMPENSATING, Status.COMPENSATED)
+
+    @property
+    def phase(self) -> Phase:
+        """Return the current phase of the saga."""
+        return Phase.COMPENSATION if self.begun else Phase.ACTION
+
+    @property
+    def past_pivot(self) -> bool:
+        """Tell whether the pivot is done, so the saga can no longer compensate."""
+        pivot = self.definition.pivot
+        return pivot is not None and self.stands((pivot.name, Phase.ACTION), StepStatus.DONE)
+
+    @property
+    def giving_up(self) -> bool:
+        """Tell whether a compensate command waits for open steps. Meanwhile no new step starts."""
+        return any((mail.kind, mail.name) == (MessageKind.OPERATOR, "compensate") for mail in self.letters)
+
+    def of(self, phase: Phase, status: Iterable[StepStatus] = StepStatus) -> list[JournalEntry]:
+        """Return the entries of a phase with the given statuses, ordered by position."""
+        found = [entry for entry in self.lines.values() if entry.phase is phase and entry.status in status]
+        return sorted(found, key=lambda entry: entry.position)
+
+    def stands(self, step_key: StepKey, *status: StepStatus) -> bool:
+        """Tell whether the entry exists and has one of the statuses."""
+        entry = self.lines.get(step_key)
+        return entry is not None and entry.status in status
+
+    def step(self, entry: JournalEntry) -> Step:
+        """Return the definition of the step of an entry."""
+        return self.definition.steps[entry.step]
+
+    def act(self, entry: JournalEntry) -> StepAction:
+        """Return the step action for the phase of an entry."""
+        step = self.step(entry)
+        act = step.action if entry.phase is Phase.ACTION else step.compensation
+        assert act is not None, f"{entry.step} is being compensated and has no compensation"
+        return act
+
+    def kind(self, entry: JournalEntry) -> StepKind:
+        """Return the kind of an entry's phase: a request compensates by a request, a local step by a local function."""
+        step = self.step(entry)
+        if entry.phase is Phase.ACTION or step.kind is StepKind.LOCAL:
+            return step.kind
+        return StepKind.REQUEST if self.act(entry).command else StepKind.CALL
+
+    def asked_before(self, step_key: StepKey) -> bool:
+        """Tell whether a step was started in an earlier turn, so that a reply is possible."""
+        known = (entry for entry in self.record.journal if (entry.step, entry.phase) == step_key)
+        return any(entry.started_at is not None for entry in known)
+
+    def note(self, what: str, step: str | None = None, detail: str = "", actor: str | None = None) -> None:
+        """Add an audit entry."""
+        actor = actor or self.record.instance.owner or "worker"
+        self.notes.append(AuditEntry(self.status, self.status, step, what, actor, detail))
+
+    def note_late(self, entry: JournalEntry) -> None:
+        """Add an audit entry for a late reply to a failed step."""
+        if entry.status is StepStatus.FAILED:
+            self.note("answered after all", entry.step, f"it had failed: {entry.error}")
+
+    def become(self, status: Status, detail: str = "") -> None:
+        """Change the status of the saga."""
+        if status is not self.status:
+            old, self.status = self.status, status
+            self.note(f"became {status}", None, detail)
+            self.notes[-1] = self.notes[-1]._replace(old_status=old)
+
+    def write(self, entry: JournalEntry, detail: str = "", what: str = "") -> None:
+        """Write an entry and an audit entry with the new status, or with `what`."""
+        self.amend(entry)
+        self.note(f"{entry.phase} {what or entry.status}", entry.step, detail)
+
+    def patience(self, entry: JournalEntry) -> datetime | None:
+        """Return the deadline of a step that starts now, or None."""
+        seconds = self.act(entry).timeout_seconds
+        return None if seconds is None else self.now + timedelta(seconds=seconds)
+
+    def amend(self, entry: JournalEntry) -> None:
+        """Write an entry whose progress is unchanged, without an audit entry."""
+        self.lines[entry.step, entry.phase] = entry
+        self.changed[entry.step, entry.phase] = None
+
+    def start(self, entry: JournalEntry) -> None:
+        """Start an attempt, and add the action for the worker."""
+        attempts = entry.attempts + 1
+        entry = replace(
+            entry,
+            status=StepStatus.STARTED,
+            attempts=attempts,
+            due_at=self.patience(entry),
+            started_at=entry.started_at or self.now,
+            # A new command is sent, so the reply to the previous command is no longer expected.
+            uncertainty=None if entry.uncertainty is Uncertainty.REPLY_NOT_APPLIED else entry.uncertainty,
+            undelivered=None,
+            command_event_id=self._command_id(entry) if self.kind(entry) is StepKind.REQUEST else None,
+            reply_event_id=None,
+        )
+        self.write(entry, f"attempt {attempts}")
+        self.retry_count += attempts > 1
+        if move := MOVES.get(self.kind(entry)):
+            key = key_of(self.record.instance.saga_id, entry.step)
+            self.moves.append(move(entry.step, entry.phase, attempts, key))
+
+    def _command_id(self, entry: JournalEntry) -> UUID:
+        """Return a new id for a command.
+
+        The version differs per turn; the time differs if the same saga is started anew.
+        """
+        instance = self.record.instance
+        return uuid5(instance.saga_id, f"{entry.step} {entry.phase} {instance.version} {self.now.isoformat()}")
+
+    def retry(self, entry: JournalEntry, error: str, uncertainty: Uncertainty | None = None) -> bool:
+        """Schedule another attempt; False if the attempts are used up."""
+        policy = self.act(entry).retry
+        if entry.attempts >= policy.max_attempts:
+            return False
+        due_at = self.now + timedelta(seconds=policy.delay_seconds(max(1, entry.attempts), self.rng))
+        self.last_error = error = error[:ERROR_CHARACTERS_MAX]
+        retrying = replace(entry, status=StepStatus.RETRYING, due_at=due_at, error=error, ended_at=None)
+        self.write(replace(retrying, uncertainty=uncertainty, undelivered=None), error)
+        return True
+
+    def settle(
+        self,
+        entry: JournalEntry,
+        status: StepStatus,
+        detail: str = "",
+        what: str = "",
+        uncertainty: Uncertainty | None = None,
+    ) -> None:
+        """End an entry. A failed entry needs an operator immediately, even while other steps continue."""
+        detail = detail[:ERROR_CHARACTERS_MAX]
+        error = None if status is StepStatus.DONE else detail
+        settled = replace(entry, status=status, due_at=None, error=error, ended_at=self.now)
+        self.write(replace(settled, uncertainty=uncertainty, undelivered=None), detail, what)
+        if status is not StepStatus.DONE:
+            self.last_error = detail
+        if status is StepStatus.FAILED:
+            self.attention.append(f"{entry.phase} of {entry.step} failed: {detail}")
+
+    def still_wanted(self) -> tuple[Action, ...]:
+        """Return the actions that no later decision of the same turn has made obsolete."""
+        lines = tuple(self.lines.values())
+        return tuple(move for move in self.moves if isinstance(move, ApplyReply) or wanted(lines, move))

@@ -1,0 +1,217 @@
+"""Operator commands to a saga. The audit log records the answer, with a reason if a command is ignored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from outrider.errors import InvalidState
+from outrider.saga.definition.steps import StepKind
+from outrider.saga.model import JournalEntry, MessageKind, Phase, SagaMessage, Status, StepStatus
+from outrider.saga.planner import compensation
+from outrider.saga.planner.journal import ANSWERED, OPEN, OUTSIDE, Journal
+
+
+class CommandApplied(NamedTuple):
+    """The command was executed."""
+
+    detail: str
+
+
+class CommandIgnored(NamedTuple):
+    """The command was ignored, with the reason."""
+
+    because: str
+
+
+class CommandDeferred(NamedTuple):
+    """The command stays in the mailbox until a decision is possible."""
+
+
+Answer = CommandApplied | CommandIgnored | CommandDeferred
+
+
+def obey(journal: Journal) -> None:
+    """Apply the operator commands in the mailbox, in order of arrival."""
+    for mail in journal.letters:
+        if mail.kind is not MessageKind.OPERATOR:
+            continue
+        match _answer(journal, mail):
+            case CommandApplied(detail=detail):
+                _reply(journal, mail, detail)
+            case CommandIgnored(because=because):
+                _reply(journal, mail, f"ignored, because {because}")
+
+
+def ignore(journal: Journal, because: str) -> None:
+    """Ignore all operator commands in the mailbox, with the same reason."""
+    for mail in journal.letters:
+        if mail.kind is MessageKind.OPERATOR:
+            _reply(journal, mail, f"ignored, because {because}")
+
+
+def _answer(journal: Journal, mail: SagaMessage) -> Answer:
+    verb = VERBS.get(mail.name)
+    if verb is None:
+        return CommandIgnored(f"there is no such order; there are {', '.join(VERBS)}")
+    if journal.status in (Status.COMPLETED, Status.COMPENSATED):
+        return CommandIgnored(f"the saga is {journal.status}")
+    return verb(journal, mail)
+
+
+def _reply(journal: Journal, mail: SagaMessage, detail: str) -> None:
+    journal.taken[mail.message_id] = None
+    journal.note(f"operator {mail.name}", None, detail, actor=actor_of(mail))
+
+
+def actor_of(mail: SagaMessage) -> str:
+    """Return the actor of an operator command.
+
+    >>> from datetime import UTC, datetime
+    >>> from uuid import UUID
+    >>> body = b'{"actor": "ann"}'
+    >>> actor_of(SagaMessage(1, MessageKind.OPERATOR, "retry", None, body, UUID(int=1), datetime.now(UTC)))
+    'ann'
+    """
+    return str(_body(mail).get("actor", "unknown"))
+
+
+def fields_of(mail: SagaMessage) -> dict[str, Any]:
+    """Return the state fields that an operator command sets.
+
+    >>> from datetime import UTC, datetime
+    >>> from uuid import UUID
+    >>> body = b'{"actor": "ann", "set": {"charge": "C-1"}}'
+    >>> fields_of(SagaMessage(1, MessageKind.OPERATOR, "mark_done", None, body, UUID(int=1), datetime.now(UTC)))
+    {'charge': 'C-1'}
+    """
+    fields = _body(mail).get("set")
+    return fields if isinstance(fields, dict) else {}
+
+
+def _body(mail: SagaMessage) -> dict[str, Any]:
+    try:
+        body = json.loads(mail.body)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def retry(journal: Journal, _: SagaMessage) -> Answer:
+    """Give failed steps a new retry budget, and make waiting retries due now."""
+    failed = journal.of(journal.phase, (StepStatus.FAILED,))
+    waiting = journal.of(journal.phase, (StepStatus.RETRYING,))
+    if not failed and not waiting and journal.status is not Status.FAILED:
+        return CommandIgnored("nothing has failed, and nothing waits for another attempt")
+    _leave_failed(journal)
+    for entry in failed:
+        _renew(journal, entry)
+    for entry in waiting:
+        journal.write(replace(entry, due_at=journal.now), "due now")
+    return CommandApplied(_names("tries again", failed + waiting) if failed or waiting else "goes on where it stood")
+
+
+def _renew(journal: Journal, entry: JournalEntry) -> None:
+    fresh = replace(entry, attempts=0, ended_at=None)
+    if entry.phase is Phase.COMPENSATION:
+        # Another compensation may be running; this step keeps its position in the order.
+        return journal.write(replace(fresh, status=StepStatus.PLANNED), "new budget")
+    return journal.write(replace(fresh, status=StepStatus.RETRYING, due_at=journal.now), "new budget")
+
+
+def compensate(journal: Journal, mail: SagaMessage) -> Answer:
+    """Compensate all steps that are done or may have happened."""
+    if journal.begun:
+        return CommandIgnored("compensation has begun already; order a retry for what failed in it")
+    if journal.past_pivot:
+        return CommandIgnored("the pivot is done, and nothing is compensated after it; order retry or mark_done")
+    if _pivot_failed_since(journal, mail):
+        return CommandIgnored("the pivot's outcome is unknown; find out, then retry, mark_done or compensate again")
+    if journal.status is Status.FAILED and _pivot_is_out(journal):
+        return CommandIgnored(
+            "the pivot is not settled, and stands still with the saga; order retry, then compensate again"
+        )
+    if _pivot_is_out(journal) or _is_calling(journal):
+        # A pivot that succeeds during compensation would leave a saga that is neither done nor compensated. A running
+        # call may take effect after its compensation: cancellation is only a request.
+        return CommandDeferred()
+    compensation.begin(journal)
+    return CommandApplied("compensates everything that is done or may have happened")
+
+
+def _pivot_is_out(journal: Journal) -> bool:
+    pivot = journal.definition.pivot
+    return pivot is not None and pivot.kind in OUTSIDE and journal.stands((pivot.name, Phase.ACTION), *OPEN)
+
+
+def _pivot_failed_since(journal: Journal, mail: SagaMessage) -> bool:
+    """Tell whether the operator sent the command before the pivot failed with an unknown outcome."""
+    pivot = journal.definition.pivot
+    if pivot is None or pivot.kind not in OUTSIDE or not journal.stands((pivot.name, Phase.ACTION), StepStatus.FAILED):
+        return False
+    ended_at = journal.lines[pivot.name, Phase.ACTION].ended_at
+    before = {entry.step: entry.status for entry in journal.record.journal if entry.phase is Phase.ACTION}
+    return before.get(pivot.name) is not StepStatus.FAILED or (ended_at is not None and mail.posted_at < ended_at)
+
+
+def _is_calling(journal: Journal) -> bool:
+    """Tell whether this worker runs a call. Calls of a lost worker or of a stopped saga do not count."""
+    if journal.lost or journal.status is Status.FAILED:
+        return False
+    return any(journal.kind(entry) is StepKind.CALL for entry in journal.of(Phase.ACTION, (StepStatus.STARTED,)))
+
+
+def mark_done(journal: Journal, mail: SagaMessage) -> Answer:
+    """Mark failed steps as done, because a person has resolved them; without a failed step, mark the awaited steps.
+
+    The fields of the command are set in the state. If a value does not fit, the command is ignored.
+    """
+    settled = journal.of(journal.phase, (StepStatus.FAILED,))
+    if not settled and journal.record.instance.status is Status.FAILED:
+        # The awaited steps are not the steps that the operator meant: those were answered, or no step of the saga had
+        # failed.
+        return CommandIgnored("nothing stands failed any more")
+    settled = settled or _awaited(journal)
+    if not settled:
+        return CommandIgnored("nothing has failed, and nothing is waited for")
+    fields = fields_of(mail)
+    try:
+        _amend(journal, fields)
+    except InvalidState as error:
+        return CommandIgnored(f"what is to be set does not fit: {error}")
+    _leave_failed(journal)
+    for entry in settled:
+        # No event has settled the step, so the compensating command must not say that the action was confirmed.
+        journal.settle(replace(entry, reply_event_id=None), StepStatus.DONE, "settled by a person")
+    said = f"; set: {', '.join(fields)}" if fields else ""
+    return CommandApplied(_names("counts as done", settled) + said)
+
+
+def _amend(journal: Journal, fields: Mapping[str, Any]) -> None:
+    if fields and journal.definition.amend:
+        instance = journal.record.instance
+        state = journal.definition.amend(instance.state, fields)
+        journal.record = journal.record._replace(instance=replace(instance, state=state))
+
+
+def _awaited(journal: Journal) -> list[JournalEntry]:
+    kinds = ANSWERED | {StepKind.SLEEP}
+    return [entry for entry in journal.of(journal.phase, OPEN) if journal.kind(entry) in kinds]
+
+
+def _leave_failed(journal: Journal) -> None:
+    if journal.status is Status.FAILED:
+        journal.become(Status.COMPENSATING if journal.begun else Status.RUNNING)
+
+
+def _names(what: str, entries: list[JournalEntry]) -> str:
+    return f"{what}: {', '.join(entry.step for entry in entries)}"
+
+
+VERBS: dict[str, Callable[[Journal, SagaMessage], Answer]] = {
+    "retry": retry,
+    "compensate": compensate,
+    "mark_done": mark_done,
+}

@@ -1,0 +1,269 @@
+"""The planner: a pure function from journal, messages, time and inputs of the worker to the next actions of a saga.
+
+- Decisions are deterministic: equal records and equal inputs give equal plans.
+- Replies are applied before operator commands, and both before deadlines. A command is checked against the situation at
+  the time of the turn.
+- Compensation starts only when no step can still take effect, unless an operator commands compensation. After the pivot
+  is done, the saga never compensates.
+- A failed saga resumes after an operator command, or when the missing reply arrives.
+- Each step is journaled before the step starts, so any worker can continue after a crash.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from uuid import UUID
+
+from outrider.saga.definition.fingerprint import definition_changed
+from outrider.saga.definition.steps import Definition
+from outrider.saga.model import JournalEntry, Phase, SagaRecord, Status, StepStatus, Undelivered
+from outrider.saga.planner import compensation, operator_commands, replies, results
+from outrider.saga.planner.actions import (
+    Action,
+    ApplyReply,
+    CallAction,
+    Claimed,
+    Input,
+    InvalidResult,
+    LocalAction,
+    Plan,
+    Raised,
+    SendCommand,
+    StepDeclined,
+    Succeeded,
+    TimedOut,
+    key_of,
+    wanted,
+)
+from outrider.saga.planner.journal import HERE, OPEN, Journal, StepKey
+
+__all__ = [
+    "Action",
+    "ApplyReply",
+    "CallAction",
+    "Claimed",
+    "Input",
+    "InvalidResult",
+    "LocalAction",
+    "Plan",
+    "Raised",
+    "SendCommand",
+    "StepDeclined",
+    "Succeeded",
+    "TimedOut",
+    "advance",
+    "key_of",
+    "overdue",
+    "wanted",
+]
+
+NOTHING: Mapping[UUID, Undelivered] = MappingProxyType({})
+OVER = frozenset({Status.COMPLETED, Status.COMPENSATED})
+
+
+def advance(
+    definition: Definition,
+    record: SagaRecord,
+    news: Sequence[Input],
+    rng: random.Random,
+    undelivered: Mapping[UUID, Undelivered] = NOTHING,
+) -> Plan:
+    """Plan a turn. The first turn after a claim gets the input `Claimed()` and starts interrupted steps again.
+
+    Messages and time of the record must be of the same moment: with an old mailbox and a new time, a reply would be
+    missed. `undelivered` has the `overdue` commands that have not left the outbox, because such commands count no
+    attempt.
+
+    ```python
+    plan = advance(order.definition, record, [Claimed()], random.Random())
+    ```
+    """
+    journal = Journal(
+        definition,
+        record,
+        rng,
+        lost=next((item for item in news if isinstance(item, Claimed)), None),
+        unreadable=frozenset(_unreadable(news)),
+        undelivered=undelivered,
+    )
+    if error := _strangers(definition, record) or definition_changed(definition, record):
+        return _estranged(journal, error)
+    results.hear(journal, news)
+    _settle_down(journal)
+    replies.tidy(journal)
+    return _plan(journal)
+
+
+def overdue(record: SagaRecord) -> list[UUID]:
+    """Return the commands whose deadline has passed. The caller checks whether the commands have left the outbox.
+
+    ```python
+    undelivered = await store.undelivered(tx, overdue(record))
+    ```
+    """
+    waiting = (entry for entry in record.journal if entry.status is StepStatus.STARTED)
+    late = (entry for entry in waiting if entry.due_at and entry.due_at <= record.now)
+    return [entry.command_event_id for entry in late if entry.command_event_id]
+
+
+def _unreadable(news: Sequence[Input]) -> Iterator[StepKey]:
+    for item in news:
+        if isinstance(item, InvalidResult) or (isinstance(item, Raised) and item.reply):
+            yield item.step, item.phase
+
+
+def _settle_down(journal: Journal) -> None:
+    """Apply replies, commands and decisions until no change remains: a new step may already have a reply."""
+    changes = -1
+    while changes != len(journal.notes):
+        changes = len(journal.notes)
+        replies.read(journal)
+        _go_on_if_answered(journal)
+        operator_commands.obey(journal)
+        if journal.lost and journal.status is not Status.FAILED:
+            results.pick_up(journal)
+        _decide(journal)
+
+
+def _go_on_if_answered(journal: Journal) -> None:
+    """Resume the saga if all failed steps have been answered. A saga without a failed step stays failed."""
+    _fail_what_was_rejected_too_late(journal)
+    had_failed = any(
+        (entry.phase, entry.status) == (journal.phase, StepStatus.FAILED) for entry in journal.record.journal
+    )
+    if journal.status is Status.FAILED and had_failed and not journal.of(journal.phase, (StepStatus.FAILED,)):
+        journal.become(Status.COMPENSATING if journal.begun else Status.RUNNING, "what was not known is answered")
+
+
+def _fail_what_was_rejected_too_late(journal: Journal) -> None:
+    if journal.past_pivot:
+        for entry in journal.of(Phase.ACTION, (StepStatus.REJECTED,)):
+            error = f"rejected after the pivot: {entry.error}"
+            journal.settle(entry, StepStatus.FAILED, error, uncertainty=entry.uncertainty)
+
+
+def _decide(journal: Journal) -> None:
+    if journal.status is Status.STARTED:
+        journal.become(Status.RUNNING)
+    if not halted(journal):
+        results.pass_time(journal)
+    if journal.status is Status.RUNNING:
+        _go_on(journal)
+    elif journal.status is Status.COMPENSATING:
+        compensation.go_back(journal)
+
+
+def halted(journal: Journal) -> bool:
+    """Tell whether the saga has stopped, or will stop when the running calls have ended."""
+    if journal.status is Status.RUNNING:
+        return bool(journal.of(Phase.ACTION, (StepStatus.FAILED,)))
+    return journal.status is not Status.COMPENSATING
+
+
+def _go_on(journal: Journal) -> None:
+    _fail_what_was_rejected_too_late(journal)
+    if halted(journal):
+        if not under_way(journal):
+            journal.become(Status.FAILED)
+    elif journal.of(Phase.ACTION, (StepStatus.REJECTED,)):
+        if compensation.let_go(journal):
+            compensation.begin(journal)
+    else:
+        _begin_ready(journal)
+
+
+def _begin_ready(journal: Journal) -> None:
+    """Start each step whose predecessors are all done."""
+    done = {entry.step for entry in journal.of(Phase.ACTION, (StepStatus.DONE,))}
+    if done.issuperset(journal.definition.steps):
+        return journal.become(Status.COMPLETED)
+    if journal.giving_up:
+        return None
+    for step in journal.definition.steps.values():
+        if (step.name, Phase.ACTION) not in journal.lines and done.issuperset(step.after):
+            position = len(journal.of(Phase.ACTION)) + 1
+            journal.start(JournalEntry(step.name, Phase.ACTION, StepStatus.PLANNED, position))
+    return None
+
+
+def under_way(journal: Journal) -> list[JournalEntry]:
+    """Return the steps that this worker runs itself, and for which the worker must keep its claim."""
+    if journal.status is Status.FAILED:
+        return []
+    is_started = journal.of(journal.phase, (StepStatus.STARTED,))
+    return [entry for entry in is_started if journal.kind(entry) in HERE]
+
+
+def _plan(journal: Journal) -> Plan:
+    record = journal.record
+    standing = journal.of(journal.phase, (*OPEN, StepStatus.FAILED))
+    failed = [entry for entry in standing if entry.status is StepStatus.FAILED]
+    dead_lettered = any(entry.undelivered is Undelivered.DEAD_LETTER for entry in standing)
+    return Plan(
+        instance=replace(
+            record.instance,
+            status=journal.status,
+            current_step=next((entry.step for entry in failed or standing), None),
+            last_error=None if journal.status in OVER else journal.last_error,
+            retry_count=journal.retry_count,
+            needs_attention=bool(failed) or journal.status is Status.FAILED or dead_lettered,
+        ),
+        entries=tuple(journal.lines[step_key] for step_key in journal.changed),
+        taken=tuple(journal.taken),
+        seen=tuple(mail.message_id for mail in journal.letters),
+        notes=tuple(journal.notes),
+        moves=journal.still_wanted(),
+        release=not under_way(journal),
+        wake_seconds=_wake_seconds(journal),
+        attention=tuple(journal.attention),
+    )
+
+
+def _wake_seconds(journal: Journal) -> float | None:
+    """Return the seconds until the next deadline, or None if only an input or a message can change the saga."""
+    if halted(journal):
+        return None
+    busy = under_way(journal)
+    waiting = [entry for entry in journal.of(journal.phase, OPEN) if entry not in busy]
+    due = [entry.due_at for entry in waiting if entry.due_at and not results.held(journal, entry)]
+    return max(0.0, (min(due) - journal.now).total_seconds()) if due else None
+
+
+def _known(definition: Definition, entry: JournalEntry) -> bool:
+    step = definition.steps.get(entry.step)
+    return step is not None and (entry.phase is Phase.ACTION or step.compensation is not None)
+
+
+def _strangers(definition: Definition, record: SagaRecord) -> str | None:
+    """Return an error for journal entries whose step or compensation is missing in the definition."""
+    strangers = [entry.step for entry in record.journal if not _known(definition, entry)]
+    if not strangers:
+        return None
+    return (
+        f"version {definition.version} of {definition.saga_type} has no {', '.join(strangers)}, or no compensation of "
+        "it, and the journal has; give the changed definition a new version, and keep the old one until its sagas have "
+        "ended"
+    )
+
+
+def _estranged(journal: Journal, error: str) -> Plan:
+    """Stop a saga whose definition was changed during the run. The journal is unchanged."""
+    instance = journal.record.instance
+    if instance.status in OVER:
+        return Plan(instance, taken=tuple(mail.message_id for mail in journal.letters), release=True)
+    if instance.status is not Status.FAILED:
+        journal.attention.append(error)
+        journal.become(Status.FAILED, error)
+    operator_commands.ignore(journal, error)
+    replies.make_room(journal)
+    return Plan(
+        replace(instance, status=Status.FAILED, last_error=error, needs_attention=True),
+        taken=tuple(journal.taken),
+        seen=tuple(mail.message_id for mail in journal.letters),
+        notes=tuple(journal.notes),
+        release=True,
+        attention=tuple(journal.attention),
+    )

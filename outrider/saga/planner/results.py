@@ -1,0 +1,230 @@
+"""Results of attempts, and their effect on a step.
+
+- `rejected`: the effect did not happen and will not happen. A call whose last attempt raised is rejected too, but the
+  effect may have happened, so a compensation is planned immediately.
+- A step whose outcome is still unknown after the last attempt is `failed`: to compensate and to continue might both be
+  wrong. One attempt with an unknown outcome is enough for `failed`, because its effect may still happen when a later
+  attempt raises.
+- Sending the command and applying the reply have separate retry budgets. A command that has not left the outbox counts
+  no attempt.
+- A compensation cannot be rejected: the result is done or failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+
+from outrider.saga.definition.steps import StepKind
+from outrider.saga.model import JournalEntry, Phase, StepStatus, Uncertainty, Undelivered
+from outrider.saga.planner import replies
+from outrider.saga.planner.actions import Claimed, Input, InvalidResult, Raised, Result, StepDeclined, Succeeded
+from outrider.saga.planner.journal import ANSWERED, HERE, OPEN, Journal
+
+UNKNOWN = "unknown whether it happened"
+
+RAISED = "raised in its last attempt"
+
+LOST = "the worker was lost before it could tell"
+
+
+def hear(journal: Journal, news: Iterable[Input]) -> None:
+    """Apply the results of this worker's calls and local functions."""
+    for result in news:
+        if isinstance(result, Claimed):
+            continue
+        entry = journal.lines.get((result.step, result.phase))
+        if entry is None or not _expected(journal, entry):
+            what = type(result).__name__.lower()
+            journal.note("result ignored", result.step, f"{result.phase} {what}, but nobody waits for it any more")
+            continue
+        journal.note_late(entry)
+        _apply(journal, entry, result)
+
+
+def _expected(journal: Journal, entry: JournalEntry) -> bool:
+    if journal.kind(entry) in HERE:
+        return entry.status is StepStatus.STARTED
+    return entry.status in OPEN or entry.is_unresolved
+
+
+def _apply(journal: Journal, entry: JournalEntry, result: Result) -> None:
+    match result:
+        case Succeeded():
+            journal.settle(entry, StepStatus.DONE)
+        case StepDeclined(error=error):
+            declined(journal, entry, error)
+        case Raised(error=error, reply=True):
+            unfit_reply(journal, entry, error)
+        case Raised(error=error):
+            raised(journal, entry, error)
+        case InvalidResult(error=error) if replies.current(journal, entry):
+            unfit_reply(journal, entry, error, hopeless=True)
+        case InvalidResult(error=error):
+            journal.settle(entry, StepStatus.FAILED, error)
+        case _:
+            unknown(journal, entry, f"no result within {journal.act(entry).timeout_seconds} s")
+
+
+def declined(journal: Journal, entry: JournalEntry, error: str) -> None:
+    """Reject a step that declined.
+
+    For a request, a compensation is planned, because its reply proves that the effect happened.
+    """
+    if entry.phase is Phase.COMPENSATION:
+        journal.settle(entry, StepStatus.FAILED, error)
+    elif journal.kind(entry) is StepKind.REQUEST:
+        rejected_but_perhaps_done(journal, entry, error)
+    else:
+        journal.settle(entry, StepStatus.REJECTED, error)
+
+
+def raised(journal: Journal, entry: JournalEntry, error: str) -> None:
+    """Retry a step after an exception, or end the step. An earlier unknown outcome is preserved."""
+    doubt = _earlier_doubt(entry)
+    if doubt:
+        error = f"{UNKNOWN} before; it raised: {error}"
+    if journal.retry(entry, error, doubt):
+        return
+    if entry.phase is Phase.COMPENSATION or journal.kind(entry) in ANSWERED or doubt:
+        journal.settle(entry, StepStatus.FAILED, error, uncertainty=doubt)
+    elif journal.kind(entry) is StepKind.LOCAL:
+        journal.settle(entry, StepStatus.REJECTED, f"{RAISED}, and was rolled back: {error}", "raised")
+    else:
+        rejected_but_perhaps_done(journal, entry, error, after=f"{RAISED}, and may have happened: ")
+
+
+def _earlier_doubt(entry: JournalEntry) -> Uncertainty | None:
+    return entry.uncertainty if entry.uncertainty is Uncertainty.OUTCOME_UNKNOWN else None
+
+
+def unfit_reply(journal: Journal, entry: JournalEntry, error: str, *, hopeless: bool = False) -> None:
+    """Retry the application of a reply; the command is not sent again.
+
+    After the last attempt, another reply replaces the failed reply. Without another reply, the failed reply is kept.
+    """
+    error, answer = f"its answer cannot be taken in: {error}", replies.current(journal, entry)
+    doubt, known = Uncertainty.REPLY_NOT_APPLIED, entry.reply_event_id
+    again = entry.uncertainty is doubt and (answer is None or known in (None, answer.event_id))
+    if answer and not again:
+        replies.set_aside(journal, entry)
+    entry = replace(
+        entry,
+        attempts=entry.attempts + 1 if again else 1,
+        uncertainty=doubt,
+        undelivered=None,
+        reply_event_id=answer.event_id if answer else known,
+        error=error,
+    )
+    if not hopeless and journal.retry(entry, error, doubt):
+        return
+    if replies.another(journal, entry):
+        replies.set_aside(journal, entry)
+        renewed = replace(entry, attempts=0, due_at=journal.now, reply_event_id=None, ended_at=None)
+        journal.write(replace(renewed, status=StepStatus.RETRYING), "another answer has come")
+    else:
+        journal.settle(entry, StepStatus.FAILED, error, uncertainty=doubt)
+
+
+def rejected_but_perhaps_done(journal: Journal, entry: JournalEntry, error: str, after: str = "") -> None:
+    """Reject a step and plan its compensation. Without a compensation, the step fails and an operator must decide."""
+    if journal.step(entry).compensation is None:
+        return journal.settle(entry, StepStatus.FAILED, error)
+    journal.settle(entry, StepStatus.REJECTED, after + error, "raised" if after else "")
+    return journal.write(
+        JournalEntry(entry.step, Phase.COMPENSATION, StepStatus.PLANNED, position=0), "it may have happened"
+    )
+
+
+def unknown(journal: Journal, entry: JournalEntry, error: str) -> None:
+    """Retry a step with an unknown outcome, with the same key.
+
+    A local function is rolled back, so its outcome is known.
+    """
+    if journal.kind(entry) is StepKind.LOCAL:
+        return raised(journal, entry, error)
+    error, doubt = f"{UNKNOWN}: {error}", Uncertainty.OUTCOME_UNKNOWN
+    if not journal.retry(entry, error, doubt):
+        journal.settle(entry, StepStatus.FAILED, error, uncertainty=doubt)
+    return None
+
+
+def pick_up(journal: Journal) -> None:
+    """Restart the steps of a lost worker, with the same key. Each restart counts an attempt."""
+    begun = journal.lost.begun if journal.lost else None
+    journal.lost = None
+    for entry in journal.of(journal.phase, (StepStatus.STARTED,)):
+        if journal.kind(entry) not in HERE:
+            continue
+        if begun is not None and (entry.step, entry.phase, entry.attempts) not in begun:
+            journal.retry_count -= entry.attempts > 1
+            journal.start(replace(entry, attempts=entry.attempts - 1))
+        elif entry.attempts >= journal.act(entry).retry.max_attempts:
+            unknown(journal, entry, LOST)
+        else:
+            rolled_back = journal.kind(entry) is StepKind.LOCAL
+            doubted = replace(entry, error=f"{UNKNOWN}: {LOST}", uncertainty=Uncertainty.OUTCOME_UNKNOWN)
+            journal.start(entry if rolled_back else doubted)
+
+
+def pass_time(journal: Journal) -> None:
+    """Apply expired deadlines. The worker itself measures the time of calls and local functions."""
+    for entry in journal.of(journal.phase, OPEN):
+        if entry.due_at is None or entry.due_at > journal.now or held(journal, entry):
+            continue
+        if entry.status is StepStatus.RETRYING:
+            # A step with a reply is not started again; if the reply raised in this turn, the next turn reads the reply.
+            if (entry.step, entry.phase) not in journal.unreadable:
+                journal.start(entry)
+        else:
+            _patience_is_over(journal, entry)
+
+
+def held(journal: Journal, entry: JournalEntry) -> bool:
+    """Tell whether a retry waits because the saga will compensate. Only the pivot is still retried."""
+    return entry.status is StepStatus.RETRYING and journal.giving_up and not journal.step(entry).pivot
+
+
+def _patience_is_over(journal: Journal, entry: JournalEntry) -> None:
+    seconds = journal.act(entry).timeout_seconds
+    where = journal.undelivered.get(entry.command_event_id) if entry.command_event_id else None
+    match journal.kind(entry):
+        case StepKind.SLEEP:
+            journal.settle(entry, StepStatus.DONE)
+        case StepKind.WAIT:
+            error = f"nothing came within {seconds} s"
+            journal.settle(entry, StepStatus.REJECTED, error, uncertainty=Uncertainty.NO_EVENT)
+        case StepKind.REQUEST if where or entry.undelivered:
+            _ask_for_patience(journal, entry, where)
+        case StepKind.REQUEST:
+            unknown(journal, entry, f"no answer within {seconds} s")
+
+
+def _ask_for_patience(journal: Journal, entry: JournalEntry, where: Undelivered | None) -> None:
+    """Extend the deadline of a command that has not left the outbox, without counting an attempt.
+
+    After the command has left, the step waits the full timeout once more.
+    """
+    told = _standstill(journal, entry, where)
+    doubt = f"{UNKNOWN} before" if _earlier_doubt(entry) else ""
+    error = "; ".join(filter(None, (doubt, told))) or None
+    on = replace(entry, due_at=journal.patience(entry), undelivered=where)
+    if where and entry.undelivered is where:
+        return journal.amend(on)
+    journal.write(replace(on, error=error), told or "the command has left the outbox", "is waited for")
+    journal.last_error = error
+    if where is Undelivered.DEAD_LETTER:
+        journal.attention.append(f"{entry.phase} of {entry.step} is not asked for: {told}")
+    return None
+
+
+def _standstill(journal: Journal, entry: JournalEntry, where: Undelivered | None) -> str:
+    if where is None:
+        return ""
+    if where is Undelivered.DEAD_LETTER:
+        remedy = f"put right what it says, and run: outrider dead-letters replay {entry.command_event_id}"
+        return f"its command is a dead letter; {remedy}"
+    assert entry.due_at
+    since = entry.due_at - timedelta(seconds=journal.act(entry).timeout_seconds or 0)
+    return f"its command is still in the outbox (pending since {since:%Y-%m-%d %H:%M:%S} UTC; is a relay running?)"

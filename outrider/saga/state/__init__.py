@@ -1,0 +1,1 @@
+"""The state of a saga: to JSON and back, checked for loss."""

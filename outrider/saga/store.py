@@ -1,0 +1,131 @@
+"""The saga store: instances, journal, mailbox and audit log.
+
+All adapters keep these rules, and the contract suite checks the rules:
+
+1. Only the holder of the claim writes an instance: `save` is fenced by worker and epoch and guarded by version.
+2. A turn is written in one transaction, in which its events are also staged.
+3. All other processes send messages. A message is kept until a turn takes the message. A second delivery of an event
+   has no effect.
+4. A claim is a time: `wake_at` is the time at which the instance is next due. A claim moves `wake_at` one lease ahead,
+   so the instance of a dead worker becomes due again by itself.
+5. The audit log is append only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+from outrider.handler_transactions import TransactionSource
+from outrider.saga.model import (
+    Claim,
+    Instance,
+    NewSaga,
+    NewSagaMessage,
+    SagaChange,
+    SagaCriteria,
+    SagaPruned,
+    SagaRecord,
+    Undelivered,
+)
+
+
+class SagaAdmin(Protocol):
+    """Queries of operators."""
+
+    async def find(self, criteria: SagaCriteria) -> list[Instance]:
+        """List sagas: sagas that need attention first, then by latest change."""
+        ...
+
+    async def counts(self) -> dict[str, int]:
+        """Count sagas by status, and `needs_attention`."""
+        ...
+
+    async def show(self, saga_id: UUID) -> SagaRecord | None:
+        """Return the record of a saga, including messages that were already seen."""
+        ...
+
+    async def audit(self, saga_id: UUID, limit: int = 1000) -> list[dict[str, Any]]:
+        """Return the audit log of a saga, oldest first.
+
+        The columns are at, old_status, new_status, step, what, actor, detail, traceparent.
+        """
+        ...
+
+
+class SagaStore(Protocol):
+    """The store interface of a saga worker."""
+
+    admin: SagaAdmin
+    one_at_a_time: bool
+    """Whether a handler transaction blocks all other store access, including renewals."""
+
+    @property
+    def transactions(self) -> TransactionSource:
+        """The source of transactions for step functions.
+
+        Claims, renewals and turns never wait for a handler transaction.
+        """
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction of the store; commit at the end of the block, roll back on an exception."""
+        ...
+
+    async def start(self, tx: Any, saga: NewSaga) -> bool:
+        """Insert an instance that is due immediately; False if the instance exists."""
+        ...
+
+    async def post(self, tx: Any, mail: Sequence[NewSagaMessage]) -> int:
+        """Deliver messages to sagas that are active or have failed, and return the number of new messages.
+
+        A message for a different saga type is dropped.
+        """
+        ...
+
+    async def claim(
+        self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
+    ) -> list[SagaRecord]:
+        """Claim instances of the given definitions and versions that are due, or have unseen messages and no owner."""
+        ...
+
+    async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
+        """Extend claims; return the ids of the claims that are still valid."""
+        ...
+
+    async def load(self, tx: Any, saga_id: UUID, *, for_update: bool = False) -> SagaRecord | None:
+        """Return a saga with journal and messages; `for_update` locks the row until the transaction ends."""
+        ...
+
+    async def save(self, tx: Any, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
+        """Write a change and return the database time. Raises ConcurrencyError, and has then written nothing.
+
+        `turn.instance.version` is the expected version; the save increments the stored version.
+        """
+        ...
+
+    async def undelivered(self, tx: Any, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
+        """Return the events that are still in the outbox or among the dead letters. All other events have left."""
+        ...
+
+    async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
+        """Remove ended sagas and old entries, in small batches. A saga that needs attention is kept."""
+        ...
+
+    async def notify(self) -> None:
+        """Notify workers, after a commit, of a new saga or message."""
+        ...
+
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+        """Call `wake` when a saga or message may have arrived, if the store supports notifications.
+
+        Workers also poll.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close connections and threads."""
+        ...

@@ -1,0 +1,107 @@
+"""Settling in memory: rows first, then streams to block, and last streams to release.
+
+The order matters: only the written rows show whether a stream still has waiting events.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from outrider.brokers.base import Confirmed
+from outrider.event import OnDeadLetter, Stream
+from outrider.outbox import model
+from outrider.outbox.model import BlockReason, DeadLettered, Defer, Park, Retry, Settlement, State
+from outrider.stores.memory.tables import BlockRow, DeadRow, OutboxTableRow, skipped_marker
+
+if TYPE_CHECKING:
+    from outrider.stores.memory.outbox import MemoryStore
+
+
+class MemorySettlement:
+    """One settling write and its streams."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store, self._tables, self._now = store, store.tables, store.clock.now()
+        self._blocks: dict[Stream, BlockRow] = {}
+        self._loose: dict[Stream, None] = {}
+        self._parked: dict[Stream, None] = {}
+
+    def apply(self, settlement: Settlement) -> bool:
+        """Write one outcome, if the row exists and has no valid optimistic claim."""
+        event, stream, outcome = settlement
+        row = self._tables.rows.get(event.position)
+        if row is None or self._held(row):
+            return False
+        row.stream = stream
+        match outcome:
+            case Confirmed():
+                if row.event.state in model.WAITING:
+                    self.loosen(stream)
+                self._store.depart(row, self._now)
+            case Retry():
+                self._retry(row, outcome)
+            case Defer():
+                self._defer(row, outcome)
+            case Park():
+                self._tables.move(event.position, State.PARKED)
+                self._parked[stream] = None
+            case DeadLettered():
+                self.dead_letter(row, outcome, attempts=row.event.attempts + 1)
+        return True
+
+    def _held(self, row: OutboxTableRow) -> bool:
+        optimistic = row.event.state == State.OPTIMISTIC
+        return optimistic and row.claimed_until is not None and row.claimed_until > self._now
+
+    def _retry(self, row: OutboxTableRow, outcome: Retry) -> None:
+        row.failure = outcome.failure
+        suspect = outcome.failure.get("kind") == "unresolved"
+        self._tables.move(row.event.position, State.FAILED, attempts=row.event.attempts + 1, suspect=suspect)
+        until = self._now + timedelta(seconds=outcome.delay_seconds)
+        self._blocks[row.stream] = BlockRow(BlockReason.FAILED, row.event.position, until)
+
+    def _defer(self, row: OutboxTableRow, outcome: Defer) -> None:
+        self._tables.move(row.event.position, State.DEFERRED)
+        own = row.event.available_at or self._now
+        until = own if outcome.delay_seconds is None else self._now + timedelta(seconds=outcome.delay_seconds)
+        self._blocks[row.stream] = BlockRow(BlockReason.DEFERRED, row.event.position, until)
+
+    def dead_letter(self, row: OutboxTableRow, outcome: DeadLettered, *, attempts: int) -> None:
+        """Move a row to the dead letters. Under `skip`, a numbered event leaves a marker in its position."""
+        self._tables.take(row.event.position)
+        dead = OutboxTableRow(row.event._replace(attempts=attempts), row.stream, row.priority, failure=outcome.failure)
+        self._tables.dead[row.event.event_id] = DeadRow(dead, outcome.reason, outcome.policy, self._now)
+        if outcome.policy is OnDeadLetter.BLOCK:
+            self._blocks[row.stream] = BlockRow(BlockReason.DEAD_LETTER, row.event.position, None)
+        elif marker := skipped_marker(row):
+            self._tables.put(marker)
+            self._blocks[row.stream] = BlockRow(BlockReason.FAILED, row.event.position, self._now)
+        else:
+            self._blocks[row.stream] = BlockRow(BlockReason.DRAINING, None, self._now)
+            self.loosen(row.stream)
+
+    def loosen(self, stream: Stream) -> None:
+        """Mark a stream that may have no waiting events any more."""
+        self._loose[stream] = None
+
+    def streams(self) -> None:
+        """Block streams; then release streams without waiting events.
+
+        Only an operator releases a block by a dead letter.
+        """
+        for stream, block in self._blocks.items():
+            current = self._tables.blocked.get(stream)
+            if (
+                current is None
+                or current.cause is not BlockReason.DEAD_LETTER
+                or block.cause is BlockReason.DEAD_LETTER
+            ):
+                self._tables.blocked[stream] = block
+        for stream in self._parked:
+            # A parked event is found through its blocked stream, even if the blocking event is gone.
+            self._tables.blocked.setdefault(stream, BlockRow(BlockReason.DRAINING, None, self._now))
+        for stream in self._loose:
+            block_anew = self._blocks.get(stream)
+            if block_anew is None or block_anew.cause is BlockReason.DRAINING:
+                self._store.resolve(stream)

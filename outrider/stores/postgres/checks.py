@@ -1,0 +1,311 @@
+"""Checks of a PostgreSQL server: durability of commits, rights of the relay, obstacles such as long transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from uuid import uuid4
+
+import asyncpg
+
+from outrider.checks import CheckResult, is_loopback, ok, refuse, warn
+from outrider.stores.postgres.database import translated
+
+if TYPE_CHECKING:
+    from outrider.stores.postgres.outbox import PostgresStore
+
+
+VERSION_MIN = 14
+
+LONG_SECONDS = 300.0
+"""A transaction that is open for longer keeps rows from being vacuumed."""
+
+DAYS_AHEAD_MIN = 2
+
+CHECKS = {
+    "postgres-version": "the server is new enough",
+    "postgres-writable": "the role may write, and the server is no replica",
+    "postgres-fsync": "the server waits for its disk",
+    "postgres-full-page-writes": "a page torn by a crash is repaired",
+    "postgres-synchronous-commit": "writers wait until their commit is on disk",
+    "postgres-encryption": "nobody can listen in",
+    "postgres-autovacuum": "the outbox is vacuumed",
+    "postgres-rights": "the role may do what a relay does",
+    "postgres-partitions": "the archive has its days ahead, and somebody who may make more",
+    "postgres-transactions": "no transaction has been open for long",
+    "postgres-pooler": "the store knows whether a pooler shares its sessions",
+    "postgres-wakeups": "a notification reaches a relay",
+}
+
+SWITCHES = (
+    (
+        "read_only",
+        "off",
+        ok("postgres-writable", "the role may write"),
+        refuse(
+            "postgres-writable",
+            "transactions are read-only here",
+            "point the store at the primary, and take default_transaction_read_only off role and database",
+        ),
+    ),
+    (
+        "fsync",
+        "on",
+        ok("postgres-fsync", "on"),
+        refuse(
+            "postgres-fsync",
+            "fsync is off: a crash of the machine can lose or corrupt everything that was committed",
+            "set fsync = on",
+        ),
+    ),
+    (
+        "full_page_writes",
+        "on",
+        ok("postgres-full-page-writes", "on"),
+        warn(
+            "postgres-full-page-writes",
+            "full_page_writes is off: a crash can leave torn pages, unless the filesystem never tears them",
+            "set full_page_writes = on",
+        ),
+    ),
+)
+"""A setting, its recommended value, and the texts for a match and a mismatch."""
+
+ROUNDS = 4
+
+WAIT_SECONDS = 2.0
+"""The time limit for a notification, or for an answer while another connection is in a transaction."""
+
+
+async def check(store: PostgresStore) -> list[CheckResult]:
+    """Query the server and return the check results."""
+    database, sql = store.database, store.sql
+    [facts] = await database.fetch(sql["server_facts"])
+    hasty = [row["role"] for row in await database.fetch(sql["hasty_roles"])]
+    missing = await database.fetch(sql["missing_rights"])
+    [[may]] = await database.fetch(sql["may_make_partitions"])
+    [long] = await database.fetch(sql["long_transactions"], LONG_SECONDS)
+    return [
+        *judge_server(facts),
+        judge_commits(facts["synchronous_commit"], hasty),
+        judge_encryption(database.url, encrypted=facts["encrypted"]),
+        judge_vacuum(facts),
+        judge_rights([f"{row['what']} on {row['name']}" for row in missing]),
+        await _partitions(store, may=may),
+        judge_transactions(long),
+        *await examine_pooler(database.url, database.where, pooled=database.pooled),
+    ]
+
+
+def judge_server(facts: Mapping[str, Any]) -> list[CheckResult]:
+    """Check the settings of the whole server."""
+    switches = [good if facts[name] == wanted else bad for name, wanted, good, bad in SWITCHES]
+    return [judge_version(facts["version_number"], facts["version"]), *switches]
+
+
+def judge_version(number: int, version: str) -> CheckResult:
+    """Check the version of the server.
+
+    >>> judge_version(130_004, "13.4").level
+    <Level.ERROR: 'error'>
+    """
+    if number >= VERSION_MIN * 10_000:
+        return ok("postgres-version", f"PostgreSQL {version}")
+    return refuse("postgres-version", f"PostgreSQL {version}", f"upgrade the server to {VERSION_MIN} or later")
+
+
+def judge_commits(own: str, hasty: Sequence[str]) -> CheckResult:
+    """Check whether a commit is durable when it returns, for the relay and for other roles with own settings.
+
+    >>> judge_commits("on", ["shop"]).text
+    'synchronous_commit is off for shop: a crash may lose a commit whose event is out already'
+    """
+    check = "postgres-synchronous-commit"
+    whose = list(hasty) or (["this role"] if own == "off" else [])
+    if not whose:
+        return ok(check, own)
+    text = f"synchronous_commit is off for {', '.join(whose)}: a crash may lose a commit whose event is out already"
+    return warn(check, text, "leave synchronous_commit on for every role that stages events")
+
+
+def judge_encryption(url: str, *, encrypted: bool) -> CheckResult:
+    """Check whether the connection is encrypted.
+
+    >>> judge_encryption("postgresql://db.example/shop", encrypted=False).level
+    <Level.WARN: 'warn'>
+    """
+    parts = urlsplit(url)
+    named = parse_qs(parts.query).get("host", [unquote(parts.netloc.rpartition("@")[2])])
+    if encrypted:
+        return ok("postgres-encryption", "TLS")
+    if all(is_loopback(host) for host in named[-1].split(",")):
+        return ok("postgres-encryption", "not encrypted, and on this machine only")
+    return warn(
+        "postgres-encryption",
+        "events cross the network unencrypted",
+        "add sslmode=verify-full to the store's URL, and switch TLS on at the server",
+    )
+
+
+def judge_vacuum(facts: Mapping[str, Any]) -> CheckResult:
+    """Check whether the server vacuums delivered rows."""
+    if facts["autovacuum"] == "on" and not facts["unvacuumed"]:
+        return ok("postgres-autovacuum", "on")
+    where = "the outbox" if facts["autovacuum"] == "on" else "the server"
+    return warn(
+        "postgres-autovacuum",
+        f"autovacuum is off for {where}: every delivered event stays in the table as a dead row, and fetches slow down",
+        "set autovacuum = on" if where == "the server" else "ALTER TABLE outbox RESET (autovacuum_enabled)",
+    )
+
+
+def judge_rights(missing: Sequence[str]) -> CheckResult:
+    """Check the rights of the role.
+
+    >>> judge_rights(["DELETE on outbox"]).text
+    'the role may not: DELETE on outbox'
+    """
+    if not missing:
+        return ok("postgres-rights", "all that a relay needs")
+    text = f"the role may not: {', '.join(missing)}"
+    return refuse("postgres-rights", text, "grant it SELECT, INSERT, UPDATE and DELETE on the tables of the schema")
+
+
+def judge_transactions(long: Mapping[str, Any]) -> CheckResult:
+    """Check for transactions that keep dead rows from being vacuumed."""
+    count = long["transactions"]
+    if not count:
+        return ok("postgres-transactions", f"none that we may see is older than {LONG_SECONDS:g} s")
+    return warn(
+        "postgres-transactions",
+        f"{count} open for longer than {LONG_SECONDS:g} s, the oldest for {long['seconds']:.0f} s (process "
+        f"{long['pid']}): vacuum cannot clear away what was delivered since, and fetches slow down",
+        f"end it: SELECT pg_terminate_backend({long['pid']}); and set idle_in_transaction_session_timeout",
+    )
+
+
+async def _partitions(store: PostgresStore, *, may: bool) -> CheckResult:
+    [[today]] = await store.database.fetch(store.sql["today"])
+    names = {row["relname"] for row in await store.database.fetch(store.sql["partitions"])}
+    [[netted]] = await store.database.fetch(store.sql["anything_netted"])
+    return judge_partitions(today, names, netted=netted, may=may, archive=store.archive)
+
+
+def judge_partitions(today: date, names: set[str], *, netted: bool, may: bool, archive: bool) -> CheckResult:
+    """Check whether the archive has partitions for the coming days."""
+    check = "postgres-partitions"
+    if not archive:
+        return ok(check, "delivered events are not archived")
+    if not may:
+        return warn(
+            check,
+            "the role does not own the archive, so a relay cannot add its daily partitions: everything goes to the "
+            "default partition, which is pruned row by row",
+            "run the relay as the owner of the schema, or make its role a member of the owner's",
+        )
+    wanted = [f"outbox_archive_{today + timedelta(days=ahead):%Y%m%d}" for ahead in range(DAYS_AHEAD_MIN + 1)]
+    if missing := [name for name in wanted if name not in names]:
+        text = f"not there yet: {', '.join(missing)}; no relay has done its upkeep lately"
+        return warn(check, text, "start a relay, or run: outrider db migrate")
+    if netted:
+        text = "the default partition holds rows that found no day; it is pruned row by row"
+        return warn(check, text, "nothing, if it shrinks with time; else keep a relay running")
+    return ok(check, "there, days ahead")
+
+
+async def examine_pooler(url: str, where: str, *, pooled: bool) -> list[CheckResult]:
+    """Compare the setting `pooled` with the actual behaviour of the connection."""
+    with translated(where):
+        async with _connected(url) as first, _connected(url) as second:
+            shared = await _share_sessions(first, second)
+            heard = await _hears(first, second)
+    return [judge_sessions(shared=shared, pooled=pooled), judge_wakeups(heard=heard, pooled=pooled)]
+
+
+def judge_sessions(*, shared: bool, pooled: bool) -> CheckResult:
+    """Check whether the setting `pooled` is correct.
+
+    >>> judge_sessions(shared=True, pooled=False).level
+    <Level.ERROR: 'error'>
+    """
+    check = "postgres-pooler"
+    if shared and not pooled:
+        return refuse(
+            check,
+            "a pooler gives each transaction another session, and the store was not told so: statements will fail",
+            "add pooled=true to the store's URL (in a file: pooled: true beside its url), or connect directly",
+        )
+    if pooled and not shared:
+        return warn(
+            check,
+            "the store was told that a pooler shares sessions, and none does: wake-ups are given up for nothing",
+            "take pooled=true out of the store's URL",
+        )
+    return ok(check, "behind a pooler, and told so" if shared else "sessions are our own")
+
+
+def judge_wakeups(*, heard: bool, pooled: bool) -> CheckResult:
+    """Check whether a notification after a commit wakes a relay.
+
+    >>> judge_wakeups(heard=False, pooled=True).level
+    <Level.WARN: 'warn'>
+    """
+    check = "postgres-wakeups"
+    if heard and not pooled:
+        return ok(check, "a notification arrives")
+    return warn(
+        check,
+        "notifications do not arrive through a pooler, so an idle relay only sees new events after poll_seconds_max",
+        "connect the relay to PostgreSQL directly, or lower poll_seconds_max",
+    )
+
+
+async def _share_sessions(first: Any, second: Any) -> bool:
+    """Return whether two connections share a server process, or one connection changes its server process."""
+    mine = await _process(first)
+    async with second.transaction():
+        if await second.fetchval("SELECT pg_backend_pid()") == mine:
+            return True
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                others = {await _process(first) for _ in range(ROUNDS)}
+        except TimeoutError:
+            # Only a pooler makes one connection wait for another idle connection.
+            return True
+    return others | {await _process(first)} != {mine}
+
+
+async def _process(conn: Any) -> int:
+    # A transaction, because a statement through a pooler is only safe inside one.
+    async with conn.transaction():
+        number: int = await conn.fetchval("SELECT pg_backend_pid()")
+        return number
+
+
+async def _hears(listener: Any, sender: Any) -> bool:
+    """Notify one connection from the other, on a random channel."""
+    channel, heard = f"outrider_doctor_{uuid4().hex}", asyncio.Event()
+    await listener.add_listener(channel, lambda *_: heard.set())
+    try:
+        async with sender.transaction():
+            await sender.execute("SELECT pg_notify($1, '')", channel)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await heard.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[Any]:
+    settings = {"application_name": "outrider doctor"}
+    conn = await asyncpg.connect(url, timeout=10, command_timeout=10, statement_cache_size=0, server_settings=settings)
+    try:
+        yield conn
+    finally:
+        # Terminate instead of close: the driver would log a warning about the open listener.
+        conn.terminate()

@@ -1,0 +1,164 @@
+"""The outbox in PostgreSQL: the operations of a relay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+from uuid import UUID
+
+from outrider.checks import CheckResult
+from outrider.errors import UsageError
+from outrider.event import OutboxRow, Stream, TopicRule, default_topic, resolve_topic
+from outrider.outbox.model import (
+    BlockReason,
+    Due,
+    DueStream,
+    Fetched,
+    HeartbeatResult,
+    Lease,
+    OptimisticClaim,
+    Settlements,
+)
+from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
+from outrider.stores.postgres import statements
+from outrider.stores.postgres.checks import check
+from outrider.stores.postgres.database import PostgresDatabase, fence
+from outrider.stores.postgres.outbox_admin import PostgresMaintenance, PostgresOutboxAdmin
+from outrider.stores.postgres.outbox_settle import confirm, settle
+from outrider.stores.postgres.wakeup import NotificationListener
+from outrider.stores.queries import identifier
+
+STREAM_COLUMNS = 4
+_TOPIC = attrgetter("topic")
+
+
+class PostgresStore:
+    """Events in PostgreSQL. Open the store with `await PostgresStore.open(url)`."""
+
+    def __init__(
+        self,
+        database: PostgresDatabase,
+        *,
+        schema: str,
+        lanes: int,
+        archive: bool,
+        topic_rule: TopicRule = default_topic,
+    ) -> None:
+        self.lanes = lanes
+        self.archive = archive
+        self.topic_rule = topic_rule
+        self.database = database
+        self.sql = statements.load(schema)
+        self.admin: OutboxAdmin = PostgresOutboxAdmin(self)
+        self.maintenance: OutboxMaintenance = PostgresMaintenance(database, schema)
+        # A channel has at most 63 characters, like a schema.
+        self._hints = NotificationListener(database, f"{schema[:50]}_outbox")
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        schema: str = "outrider",
+        archive: bool = True,
+        connections_max: int = 8,
+        pooled: bool = False,
+        topic_rule: TopicRule = default_topic,
+    ) -> PostgresStore:
+        """Connect to an installed outbox. A missing installation and a replica are rejected."""
+        identifier(schema)
+        database = PostgresDatabase(url, connections_max=connections_max, pooled=pooled)
+        await database.open()
+        try:
+            lanes = await _installed_lanes(database, schema)
+        except BaseException:
+            await database.close()
+            raise
+        return cls(database, schema=schema, lanes=lanes, archive=archive, topic_rule=topic_rule)
+
+    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
+        [row] = await self.database.fetch(self.sql["heartbeat"], relay, lease_seconds, joining)
+        return HeartbeatResult(row["others"] + 1, list(row["free"])) if row["beaten"] else None
+
+    async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
+        rows = await self.database.fetch(self.sql["claim"], relay, list(lanes))
+        return Lease(relay, {row["lane"]: row["epoch"] for row in sorted(rows)})
+
+    async def release(self, lease: Lease) -> None:
+        await self.database.execute(self.sql["release"], *fence(lease))
+
+    async def leave(self, relay: str) -> None:
+        await self.database.execute(self.sql["leave"], relay)
+
+    async def fetch(self, lease: Lease, quotas: Mapping[int, int]) -> Fetched:
+        limits = [quotas.get(lane, 0) for lane in lease.epochs]
+        rows = await self.database.fetch(self.sql["fetch"], *fence(lease), limits)
+        # Lanes are sorted, so bands of high priority come first.
+        events = [OutboxRow._make(row[2:]) for row in rows if row[2] is not None]
+        if not all(map(_TOPIC, events)):
+            events = [resolve_topic(event, self.topic_rule) for event in events]
+        return Fetched(events, frozenset(row[0] for row in rows), frozenset(row[0] for row in rows if row[1]))
+
+    async def blocked(self, streams: Sequence[Stream]) -> set[Stream]:
+        columns = [list(column) for column in zip(*streams, strict=True)]
+        rows = await self.database.fetch(self.sql["blocked"], *columns)
+        return {Stream(*row) for row in rows}
+
+    async def due(self, lease: Lease, events_max: int) -> Due:
+        rows = await self.database.fetch(self.sql["due"], *fence(lease), events_max)
+        streams = [_due_stream(list(group)) for _, group in groupby(rows, key=lambda row: row[:3])]
+        [[seconds]] = await self.database.fetch(self.sql["next_due"], list(lease.epochs))
+        return Due(streams, seconds)
+
+    async def settle(self, lease: Lease, settlements: Settlements) -> int:
+        if settlements.only_confirmed:
+            # The common case is one statement, which needs no transaction.
+            async with self.database.statement() as conn:
+                return await confirm(self, conn, lease, settlements.confirmed)
+        return await settle(self, lease, settlements)
+
+    async def renew_claim(self, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+        rows = await self.database.fetch(self.sql["renew_claim"], hold.owner, list(event_ids), hold.seconds)
+        return sorted(OutboxRow._make(row) for row in rows)
+
+    async def settle_claim(self, hold: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
+        verb = "confirm_claim_archive" if self.archive else "confirm_claim_delete"
+        # Nearly always all events are confirmed, and one statement needs no transaction.
+        async with self.database.transaction() if yielded else self.database.statement() as conn:
+            if confirmed:
+                await conn.execute(self.sql[verb], hold.owner, list(confirmed))
+            if yielded:
+                await conn.execute(self.sql["yield_claim"], hold.owner, list(yielded))
+
+    async def notify(self) -> None:
+        await self._hints.send()
+
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+        return self._hints.listening(wake)
+
+    async def check(self) -> list[CheckResult]:
+        return await check(self)
+
+    async def close(self) -> None:
+        await self._hints.close()
+        await self.database.close()
+
+
+def _due_stream(rows: list[Any]) -> DueStream:
+    lane, topic, key, cause = rows[0][:STREAM_COLUMNS]
+    events = [OutboxRow._make(row[STREAM_COLUMNS:]) for row in rows if row[STREAM_COLUMNS] is not None]
+    return DueStream(Stream(lane, topic, key), BlockReason(cause), events)
+
+
+async def _installed_lanes(database: PostgresDatabase, schema: str) -> int:
+    sql = f"SELECT value, pg_is_in_recovery() FROM {schema}.outbox_meta WHERE name = 'lanes'"  # noqa: S608
+    rows = await database.fetch(sql)
+    if not rows:
+        raise UsageError(f"the outbox in schema {schema} is half installed; run: outrider db migrate")
+    value, replica = rows[0]
+    if replica:
+        raise UsageError(f"{database.where} is a read replica; point the store at the primary")
+    return int(value)

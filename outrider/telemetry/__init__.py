@@ -1,0 +1,1 @@
+"""Telemetry events, and observers for logs, metrics and traces."""

@@ -1,0 +1,1 @@
+"""Checks and generators that make runs."""
