@@ -116,7 +116,7 @@ async def _fill(database: Any) -> None:
     places = ({"participant": "stock", "key": str(number), "phase": "action"} for number in range(COUNT))
     barriers = [{"_id": place, "barred": False, "at": at} for place, at in zip(places, ages, strict=True)]
     await database["saga_instance"].insert_many(sagas)
-    await database["saga_step"].insert_many([{**line, "place": 1, "attempts": 1} for line in lines])
+    await database["saga_step"].insert_many([{**line, "position": 1, "attempts": 1} for line in lines])
     await database["saga_mailbox"].insert_many(mail)
     await database["saga_audit_log"].insert_many(trail)
     await database["saga_barrier"].insert_many(barriers)
@@ -207,8 +207,8 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(
     async with sagas.transaction() as tx:
         assert await sagas.start(tx, new_saga("new"))
         assert await sagas.post(tx, [reply(new_saga("new").saga_id), reply(record.instance.saga_id)]) == 2
-        assert (await driver.run(tx, "participant_enter", ("stock", "k", Phase.COMPENSATION), mongo_schema)).barred
-        await driver.run(tx, "participant_keep", ("stock", "k", Phase.COMPENSATION, b"{}"), mongo_schema)
+        assert (await driver.run(tx.session, "participant_enter", ("stock", "k", Phase.COMPENSATION), mongo_schema)).barred
+        await driver.run(tx.session, "participant_keep", ("stock", "k", Phase.COMPENSATION, b"{}"), mongo_schema)
     _check(await profiler.end(), 6)
 
 

@@ -24,6 +24,8 @@ from outrider.errors import Unreachable
 from outrider.saga import Saga, SagaRegistry, SagaSettings, SagaWorker, StepContext, StepRejected
 from outrider.saga.model import SagaCriteria
 from outrider.stores.mongo import MongoSagas
+from outrider.stores.mongo.database import MongoDatabase
+from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction, MongoTransactionSource
 from outrider.telemetry.events import SagaNeedsAttention, SagaStepFailed, SagaWorkerUnavailable
 from outrider.testing import RecordingObserver
 
@@ -63,7 +65,7 @@ class Order:
     """What an order keeps."""
 
     order_id: str
-    refused: bool
+    rejected: bool
     paid: bool = False
 
 
@@ -103,24 +105,32 @@ def _saga() -> Saga[Order]:
     @order.local(retry=SOON)
     async def ship(run: StepContext[Order], session: Any) -> None:
         await _write(run, session, "parcel", 1)
-        if run.state.refused:
+        if run.state.rejected:
             raise StepRejected("there is no way to send it there")
 
     return order
 
 
-class UnheardSagas(MongoSagas):
-    """A store of which every third transaction commits, and does not say so."""
+class UnheardTransactions(MongoTransactionSource):
+    """Transactions of which every third commits, and the answer is lost."""
 
     _count = 0
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        async with super().transaction() as session:
-            yield session
+    async def open(self) -> AsyncIterator[MongoHandlerTransaction]:
+        async with super().open() as tx:
+            yield tx
         self._count += 1
         if self._count % 3 == 0:
             raise Unreachable("the answer to a commit was lost")
+
+
+class UnheardSagas(MongoSagas):
+    """A saga store whose turns, those with a local step too, run in `UnheardTransactions`."""
+
+    def __init__(self, database: MongoDatabase) -> None:
+        super().__init__(database)
+        self.transactions = UnheardTransactions(database)
 
 
 @pytest.fixture
@@ -166,7 +176,7 @@ async def _working(
 async def _start(client: AsyncMongoClient[Any]) -> None:
     saga = _saga()
     for number in range(ORDERS):
-        order = Order(f"A-{number}", refused=number % 3 == 0)
+        order = Order(f"A-{number}", rejected=number % 3 == 0)
         async with client.start_session() as session, await session.start_transaction():
             await saga.start(session, order, correlation_id=order.order_id)
 

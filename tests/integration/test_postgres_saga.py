@@ -312,7 +312,7 @@ async def test_connections_that_are_lost_while_events_are_staged_blame_nobody(
 
     async def stage(tx: Any, *events: Event) -> Any:
         if len(lost) < 4:
-            lost.append(await tx.fetchval("SELECT pg_backend_pid()"))
+            lost.append(await tx.connection.fetchval("SELECT pg_backend_pid()"))
             await conn.execute("SELECT pg_terminate_backend($1)", lost[-1])
         return await outrider.stage(tx, *events)
 
