@@ -207,7 +207,9 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(
     async with sagas.transaction() as tx:
         assert await sagas.start(tx, new_saga("new"))
         assert await sagas.post(tx, [reply(new_saga("new").saga_id), reply(record.instance.saga_id)]) == 2
-        assert (await driver.run(tx.session, "participant_enter", ("stock", "k", Phase.COMPENSATION), mongo_schema)).barred
+        assert (
+            await driver.run(tx.session, "participant_enter", ("stock", "k", Phase.COMPENSATION), mongo_schema)
+        ).barred
         await driver.run(tx.session, "participant_keep", ("stock", "k", Phase.COMPENSATION, b"{}"), mongo_schema)
     _check(await profiler.end(), 6)
 
