@@ -38,7 +38,7 @@ COLUMNS = (
 
 JOURNAL = ("step", "phase", "status", "attempts", "started_at", "ended_at", "due_at", "error")
 
-MAIL = ("message_id", "kind", "name", "key", "posted_at", "body")
+MESSAGES = ("message_id", "kind", "name", "key", "posted_at", "body")
 
 AUDIT = ("at", "new_status", "step", "what", "actor", "detail")
 
@@ -125,16 +125,16 @@ def show(
     if state:
         facts["state"] = jsonlib.loads(view.record.instance.state)
     journal = [asdict(entry) for entry in view.record.journal]
-    mail = [_mail(letter, body=state) for letter in view.record.mail]
+    messages = [_message(message, body=state) for message in view.record.messages]
     if json:
-        emit({**facts, "journal": journal, "mail": mail, "outbox": post.facts, "audit": view.audit})
+        emit({**facts, "journal": journal, "messages": messages, "outbox": post.facts, "audit": view.audit})
         return
     show_facts(facts)
     say("")
     show_table(JOURNAL, journal, empty="no step has begun")
-    if mail:
+    if messages:
         say("\nmail that waits")
-        show_table(MAIL if state else MAIL[:-1], mail, empty="")
+        show_table(MESSAGES if state else MESSAGES[:-1], messages, empty="")
     if post.undelivered or post.dead:
         say("\nin the outbox, or buried")
         show_table(EVENT_COLUMNS, post.facts["events"], empty="")
@@ -250,8 +250,8 @@ def _without_state(instance: Instance) -> dict[str, Any]:
     return {name: value for name, value in asdict(instance).items() if name != "state"}
 
 
-def _mail(mail: SagaMessage, *, body: bool) -> dict[str, Any]:
-    facts: dict[str, Any] = {**mail._asdict(), "body": jsonlib.loads(mail.body)}
+def _message(message: SagaMessage, *, body: bool) -> dict[str, Any]:
+    facts: dict[str, Any] = {**message._asdict(), "body": jsonlib.loads(message.body)}
     return facts if body else {name: value for name, value in facts.items() if name != "body"}
 
 

@@ -212,7 +212,7 @@ async def give(  # noqa: PLR0917 - what is set and checked comes with one of the
                 given.rejections.append(rejection)
                 continue
             _check(sagas[saga_id], fields or {}, known)
-            if await store.post(tx, [_mail(saga_id, verb, fields)]):
+            if await store.deliver(tx, [_mail(saga_id, verb, fields)]):
                 given.saga_ids.append(saga_id)
             else:
                 given.rejections.append(f"{text} takes no order {verb}: it has ended meanwhile")
@@ -226,7 +226,7 @@ async def give_many(store: SagaStore, verb: str, saga_ids: Sequence[UUID]) -> in
     count = 0
     for start in range(0, len(saga_ids), POST_MAX):
         async with store.transaction() as tx:
-            count += await store.post(tx, [_mail(saga_id, verb) for saga_id in saga_ids[start : start + POST_MAX]])
+            count += await store.deliver(tx, [_mail(saga_id, verb) for saga_id in saga_ids[start : start + POST_MAX]])
     await store.notify()
     return count
 

@@ -32,13 +32,13 @@ async def start_saga(tx: MemoryTransaction, new: NewSaga) -> bool:
     return await saga.start(tx, new)
 
 
-async def deliver_messages(tx: MemoryTransaction, mail: Sequence[NewSagaMessage]) -> int:
+async def deliver_messages(tx: MemoryTransaction, messages: Sequence[NewSagaMessage]) -> int:
     """Deliver messages to sagas in the transaction; return how many were new::
 
     await deliver_messages(tx, [NewSagaMessage(saga_id, MessageKind.REPLY, "stock.reserved", key, b"{}", event_id)])
     """
     _in_transaction(tx)
-    return await saga.post(tx, mail)
+    return await saga.deliver(tx, messages)
 
 
 async def participant_enter(tx: MemoryTransaction, participant: str, key: str, phase: Phase) -> ParticipantEntry:

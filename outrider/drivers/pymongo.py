@@ -24,7 +24,7 @@ NO_TRANSACTION = (
 SCRIPTS: dict[str, Callable[..., Steps[Any]]] = {
     "stage": staging.stage,
     "start_saga": saga.start,
-    "deliver_messages": saga.post,
+    "deliver_messages": saga.deliver,
     "participant_enter": saga.enter,
     "participant_keep": saga.keep,
 }

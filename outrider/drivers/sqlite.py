@@ -63,13 +63,15 @@ def start_saga(conn: sqlite3.Connection, new: NewSaga, *, clock: Clock | None = 
     return run_job(conn, lambda cursor: saga.start(cursor, new, _seconds(clock)))
 
 
-def deliver_messages(conn: sqlite3.Connection, mail: Sequence[NewSagaMessage], *, clock: Clock | None = None) -> int:
+def deliver_messages(
+    conn: sqlite3.Connection, messages: Sequence[NewSagaMessage], *, clock: Clock | None = None
+) -> int:
     """Deliver messages to sagas in the connection's open transaction; return how many were new::
 
     deliver_messages(conn, [NewSagaMessage(saga_id, MessageKind.REPLY, "stock.reserved", key, b"{}", event_id)])
     """
     _in_transaction(conn)
-    return run_job(conn, lambda cursor: saga.post(cursor, mail, _seconds(clock)))
+    return run_job(conn, lambda cursor: saga.deliver(cursor, messages, _seconds(clock)))
 
 
 def participant_enter(

@@ -137,11 +137,11 @@ def _unknown_kind(view: SagaSnapshot, entry: JournalEntry) -> str:
 
 
 def _orders(view: SagaSnapshot) -> Iterator[str]:
-    for mail in view.record.mail:
-        if mail.kind is MessageKind.OPERATOR:
-            when = _once(view) if mail.name == "compensate" else "next"
-            command = mail.name.replace("_", "-")
-            yield f"{actor_of(mail)} ordered {command} {view.at(mail.posted_at)}: a worker acts on it {when}"
+    for message in view.record.messages:
+        if message.kind is MessageKind.OPERATOR:
+            when = _once(view) if message.name == "compensate" else "next"
+            command = message.name.replace("_", "-")
+            yield f"{actor_of(message)} ordered {command} {view.at(message.posted_at)}: a worker acts on it {when}"
 
 
 def _once(view: SagaSnapshot) -> str:
@@ -156,17 +156,17 @@ def _once(view: SagaSnapshot) -> str:
 
 
 def _kept(view: SagaSnapshot) -> Iterator[str]:
-    for mail in view.record.mail:
-        if mail.kind is MessageKind.REPLY:
-            why = "nobody has read it yet" if mail in view.unread else _keeper(view, mail)
-            yield f"the event {mail.name} came {view.at(mail.posted_at)}: {why}"
+    for message in view.record.messages:
+        if message.kind is MessageKind.REPLY:
+            why = "nobody has read it yet" if message in view.unread else _keeper(view, message)
+            yield f"the event {message.name} came {view.at(message.posted_at)}: {why}"
 
 
-def _keeper(view: SagaSnapshot, mail: SagaMessage) -> str:
+def _keeper(view: SagaSnapshot, message: SagaMessage) -> str:
     """Name the step for which a reply is kept because the reply could not be applied. Other replies are early."""
     for entry in view.of(view.phase, StepStatus.RETRYING, StepStatus.FAILED):
         act = view.act(entry)
-        if act and act.command and mail.name in (act.command.reply, act.command.rejection):
+        if act and act.command and message.name in (act.command.reply, act.command.rejection):
             how = "which could not take it in" if _not_applied(entry) else "which retry makes take it"
             return f"kept for {_named(entry)}, {how}"
     failed = view.definition is None and view.record.instance.status is Status.FAILED
@@ -318,7 +318,7 @@ class SagaSnapshot:
     @property
     def unread(self) -> list[SagaMessage]:
         """Return messages that arrived after the last turn."""
-        return [mail for mail in self.record.mail if mail.posted_at > self.record.instance.updated_at]
+        return [message for message in self.record.messages if message.posted_at > self.record.instance.updated_at]
 
     @property
     def due_at(self) -> datetime | None:
@@ -326,7 +326,7 @@ class SagaSnapshot:
         instance = self.record.instance
         times = [instance.wake_at] if instance.wake_at else []
         if instance.owner is None:
-            times += [mail.posted_at for mail in self.unread]
+            times += [message.posted_at for message in self.unread]
         return min(times, default=None)
 
     @property

@@ -193,7 +193,7 @@ class SagaRecord(NamedTuple):
 
     instance: Instance
     journal: tuple[JournalEntry, ...]
-    mail: tuple[SagaMessage, ...]
+    messages: tuple[SagaMessage, ...]
     now: datetime
 
 

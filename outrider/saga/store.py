@@ -79,7 +79,7 @@ class SagaStore(Protocol):
         """Insert an instance that is due immediately; False if the instance exists."""
         ...
 
-    async def post(self, tx: Any, mail: Sequence[NewSagaMessage]) -> int:
+    async def deliver(self, tx: Any, messages: Sequence[NewSagaMessage]) -> int:
         """Deliver messages to sagas that are active or have failed, and return the number of new messages.
 
         A message for a different saga type is dropped.

@@ -227,7 +227,7 @@ def entry_of(row: Sequence[Any]) -> JournalEntry:
     )
 
 
-def mail_of(row: Sequence[Any]) -> SagaMessage:
+def message_of(row: Sequence[Any]) -> SagaMessage:
     """Return a saga message from its columns, in the order of its fields; the body as text."""
     message_id, kind, name, key, body, *rest = row
     return SagaMessage(message_id, MessageKind(kind), name, key, body.encode(), *rest)

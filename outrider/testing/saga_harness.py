@@ -127,7 +127,9 @@ class SagaHarness:
             if not await self.worker.run_once():
                 return
             await self.worker.rest()
-        raise AssertionError(f"sagas still move after {ROUNDS_MAX} rounds; does a step put itself off without a delay?")
+        raise AssertionError(
+            f"sagas still action after {ROUNDS_MAX} rounds; does a step put itself off without a delay?"
+        )
 
     async def reply(self, step: str, payload: Any = None, *, correlation_id: str | None = None) -> None:
         """Answer the last command of a step or of its compensation, as a participant does.
@@ -171,7 +173,7 @@ class SagaHarness:
         body = json.dumps({"actor": "test", **({"set": fields} if fields else {})}).encode()
         saga_id = (await self._record(correlation_id)).instance.saga_id
         async with self.store.transaction() as tx:
-            await self.store.post(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, verb, None, body, uuid4())])
+            await self.store.deliver(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, verb, None, body, uuid4())])
         await self.run()
 
     async def advance(self, *, seconds: float) -> None:
@@ -314,7 +316,7 @@ class RecorderOutbox(Outbox):
         if operation == "start_saga":
             return await self.recorder.start(conn, *arguments)
         if operation == "deliver_messages":
-            return await self.recorder.post(conn, *arguments)
+            return await self.recorder.deliver(conn, *arguments)
         return await Outbox.perform(self, conn, operation, *arguments, instead=instead)
 
 
@@ -396,10 +398,10 @@ class SagaBench(ABC):
                 assert await self.store.start(tx, saga)
         return [saga.saga_id for saga in sagas]
 
-    async def post(self, *mail: NewSagaMessage) -> int:
+    async def deliver(self, *mail: NewSagaMessage) -> int:
         """Deliver messages in a separate transaction."""
         async with self.store.transaction() as tx:
-            return await self.store.post(tx, mail)
+            return await self.store.deliver(tx, mail)
 
     async def claim(
         self, worker: str = "ann", definitions: Collection[tuple[str, int]] = (ORDER,), limit: int = 10

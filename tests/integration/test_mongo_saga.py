@@ -52,7 +52,7 @@ async def _start(sagas: MongoSagas, count: int) -> list[UUID]:
 
 async def _post(sagas: MongoSagas, *mail: NewSagaMessage) -> int:
     async with sagas.transaction() as tx:
-        return await sagas.post(tx, mail)
+        return await sagas.deliver(tx, mail)
 
 
 async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(sagas: MongoSagas) -> None:
@@ -64,9 +64,9 @@ async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(
         assert loaded is not None
         assert await _post(sagas, reply(record.instance.saga_id)) == 1
         await sagas.save(tx, claim_of(record), SagaChange(loaded.instance, release=True), 60)
-    assert loaded.mail == ()
+    assert loaded.messages == ()
     [again] = await sagas.claim("bob", ORDER, limit=1, lease_seconds=60)
-    assert len(again.mail) == 1
+    assert len(again.messages) == 1
 
 
 async def test_no_mail_is_lost_between_posters_and_a_worker_that_saves_all_the_time(sagas: MongoSagas) -> None:
@@ -77,20 +77,20 @@ async def test_no_mail_is_lost_between_posters_and_a_worker_that_saves_all_the_t
 
     async def post_all() -> None:
         for first in range(0, 60, 3):
-            await asyncio.gather(*(_post(sagas, piece) for piece in mail[first : first + 3]))
+            await asyncio.gather(*(_post(sagas, message) for message in mail[first : first + 3]))
         posted.set()
 
     async def read_all() -> None:
         while not posted.is_set() or len(read) < 60:
             for record in await sagas.claim("ann", ORDER, limit=1, lease_seconds=60):
-                read.extend(piece.event_id for piece in record.mail)
-                taken = [piece.message_id for piece in record.mail]
+                read.extend(message.event_id for message in record.messages)
+                taken = [message.message_id for message in record.messages]
                 async with sagas.transaction() as tx:
                     await sagas.save(tx, claim_of(record), SagaChange(record.instance, taken=taken, release=True), 60)
 
     async with asyncio.timeout(60):
         await asyncio.gather(post_all(), read_all())
-    assert sorted(read) == sorted(piece.event_id for piece in mail)
+    assert sorted(read) == sorted(message.event_id for message in mail)
 
 
 async def test_a_save_whose_transaction_began_before_another_claim_writes_nothing(
@@ -159,7 +159,7 @@ async def test_an_application_works_through_a_session_of_either_kind(
         entered = await driver.run(session, "participant_enter", ("stock", "k", Phase.ACTION), mongo_schema)
     assert (entered.fresh, entered.reply) == (False, b'"yes"')
     [record] = await sagas.claim("ann", ORDER, limit=9, lease_seconds=60)
-    assert (record.instance.correlation_id, len(record.mail)) == ("sync", 1)
+    assert (record.instance.correlation_id, len(record.messages)) == ("sync", 1)
 
 
 async def test_a_conflict_passes_to_the_application_with_its_label(

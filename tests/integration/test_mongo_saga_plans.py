@@ -177,7 +177,7 @@ async def test_a_saga_is_found_behind_any_amount_of_mail_for_sagas_that_are_owne
     later = {"$set": {"wake_at": datetime.now(UTC) + timedelta(hours=1)}}
     await database["saga_instance"].update_many({"saga_type": "order", "wake_at": {"$ne": None}}, later)
     async with sagas.transaction() as tx:
-        assert await sagas.post(tx, [reply(new_saga("last").saga_id)]) == 1
+        assert await sagas.deliver(tx, [reply(new_saga("last").saga_id)]) == 1
     [record] = await sagas.claim("bob", ORDER, limit=2, lease_seconds=15)
     assert record.instance.correlation_id == "last"
 
@@ -193,10 +193,10 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(
     sagas: MongoSagas, profiler: Profiler, mongo_schema: str
 ) -> None:
     records = await sagas.claim("bob", ORDER, limit=64, lease_seconds=15)
-    record = next(record for record in records if record.mail)
+    record = next(record for record in records if record.messages)
     entries = [JournalEntry(f"step{n}", Phase.ACTION, StepStatus.DONE, n) for n in range(5)]
     note = AuditEntry(Status.RUNNING, Status.RUNNING, None, "started", "bob")
-    numbers = [piece.message_id for piece in record.mail]
+    numbers = [message.message_id for message in record.messages]
     await profiler.begin()
     for taken, seen in (([], numbers), (numbers, [])):
         async with sagas.transaction() as tx:
@@ -206,7 +206,7 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(
             await sagas.save(tx, claim_of(record), turn, 15)
     async with sagas.transaction() as tx:
         assert await sagas.start(tx, new_saga("new"))
-        assert await sagas.post(tx, [reply(new_saga("new").saga_id), reply(record.instance.saga_id)]) == 2
+        assert await sagas.deliver(tx, [reply(new_saga("new").saga_id), reply(record.instance.saga_id)]) == 2
         assert (
             await driver.run(tx.session, "participant_enter", ("stock", "k", Phase.COMPENSATION), mongo_schema)
         ).barred

@@ -127,7 +127,7 @@ async def test_a_pool_with_codecs_of_its_own_makes_no_difference(postgres_url: s
                 await driver.run(conn, "participant_enter", ("stock", "k", Phase.ACTION), "outrider")
             ).reply == b'"yes"'
         [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
-        assert (record.instance.state, record.mail[0].body) == (new_saga().state, b'{"ok": true}')
+        assert (record.instance.state, record.messages[0].body) == (new_saga().state, b'{"ok": true}')
 
 
 @pytest.mark.pgbouncer

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.saga.model import AuditEntry, Claim, JournalEntry, Phase, SagaChange, Status, StepStatus
 from outrider.stores.postgres import PostgresSagas
-from outrider.stores.postgres.statements import post_parameters, save_parameters
+from outrider.stores.postgres.statements import message_parameters, save_parameters
 from outrider.testing.saga_harness import new_saga, reply
 from tests.integration.test_inbox_plans import _indexes as used_indexes
 
@@ -85,8 +85,8 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(sagas: PostgresSag
     assert await used_indexes(conn, 64, sagas._sql["messages"], ids) == {"saga_mailbox_event"}
     assert await used_indexes(conn, 1, sagas._sql["load_for_update"], ids[0]) == instance
     assert await used_indexes(conn, 64, sagas._sql["renew"], ids, ["ann"] * 64, [1] * 64, 15.0) == instance
-    mail = post_parameters([reply(saga_id) for saga_id in [*ids[:50], *(uuid4() for _ in range(50))]])
-    assert await used_indexes(conn, 100, sagas._sql["post"], *mail) == instance
+    mail = message_parameters([reply(saga_id) for saga_id in [*ids[:50], *(uuid4() for _ in range(50))]])
+    assert await used_indexes(conn, 100, sagas._sql["deliver"], *mail) == instance
     outbox = {"outbox_pkey", "outbox_dead_letter_pkey"}
     assert await used_indexes(conn, 64, sagas._sql["undelivered"], ids) == outbox
     assert await used_indexes(conn, 1, sagas._sql["participant_reply"], "stock", "k", "action") == {"saga_barrier_pkey"}
@@ -97,7 +97,7 @@ async def test_saving_reads_what_it_writes_and_nothing_else(sagas: PostgresSagas
     [saga_id] = await _owned(conn, 1)
     record = await sagas.admin.show(saga_id)
     assert record is not None
-    numbers = [piece.message_id for piece in record.mail]
+    numbers = [message.message_id for message in record.messages]
     assert numbers
     entries = [JournalEntry(f"step{n}", Phase.ACTION, StepStatus.DONE, n) for n in range(5)]
     note = AuditEntry(Status.RUNNING, Status.RUNNING, None, "started", "ann")

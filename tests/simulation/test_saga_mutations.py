@@ -33,7 +33,7 @@ def a_new_key_for_each_attempt(patch: pytest.MonkeyPatch) -> None:
     def changing(step: str, phase: Phase, attempt: int, key: str) -> CallAction:
         return CallAction(step, phase, attempt, f"{key}:{attempt}")
 
-    patch.setitem(journals.MOVES, StepKind.CALL, changing)
+    patch.setitem(journals.ACTIONS, StepKind.CALL, changing)
 
 
 def what_timed_out_did_not_happen(patch: pytest.MonkeyPatch) -> None:

@@ -88,13 +88,13 @@ class Case:
         self.definition, self.shelf, self.events, self.epoch = saga(*groups), Shelf(), 0, 0
         self.plan = self.tell(Claimed())
 
-    def tell(self, *news: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
+    def tell(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
         """Let time pass, tell the plan, and save what it says; commands that are overdue are where it is said."""
         self.shelf.now += timedelta(seconds=seconds)
         self.shelf.instance = replace(self.shelf.instance, owner="w", epoch=1)
         record = self.shelf.load()
         undelivered = {event_id: where for event_id in overdue(record) if where}
-        self.plan = advance(self.definition, record, news, random.Random(1), undelivered)
+        self.plan = advance(self.definition, record, inputs, random.Random(1), undelivered)
         self.shelf.save("w", 1, self.plan)
         return self.plan
 
@@ -117,13 +117,13 @@ class Case:
             self.times_out(step, phase) if unknown else self.raises(step, phase)
         return self.plan
 
-    def post(self, name: str, step: str | None = None, key: str | None = None) -> None:
+    def deliver(self, name: str, step: str | None = None, key: str | None = None) -> None:
         self.events += 1
         kind = MessageKind.OPERATOR if name in ("retry", "compensate", "mark_done", "dance") else MessageKind.REPLY
-        self.shelf.post(kind, name, key_of(SAGA_ID, step) if step else key, UUID(int=self.events))
+        self.shelf.deliver(kind, name, key_of(SAGA_ID, step) if step else key, UUID(int=self.events))
 
     def answer(self, name: str, step: str | None = None) -> Plan:
-        self.post(name, step)
+        self.deliver(name, step)
         return self.tell()
 
     order = answer
@@ -137,8 +137,8 @@ class Case:
         return self.shelf.instance.needs_attention
 
     @property
-    def mail(self) -> list[str]:
-        return [mail.name for mail in self.shelf.mail.values()]
+    def messages(self) -> list[str]:
+        return [message.name for message in self.shelf.messages.values()]
 
     def entry(self, step: str, phase: Phase = ACTION) -> JournalEntry:
         return self.shelf.journal[step, phase]
@@ -156,10 +156,10 @@ NAMES = {CallAction: "call", LocalAction: "local", SendCommand: "send"}
 
 
 def told(plan: Plan) -> list[str]:
-    """Return the moves of a plan in words."""
+    """Return the actions of a plan in words."""
     return [
-        f"absorb {move.step}"
-        if isinstance(move, ApplyReply)
-        else f"{NAMES[type(move)]} {move.step} {move.phase} {move.attempt}"
-        for move in plan.moves
+        f"absorb {action.step}"
+        if isinstance(action, ApplyReply)
+        else f"{NAMES[type(action)]} {action.step} {action.phase} {action.attempt}"
+        for action in plan.actions
     ]

@@ -136,7 +136,7 @@ class Shop:
         """Tell a saga what to do, as a person does."""
         body = json.dumps({"actor": "ann"}).encode()
         async with self.store.transaction() as tx:
-            await self.store.post(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, verb, None, body, uuid4())])
+            await self.store.deliver(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, verb, None, body, uuid4())])
 
     async def shown(self, saga_id: UUID) -> SagaRecord:
         record = await self.store.admin.show(saga_id)

@@ -146,16 +146,18 @@ class Office:
         self._with_store(taken)
         self.clock.advance(seconds=LEASE_SECONDS + 1)
 
-    def post(self, name: str) -> None:
+    def deliver(self, name: str) -> None:
         async def posted(store: SqliteSagas) -> None:
             async with store.transaction() as tx:
-                await store.post(tx, [NewSagaMessage(ORDER_ID, MessageKind.REPLY, name, None, b'{"n": 1}', uuid4())])
+                await store.deliver(tx, [NewSagaMessage(ORDER_ID, MessageKind.REPLY, name, None, b'{"n": 1}', uuid4())])
 
         self._with_store(posted)
 
     def mail(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the orders in the mailbox of the order, with their bodies."""
-        return [(mail["name"], mail["body"]) for mail in self.json("show", str(ORDER_ID), "--state")["mail"]]
+        return [
+            (message["name"], message["body"]) for message in self.json("show", str(ORDER_ID), "--state")["messages"]
+        ]
 
     def _with_store(self, work: Callable[[SqliteSagas], Awaitable[None]]) -> None:
         async def working() -> None:
@@ -258,11 +260,11 @@ def test_one_saga_is_shown_with_its_journal_and_the_end_of_its_trail(failed: Off
 
 
 def test_the_state_and_the_bodies_of_mail_are_shown_if_asked(failed: Office) -> None:
-    failed.post("stock.reserved")
+    failed.deliver("stock.reserved")
     told = failed.json("show", str(ORDER_ID), "--state")
     assert told["state"] == {"order_id": "A-7"}
-    assert [(mail["name"], mail["body"]) for mail in told["mail"]] == [("stock.reserved", {"n": 1})]
-    assert "body" not in failed.json("show", str(ORDER_ID))["mail"][0]
+    assert [(message["name"], message["body"]) for message in told["messages"]] == [("stock.reserved", {"n": 1})]
+    assert "body" not in failed.json("show", str(ORDER_ID))["messages"][0]
     assert "stock.reserved" in failed("show", str(ORDER_ID)).stdout
 
 
@@ -332,7 +334,7 @@ def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Office) 
     failed("compensate", str(ORDER_ID))
     failed.turn(Succeeded("create", Phase.COMPENSATION))
     told = failed.json("show", str(ORDER_ID))
-    assert (told["status"], told["mail"]) == ("compensated", [])
+    assert (told["status"], told["messages"]) == ("compensated", [])
     [answer] = [line for line in told["audit"] if line["what"] == "operator compensate"]
     assert answer["actor"].startswith("cli:")
     assert "compensates everything" in answer["detail"]

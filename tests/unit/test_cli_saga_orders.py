@@ -98,7 +98,7 @@ class Office:
         asyncio.run(done())
 
     def orders(self, name: str) -> list[str]:
-        return [mail["name"] for mail in self.json("saga", "show", name, "--type", "order")["mail"]]
+        return [message["name"] for message in self.json("saga", "show", name, "--type", "order")["messages"]]
 
 
 @pytest.fixture

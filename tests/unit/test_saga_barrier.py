@@ -248,8 +248,8 @@ async def test_an_event_belongs_to_the_saga_that_correlate_finds_before_the_one_
     saga_id = await begun(shop, saga)
     other = str(saga_id_of("shipping", "S-1"))
     assert await shop.arrives(Event("parcel.collected", {"order": "A-7"}, saga_id=other, event_id=uuid4()))
-    [mail] = (await shop.shown(saga_id)).mail
-    assert (mail.kind, mail.name, mail.key, mail.body) == (
+    [message] = (await shop.shown(saga_id)).messages
+    assert (message.kind, message.name, message.key, message.body) == (
         MessageKind.REPLY,
         "parcel.collected",
         None,

@@ -49,7 +49,7 @@ async def test_one_event_is_taken_by_one_step_however_often_it_is_delivered() ->
         assert await shop.arrives(event, saga_type="rent")
         await shop.works()
     shown = await shop.shown(saga_id)
-    assert ((await shop.state(saga_id))["amount"], shown.instance.current_step, shown.mail) == (1, "second", ())
+    assert ((await shop.state(saga_id))["amount"], shown.instance.current_step, shown.messages) == (1, "second", ())
     assert (await shop.trail(saga_id))[-1] == "reply dropped"
 
 

@@ -26,11 +26,11 @@ def test_a_failed_saga_is_not_moved_by_time_nor_by_replies_to_what_has_not_faile
     case = Case([call("a", compensate=False), request("b"), wait("c")], call("d"))
     case.exhausts("a")
     before = case.entry("a"), case.entry("c")
-    case.post("yes", "b")
+    case.deliver("yes", "b")
     plan = case.tell(seconds=999)
     assert (case.status, case.attention, told(plan), plan.wake_seconds) == (Status.FAILED, True, [], None)
     assert (case.entry("a"), case.entry("c")) == before
-    assert (case.progress("b"), case.mail) == (StepStatus.DONE, [])
+    assert (case.progress("b"), case.messages) == (StepStatus.DONE, [])
 
 
 @pytest.mark.parametrize("verb", ["retry", "mark_done", "compensate"])
@@ -43,16 +43,16 @@ def test_an_answer_is_read_before_an_order_that_came_with_it_or_before_it_is_obe
     case.succeeds("a")
     case.tell(seconds=10)
     assert case.status is Status.FAILED
-    case.post(verb)
-    case.post("yes", "b")
+    case.deliver(verb)
+    case.deliver("yes", "b")
     assert told(case.tell()) == ["absorb b", "call c action 1"]
-    assert (case.status, case.attention, case.compensated(), case.mail) == (Status.RUNNING, False, [], [])
+    assert (case.status, case.attention, case.compensated(), case.messages) == (Status.RUNNING, False, [], [])
 
 
 def test_an_answer_that_came_before_the_order_to_compensate_is_in_the_state_of_the_compensation() -> None:
     case = Case(request("a", takes={"yes": nothing}))
-    case.post("yes", "a")
-    case.post("compensate")
+    case.deliver("yes", "a")
+    case.deliver("compensate")
     assert told(case.tell()) == ["absorb a", "send a compensation 1"]
 
 
@@ -60,7 +60,7 @@ def test_resume_that_came_with_a_rejection_of_what_had_failed_settles_nothing_el
     case = Case(call("a"), [request("b", attempts=1), wait("c", seconds=None)])
     case.succeeds("a")
     case.tell(seconds=10)
-    case.post("no", "b")
+    case.deliver("no", "b")
     plan = case.order("mark_done")
     assert (case.status, case.compensated(), case.progress("c")) == (Status.COMPENSATING, ["a"], StepStatus.REJECTED)
     assert "ignored, because nothing stands failed any more" in [note.detail for note in plan.notes]
@@ -138,13 +138,13 @@ def test_compensate_compensates_what_failed_as_unknown() -> None:
 
 def test_compensate_waits_for_a_call_that_is_under_way_and_compensates_what_came_of_it() -> None:
     case = Case(call("a"))
-    move = case.plan.moves[0]
-    assert isinstance(move, CallAction)
+    action = case.plan.actions[0]
+    assert isinstance(action, CallAction)
     case.order("compensate")
-    assert wanted(case.shelf.load().journal, move)
-    assert (case.status, case.mail, case.compensated()) == (Status.RUNNING, ["compensate"], [])
+    assert wanted(case.shelf.load().journal, action)
+    assert (case.status, case.messages, case.compensated()) == (Status.RUNNING, ["compensate"], [])
     assert told(case.succeeds("a")) == ["call a compensation 1"]
-    assert case.mail == []
+    assert case.messages == []
 
 
 @pytest.mark.parametrize("ends", [Case.raises, Case.times_out])
@@ -156,7 +156,7 @@ def test_compensate_that_waited_does_not_wait_for_another_attempt(ends: Callable
 
 def test_compensate_does_not_wait_for_the_call_of_a_worker_that_was_lost() -> None:
     case = Case(call("a"))
-    case.post("compensate")
+    case.deliver("compensate")
     assert told(case.tell(Claimed())) == ["call a compensation 1"]
 
 
@@ -178,7 +178,7 @@ def test_compensate_is_ignored_once_the_pivot_is_done() -> None:
     case.succeeds("a")
     case.succeeds("b")
     plan = case.order("compensate")
-    assert (case.status, case.compensated(), case.mail) == (Status.RUNNING, [], [])
+    assert (case.status, case.compensated(), case.messages) == (Status.RUNNING, [], [])
     assert plan.notes[0].detail == (
         "ignored, because the pivot is done, and nothing is compensated after it; order retry or mark_done"
     )
@@ -188,12 +188,12 @@ def test_compensate_waits_while_nobody_knows_whether_the_pivot_happens() -> None
     case = Case(call("a"), call("b", pivot=True, compensate=False))
     case.succeeds("a")
     case.order("compensate")
-    assert (case.status, case.mail) == (Status.RUNNING, ["compensate"])
+    assert (case.status, case.messages) == (Status.RUNNING, ["compensate"])
     case.times_out("b")
-    assert (case.status, case.mail) == (Status.RUNNING, ["compensate"])
+    assert (case.status, case.messages) == (Status.RUNNING, ["compensate"])
     case.tell(seconds=2)
     case.declines("b")
-    assert (case.status, case.compensated(), case.mail) == (Status.COMPENSATING, ["a"], [])
+    assert (case.status, case.compensated(), case.messages) == (Status.COMPENSATING, ["a"], [])
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
@@ -203,7 +203,7 @@ def test_compensate_that_waited_for_the_pivot_is_ignored_when_its_outcome_is_unk
     case.order("compensate")
     case.tell(seconds=seconds)
     plan = case.times_out("b")
-    assert (case.status, case.attention, case.compensated(), case.mail) == (Status.FAILED, True, [], [])
+    assert (case.status, case.attention, case.compensated(), case.messages) == (Status.FAILED, True, [], [])
     assert [note.detail for note in plan.notes if note.what == "operator compensate"] == [
         "ignored, because the pivot's outcome is unknown; find out, then retry, mark_done or compensate again"
     ]
@@ -215,9 +215,9 @@ def test_compensate_is_answered_when_the_pivot_it_waits_for_stands_still_with_th
     case = Case(call("a"), [request("b", pivot=True, compensate=False), call("c", compensate=False, attempts=1)])
     case.succeeds("a")
     case.order("compensate")
-    assert case.mail == ["compensate"]
+    assert case.messages == ["compensate"]
     case.raises("c")
-    assert (case.status, case.mail, case.compensated()) == (Status.FAILED, [], [])
+    assert (case.status, case.messages, case.compensated()) == (Status.FAILED, [], [])
     [answer] = [note.detail for note in case.plan.notes if note.what == "operator compensate"]
     assert answer.endswith("order retry, then compensate again")
 
@@ -227,11 +227,11 @@ def test_compensate_that_was_given_before_the_pivot_failed_and_came_after_is_ign
     case.succeeds("a")
     given_at = case.shelf.now
     case.tell(seconds=10)
-    case.post("compensate")
-    [(message_id, mail)] = case.shelf.mail.items()
-    case.shelf.mail[message_id] = mail._replace(posted_at=given_at)
+    case.deliver("compensate")
+    [(message_id, message)] = case.shelf.messages.items()
+    case.shelf.messages[message_id] = message._replace(posted_at=given_at)
     case.tell()
-    assert (case.status, case.attention, case.compensated(), case.mail) == (Status.FAILED, True, [], [])
+    assert (case.status, case.attention, case.compensated(), case.messages) == (Status.FAILED, True, [], [])
 
 
 def test_compensate_that_waited_for_the_pivot_is_ignored_when_it_is_done() -> None:
@@ -239,7 +239,7 @@ def test_compensate_that_waited_for_the_pivot_is_ignored_when_it_is_done() -> No
     case.succeeds("a")
     case.order("compensate")
     case.succeeds("b")
-    assert (case.status, case.compensated(), case.mail) == (Status.COMPLETED, [], [])
+    assert (case.status, case.compensated(), case.messages) == (Status.COMPLETED, [], [])
 
 
 def test_compensate_does_not_wait_for_a_local_pivot_which_has_not_happened() -> None:
@@ -284,7 +284,7 @@ def test_an_order_that_changes_nothing_is_answered_with_the_reason(verb: str, be
     case = Case(call("a"))
     note = case.order(verb).notes[0]
     assert (note.what, note.detail, note.actor) == (f"operator {verb}", f"ignored, because {because}", "ann")
-    assert (case.mail, case.progress("a")) == ([], StepStatus.STARTED)
+    assert (case.messages, case.progress("a")) == ([], StepStatus.STARTED)
 
 
 def test_compensate_is_ignored_while_it_is_being_done() -> None:

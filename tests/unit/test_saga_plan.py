@@ -52,11 +52,11 @@ def test_a_saga_whose_steps_are_all_done_is_completed() -> None:
 
 def test_every_attempt_and_the_compensation_of_a_step_have_one_key() -> None:
     case = Case(call("a"), call("b"))
-    keys = {move.key for move in case.plan.moves if isinstance(move, CallAction)}
+    keys = {action.key for action in case.plan.actions if isinstance(action, CallAction)}
     case.raises("a")
-    keys |= {move.key for move in case.tell(seconds=2).moves if isinstance(move, CallAction)}
+    keys |= {action.key for action in case.tell(seconds=2).actions if isinstance(action, CallAction)}
     case.succeeds("a")
-    keys |= {move.key for move in case.declines("b").moves if isinstance(move, CallAction)}
+    keys |= {action.key for action in case.declines("b").actions if isinstance(action, CallAction)}
     assert keys == {key_of(SAGA_ID, "a")}
 
 
@@ -75,7 +75,7 @@ def test_a_timeout_is_resolved_by_asking_again_with_the_same_key_before_anything
     case.tell(seconds=10)
     case.declines("b")
     assert (case.progress("a"), case.compensated()) == (StepStatus.RETRYING, [])
-    assert case.tell(seconds=2).moves == (SendCommand("a", Phase.ACTION, 2, key),)
+    assert case.tell(seconds=2).actions == (SendCommand("a", Phase.ACTION, 2, key),)
     assert case.status is Status.RUNNING
     case.answer("yes", "a")
     assert (case.status, case.compensated()) == (Status.COMPENSATING, ["a"])
@@ -128,7 +128,7 @@ def test_what_a_lost_worker_had_begun_is_begun_again_at_the_cost_of_an_attempt()
 def test_what_is_under_way_here_is_not_begun_again() -> None:
     case = Case(call("a"))
     plan = case.tell(seconds=99)
-    assert (plan.moves, plan.release) == ((), False)
+    assert (plan.actions, plan.release) == ((), False)
 
 
 def test_a_worker_lost_in_the_last_attempt_leaves_a_call_unknown() -> None:
@@ -408,9 +408,9 @@ def test_the_journal_tells_where_a_step_came_when_it_began_and_when_it_ended() -
 
 def test_the_same_record_and_news_give_the_same_plan() -> None:
     case = Case([call("a"), request("b")], call("c"))
-    case.post("yes", "b")
-    record, news = case.shelf.load(), [Raised("a", Phase.ACTION, "broke")]
-    plans = [advance(case.definition, record, news, random.Random(5)) for _ in range(2)]
+    case.deliver("yes", "b")
+    record, inputs = case.shelf.load(), [Raised("a", Phase.ACTION, "broke")]
+    plans = [advance(case.definition, record, inputs, random.Random(5)) for _ in range(2)]
     assert plans[0] == plans[1]
 
 
@@ -442,7 +442,7 @@ def test_a_saga_whose_step_is_gone_from_the_definition_stops_with_the_remedy_and
     assert "ignored, because version 1 of order has no a" in case.order("retry").notes[0].detail
     case.definition = old
     assert told(case.tell(Claimed())) == []
-    case.post("retry")
+    case.deliver("retry")
     assert told(case.tell(Claimed())) == ["call a action 2"]
 
 
@@ -450,9 +450,9 @@ def test_a_parked_saga_needs_attention_until_it_goes_on_whatever_comes() -> None
     case = Case([request("a"), wait("b")])
     whole, case.definition = case.definition, saga(wait("b"))
     case.answer("event b")
-    assert (case.status, case.attention, case.mail) == (Status.FAILED, True, ["event b"])
+    assert (case.status, case.attention, case.messages) == (Status.FAILED, True, ["event b"])
     case.definition = whole
-    case.post("yes", "a")
+    case.deliver("yes", "a")
     plan = case.tell(Claimed())
     assert (case.status, case.attention, plan.attention) == (Status.FAILED, True, ())
     case.order("retry")
@@ -485,4 +485,4 @@ def test_a_result_that_nobody_waits_for_is_noted_and_changes_nothing() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     plan = case.tell(Succeeded("a", Phase.ACTION))
-    assert (plan.entries, plan.moves, [note.what for note in plan.notes]) == ((), (), ["result ignored"])
+    assert (plan.entries, plan.actions, [note.what for note in plan.notes]) == ((), (), ["result ignored"])

@@ -97,10 +97,10 @@ async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_o
 
 
 async def test_a_turn_that_cannot_be_computed_stops_its_saga_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(definition: Definition, record: SagaRecord, news: Sequence[Input], *more: Any) -> Plan:
-        if any(mail.name == "poison" for mail in record.mail):
+    def broken(definition: Definition, record: SagaRecord, inputs: Sequence[Input], *more: Any) -> Plan:
+        if any(message.name == "poison" for message in record.messages):
             raise KeyError("a bug")
-        return advance(definition, record, news, *more)
+        return advance(definition, record, inputs, *more)
 
     monkeypatch.setattr(turn, "advance", broken)
     saga = order_saga()
@@ -113,7 +113,7 @@ async def test_a_turn_that_cannot_be_computed_stops_its_saga_at_once(monkeypatch
     assert error.startswith("no turn of it can be computed")
     assert "KeyError: 'a bug' (tests/unit/test_saga_spoilt.py:" in error
     assert "operator poison" in await shop.trail(saga_id)
-    assert (await shop.shown(saga_id)).mail == ()
+    assert (await shop.shown(saga_id)).messages == ()
     # The journal is as it was, so a person can let it go on.
     await shop.order(saga_id, "retry")
     await shop.works()

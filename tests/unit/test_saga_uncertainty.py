@@ -17,10 +17,10 @@ from tests.unit.saga_case import ACTION, Case, call, request, wait
 class Reworded(Case):
     """A saga whose stored errors are replaced by another text before each turn."""
 
-    def tell(self, *news: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
+    def tell(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
         for key, entry in self.shelf.journal.items():
             self.shelf.journal[key] = replace(entry, error=entry.error and "corrected wording")
-        return super().tell(*news, seconds=seconds, where=where)
+        return super().tell(*inputs, seconds=seconds, where=where)
 
 
 def a_call_times_out_and_then_raises(case: Case) -> None:
@@ -49,7 +49,7 @@ def a_command_is_stuck_in_the_outbox_and_then_a_dead_letter(case: Case) -> None:
 
 
 def an_answer_cannot_be_applied_and_another_comes(case: Case) -> None:
-    case.post("yes", "a")
+    case.deliver("yes", "a")
     case.tell(Raised("a", ACTION, "no such field", reply=True))
     case.tell(Raised("a", ACTION, "no such field", reply=True), seconds=5)
     case.answer("yes", "a")
@@ -78,7 +78,7 @@ def decided(case: Case) -> Any:
     return (
         [replace(entry, error=None) for entry in record.journal],
         (plan.instance.status, plan.instance.needs_attention, plan.instance.current_step, plan.instance.retry_count),
-        (plan.moves, plan.taken, plan.seen, plan.release, plan.wake_seconds, len(plan.attention)),
+        (plan.actions, plan.taken, plan.seen, plan.release, plan.wake_seconds, len(plan.attention)),
         helps,
     )
 

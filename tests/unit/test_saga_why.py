@@ -21,7 +21,7 @@ COMPENSATION = Phase.COMPENSATION
 def look(case: Case, *, seconds: float = 0, read: bool = True) -> SagaRecord:
     """Return what is known so much later; what was not read came after the last turn."""
     record = case.shelf.load()
-    posted = min((mail.posted_at for mail in record.mail), default=record.now)
+    posted = min((message.posted_at for message in record.messages), default=record.now)
     updated = record.now if read else posted - timedelta(seconds=1)
     instance = replace(record.instance, updated_at=updated, ended_at=record.now)
     return record._replace(instance=instance, now=record.now + timedelta(seconds=seconds))
@@ -80,7 +80,7 @@ def test_what_is_due_is_overdue_only_after_a_while() -> None:
 
 def test_mail_that_nobody_has_read_makes_a_saga_overdue() -> None:
     case = Case(wait("collected", seconds=None))
-    case.post("event collected")
+    case.deliver("event collected")
     assert "the event event collected came" in words(why(case, read=False))
     assert "it is due now" in words(why(case, read=False))
     assert "nobody has read it yet" in words(why(case, read=False, seconds=60))
@@ -125,7 +125,7 @@ def test_an_order_to_a_failed_saga_that_nobody_reads_is_told() -> None:
     case = Case(call("charge", compensate=False))
     case.exhausts("charge")
     assert "overdue" not in words(why(case, seconds=60))
-    case.post("retry")
+    case.deliver("retry")
     told = why(case, seconds=60, read=False)
     assert "overdue since" in words(told)
     assert verbs(told)[0] == "run"
@@ -135,8 +135,8 @@ def test_an_answer_in_the_box_of_a_failed_saga_is_told() -> None:
     case = Case(request("reserve", attempts=1, takes={"yes": nothing}), wait("collected"))
     case.tell(seconds=10)
     assert "should the answer to step reserve come after all, that settles it" in words(why(case))
-    case.post("event collected")
-    case.post("yes", "reserve")
+    case.deliver("event collected")
+    case.deliver("yes", "reserve")
     assert words(why(case, read=False)).count("nobody has read it yet") == 2
     case.tell(Raised("reserve", Phase.ACTION, "bad reply", reply=True))
     told = words(why(case))
@@ -161,8 +161,8 @@ def test_after_the_pivot_nobody_is_told_to_compensate() -> None:
 def test_an_order_waits_for_a_worker_or_for_the_end_of_the_pivot() -> None:
     case = Case(local("create"), call("charge", pivot=True, compensate=False))
     case.succeeds("create")
-    case.post("retry")
-    case.post("compensate")
+    case.deliver("retry")
+    case.deliver("compensate")
     assert "ann ordered retry" in words(why(case))
     assert "a worker acts on it next" in words(why(case))
     assert "a worker acts on it once the pivot charge has come to an end" in words(why(case))

@@ -62,14 +62,14 @@ class Pair:
                 answers.append(await bench.store.start(tx, saga))
         assert answers[0] == answers[1]
 
-    async def post(self) -> None:
+    async def deliver(self) -> None:
         dice = self.dice
         ids = [new_saga(dice.choice(NAMES), dice.choice(["order", "refund"])).saga_id for _ in range(3)]
         mail = [
             NewSagaMessage(i, dice.choice(list(MessageKind)), "said", None, b"{}", dice.choice(self.events))
             for i in ids
         ]
-        answers = [await bench.post(*mail) for bench in self.benches]
+        answers = [await bench.deliver(*mail) for bench in self.benches]
         assert answers[0] == answers[1]
 
     async def claim(self) -> None:
@@ -108,7 +108,7 @@ class Pair:
         for place, bench in enumerate(self.benches):
             now = await bench.store.admin.show(pair[place].instance.saga_id)
             record = now if now and newest else pair[place]
-            numbers = [piece.message_id for piece in record.mail]
+            numbers = [message.message_id for message in record.messages]
             turn = SagaChange(
                 replace(record.instance, **fields),
                 [entry],
@@ -173,7 +173,7 @@ def _plain(record: SagaRecord) -> Any:
     """All of a saga that stores must agree on; times only in relation to now, and no numbers of mail."""
     untimed: dict[str, Any] = dict.fromkeys(("started_at", "updated_at", "ended_at", "wake_at"))
     instance = replace(record.instance, **untimed)
-    return instance, _times(record.instance, record), record.journal, [piece[1:6] for piece in record.mail]
+    return instance, _times(record.instance, record), record.journal, [message[1:6] for message in record.messages]
 
 
 def _times(instance: Instance, record: SagaRecord) -> list[float | None]:
@@ -188,7 +188,7 @@ def _untimed(line: dict[str, Any]) -> dict[str, Any]:
 async def _compare(bench: SagaBench, seed: int) -> None:
     dice, clock = random.Random(seed), ManualClock()
     pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, dice)
-    often = [pair.start, pair.post, pair.claim, pair.claim, pair.save, pair.save, pair.save, pair.save]
+    often = [pair.start, pair.deliver, pair.claim, pair.claim, pair.save, pair.save, pair.save, pair.save]
     verbs = [*often, pair.renew, pair.barrier, pair.pass_time, pair.prune]
     for _ in range(STEPS):
         await dice.choice(verbs)()

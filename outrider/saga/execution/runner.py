@@ -101,7 +101,7 @@ class SagaRunner:
             means.clock,
         )
         self._record: SagaRecord | None = record
-        self._news: list[Input] = [Claimed()]
+        self._inputs: list[Input] = [Claimed()]
         self._todo: list[CallAction | LocalAction] = []
         self._calls: dict[CallAction, asyncio.Task[StepOutcome]] = {}
         self._due_at: float | None = None
@@ -149,9 +149,9 @@ class SagaRunner:
         ended = [call for call, task in self._calls.items() if task.done()]
         leaving = self._stopping.is_set() and len(ended) == len(self._calls)
         given = TurnInput(
-            self._news,
+            self._inputs,
             [_result(call, self._calls[call]) for call in ended],
-            None if leaving else next((move for move in self._todo if isinstance(move, LocalAction)), None),
+            None if leaving else next((action for action in self._todo if isinstance(action, LocalAction)), None),
             self._todo if leaving else None,
             self._hopeless,
         )
@@ -164,7 +164,7 @@ class SagaRunner:
             return False
         for call in ended:
             del self._calls[call]
-        self._todo = [move for move in self._todo if move != local]
+        self._todo = [action for action in self._todo if action != local]
         await self._take_over(turned)
         return turned.turn is not None and turned.turn.release
 
@@ -221,12 +221,12 @@ class SagaRunner:
         begun = frozenset((call.step, call.phase, call.attempt) for call in self._calls)
         await self._cancel(list(self._calls))
         self._turning.version = None
-        self._news, self._todo = [Claimed(begun)], []
+        self._inputs, self._todo = [Claimed(begun)], []
 
     async def _take_over(self, turned: SavedTurn) -> None:
         """Cancel calls that the turn has made obsolete, and queue the new actions."""
         plan = turned.plan
-        self._news = list(turned.owed)
+        self._inputs = list(turned.owed)
         self.wake_seconds = plan.wake_seconds
         self._due_at = None if plan.wake_seconds is None else _now() + plan.wake_seconds
         if turned.turn is None:
@@ -235,14 +235,14 @@ class SagaRunner:
         for fact in facts_of(turned.record, plan):
             self._means.observer.emit(fact)
         lines = {(entry.step, entry.phase): entry for entry in (*turned.record.journal, *plan.entries)}
-        self._todo += [move for move in plan.moves if isinstance(move, CallAction | LocalAction)]
-        self._todo = [move for move in self._todo if wanted(lines.values(), move)]
+        self._todo += [action for action in plan.actions if isinstance(action, CallAction | LocalAction)]
+        self._todo = [action for action in self._todo if wanted(lines.values(), action)]
         await self._cancel([call for call in self._calls if not wanted(lines.values(), call)])
 
     def _begin_calls(self) -> None:
         if self._stopping.is_set():
             return
-        for call in [move for move in self._todo if isinstance(move, CallAction)]:
+        for call in [action for action in self._todo if isinstance(action, CallAction)]:
             if self._means.clock.boot_seconds() >= self._trusted_until:
                 # The claim may have ended. Otherwise the saga is released, and actions that were not started cost no
                 # attempt.
@@ -254,7 +254,7 @@ class SagaRunner:
     async def _until_something_happens(self) -> None:
         """Wait until a call ends, a deadline passes or a stop is requested. Poll the mailbox at intervals."""
         stopping = self._stopping.is_set()
-        if self._news or (stopping and not self._calls) or (not stopping and self._todo):
+        if self._inputs or (stopping and not self._calls) or (not stopping and self._todo):
             return
         seconds = self._means.settings.poll_seconds_max
         if self._due_at is not None:

@@ -90,7 +90,7 @@ NO_PAYLOAD = "returned None; return what the command is to carry, or {} if it ca
 class StepOutcome(NamedTuple):
     """The result of an action. After a success, also the state before and after and the events to be staged."""
 
-    move: CallAction | LocalAction
+    action: CallAction | LocalAction
     result: Result
     before: bytes = b""
     after: bytes = b""
@@ -128,10 +128,10 @@ def described(error: BaseException) -> str:
     return f"{said[:TEXT_CHARACTERS_MAX]} ({place})" if place else said[:TEXT_CHARACTERS_MAX]
 
 
-def raised(instance: Instance, move: Step, error: BaseException) -> SagaStepRaised:
+def raised(instance: Instance, action: Step, error: BaseException) -> SagaStepRaised:
     """Return the telemetry event of a raised exception, with the traceback."""
     trace = "".join(traceback.format_exception(error))
-    return SagaStepRaised(instance.saga_id, instance.saga_type, move.step, move.phase, trace)
+    return SagaStepRaised(instance.saga_id, instance.saga_type, action.step, action.phase, trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,47 +150,47 @@ class StepExecutor:
         assert act is not None, f"{step} is being compensated and has no compensation"
         return act
 
-    async def call(self, instance: Instance, move: CallAction) -> StepOutcome:
+    async def call(self, instance: Instance, action: CallAction) -> StepOutcome:
         """Call the function of a step outside any transaction.
 
         The function runs in a separate task, because code may ignore cancellation.
         """
-        if too_many := self.strays.check_handler(instance, move):
-            return StepOutcome(move, InvalidResult(move.step, move.phase, too_many))
-        prepared = self._prepared(instance, move)
+        if too_many := self.strays.check_handler(instance, action):
+            return StepOutcome(action, InvalidResult(action.step, action.phase, too_many))
+        prepared = self._prepared(instance, action)
         if isinstance(prepared, InvalidResult):
-            return StepOutcome(move, prepared)
+            return StepOutcome(action, prepared)
         act, run, before = prepared
         assert act.function
         task = asyncio.create_task(_outcome(_called(act.function, run)))
-        late = not await self.strays.within(task, act.timeout_seconds, instance, move)
+        late = not await self.strays.within(task, act.timeout_seconds, instance, action)
         if not task.done() or task.cancelled():
             return StepOutcome(
-                move, TimedOut(move.step, move.phase) if late else Raised(move.step, move.phase, CANCELLED)
+                action, TimedOut(action.step, action.phase) if late else Raised(action.step, action.phase, CANCELLED)
             )
         if (raised := task.result()) is not None:
-            return StepOutcome(move, self._failure(instance, move, raised, late=late))
-        return self._succeeded(move, run, before)
+            return StepOutcome(action, self._failure(instance, action, raised, late=late))
+        return self._succeeded(action, run, before)
 
-    async def local(self, instance: Instance, move: LocalAction, tx: Any) -> StepOutcome:
+    async def local(self, instance: Instance, action: LocalAction, tx: Any) -> StepOutcome:
         """Run the function of a step in the transaction that saves its result. Raises TransactionLost."""
-        prepared = self._prepared(instance, move)
+        prepared = self._prepared(instance, action)
         if isinstance(prepared, InvalidResult):
-            return StepOutcome(move, prepared)
+            return StepOutcome(action, prepared)
         act, run, before = prepared
         assert act.function
         within = self._in_place if self.store.one_at_a_time else self._beside
-        late, raised = await within(tx.call(act.function, run), act.timeout_seconds, instance, move, tx)
+        late, raised = await within(tx.call(act.function, run), act.timeout_seconds, instance, action, tx)
         if isinstance(raised, TransactionLost):
             raise raised
         if isinstance(raised, InvalidHandler):
-            return StepOutcome(move, InvalidResult(move.step, move.phase, f"{beginning(act.function)} {raised}"))
+            return StepOutcome(action, InvalidResult(action.step, action.phase, f"{beginning(act.function)} {raised}"))
         if raised is not None:
-            return StepOutcome(move, self._failure(instance, move, raised, late=late))
-        return self._succeeded(move, run, before)._replace(before=instance.state)
+            return StepOutcome(action, self._failure(instance, action, raised, late=late))
+        return self._succeeded(action, run, before)._replace(before=instance.state)
 
     async def _in_place(
-        self, work: Awaitable[Any], seconds: float | None, instance: Instance, move: LocalAction, tx: Any
+        self, work: Awaitable[Any], seconds: float | None, instance: Instance, action: LocalAction, tx: Any
     ) -> tuple[bool, BaseException | None]:
         """Run a function in the current task: the store recognises the owner of its only transaction by the task."""
         limit = asyncio.timeout(seconds)
@@ -202,12 +202,12 @@ class StepExecutor:
         return False, raised
 
     async def _beside(
-        self, work: Awaitable[Any], seconds: float | None, instance: Instance, move: LocalAction, tx: Any
+        self, work: Awaitable[Any], seconds: float | None, instance: Instance, action: LocalAction, tx: Any
     ) -> tuple[bool, BaseException | None]:
         """Run a function in a separate task; a task that does not end loses its transaction."""
         task = asyncio.create_task(_outcome(work))
         try:
-            late = not await self.strays.within(task, seconds, instance, move)
+            late = not await self.strays.within(task, seconds, instance, action)
         finally:
             if not task.done():
                 tx.abort()
@@ -215,30 +215,32 @@ class StepExecutor:
             return late, TimeoutError() if late else asyncio.CancelledError()
         return late, task.result()
 
-    def absorb(self, instance: Instance, move: ApplyReply) -> AppliedReply | Result:
+    def absorb(self, instance: Instance, action: ApplyReply) -> AppliedReply | Result:
         """Apply a reply to the state, or return the reason of the failure as a result."""
-        function = self.saga.definition.steps[move.step].takes[move.mail.name]
-        key = key_of(instance.saga_id, move.step)
+        function = self.saga.definition.steps[action.step].takes[action.message.name]
+        key = key_of(instance.saga_id, action.step)
         try:
             before = opened(self.saga.state_type, instance.state)
-            run = StepContext(before.state, instance.saga_id, key, move.attempt, instance.correlation_id, move.phase)
-            computed(function(run, Reply(move.mail.name, json.loads(move.mail.body))))
+            run = StepContext(
+                before.state, instance.saga_id, key, action.attempt, instance.correlation_id, action.phase
+            )
+            computed(function(run, Reply(action.message.name, json.loads(action.message.body))))
             return AppliedReply(before.closed(run.state), tuple(run.staged))
         except (*RAISED, asyncio.CancelledError) as error:
-            return self._failure(instance, move, error)
+            return self._failure(instance, action, error)
 
-    def command(self, instance: Instance, move: SendCommand, *, answered: bool = False) -> Event | Result:
+    def command(self, instance: Instance, action: SendCommand, *, answered: bool = False) -> Event | Result:
         """Build the command of an action from the state, or return the reason of the failure as a result.
 
         The key is the saga id in both phases, so a compensation cannot overtake its action.
         """
-        asked = self.act(move.step, move.phase).command
+        asked = self.act(action.step, action.phase).command
         assert asked
         try:
             state = decode(self.saga.state_type, instance.state) if asked.payload else None
             payload = payload_of(asked.payload(state)) if asked.payload else {}
         except (*RAISED, asyncio.CancelledError) as error:
-            return self._failure(instance, move, error)
+            return self._failure(instance, action, error)
         return Event(
             asked.event_type,
             payload,
@@ -246,54 +248,58 @@ class StepExecutor:
             key=str(instance.saga_id),
             saga_id=str(instance.saga_id),
             headers={
-                KEY_HEADER: move.key,
-                PHASE_HEADER: move.phase.value,
+                KEY_HEADER: action.key,
+                PHASE_HEADER: action.phase.value,
                 **({ANSWERED_HEADER: "true"} if answered else {}),
             },
         )
 
-    def unfit_to_stage(self, move: Step, error: BaseException) -> InvalidResult:
+    def unfit_to_stage(self, action: Step, error: BaseException) -> InvalidResult:
         """Return the result for an event that cannot be staged. The text names the function that staged the event."""
         said = described(error)
-        function = self._function(move)
-        return InvalidResult(move.step, move.phase, f"{said}; staged for {beginning(function)}" if function else said)
+        function = self._function(action)
+        return InvalidResult(
+            action.step, action.phase, f"{said}; staged for {beginning(function)}" if function else said
+        )
 
-    def spoilt(self, move: LocalAction, error: BaseException) -> Result:
+    def spoilt(self, action: LocalAction, error: BaseException) -> Result:
         """Return the result for an error of a local function that the store detected only when saving."""
         if isinstance(error, InvalidHandler):
-            return InvalidResult(move.step, move.phase, f"{beginning(self._function(move))} {error}")
-        return Raised(move.step, move.phase, described(error))
+            return InvalidResult(action.step, action.phase, f"{beginning(self._function(action))} {error}")
+        return Raised(action.step, action.phase, described(error))
 
-    def _function(self, move: Step) -> Function | None:
-        if isinstance(move, ApplyReply):
-            return self.saga.definition.steps[move.step].takes[move.mail.name]
-        act = self.act(move.step, move.phase)
+    def _function(self, action: Step) -> Function | None:
+        if isinstance(action, ApplyReply):
+            return self.saga.definition.steps[action.step].takes[action.message.name]
+        act = self.act(action.step, action.phase)
         return act.command.payload if act.command else act.function
 
     def _prepared(
-        self, instance: Instance, move: CallAction | LocalAction
+        self, instance: Instance, action: CallAction | LocalAction
     ) -> tuple[StepAction, StepContext[Any], LoadedState[Any]] | InvalidResult:
         """Return the action, the context and the loaded state, or an invalid result if the state cannot be decoded."""
         try:
             before = opened(self.saga.state_type, instance.state)
         except RAISED as error:
-            return unfit(move, error)
-        run = StepContext(before.state, instance.saga_id, move.key, move.attempt, instance.correlation_id, move.phase)
-        return self.act(move.step, move.phase), run, before
+            return unfit(action, error)
+        run = StepContext(
+            before.state, instance.saga_id, action.key, action.attempt, instance.correlation_id, action.phase
+        )
+        return self.act(action.step, action.phase), run, before
 
     def _succeeded(
-        self, move: CallAction | LocalAction, run: StepContext[Any], before: LoadedState[Any]
+        self, action: CallAction | LocalAction, run: StepContext[Any], before: LoadedState[Any]
     ) -> StepOutcome:
         try:
             after = before.closed(run.state)
         except RAISED as error:
-            return StepOutcome(move, unfit(move, error))
-        return StepOutcome(move, Succeeded(move.step, move.phase), before.text, after, tuple(run.staged))
+            return StepOutcome(action, unfit(action, error))
+        return StepOutcome(action, Succeeded(action.step, action.phase), before.text, after, tuple(run.staged))
 
-    def _failure(self, instance: Instance, move: Step, error: BaseException, *, late: bool = False) -> Result:
+    def _failure(self, instance: Instance, action: Step, error: BaseException, *, late: bool = False) -> Result:
         if not isinstance(error, StepRejected):
-            self.observer.emit(raised(instance, move, error))
-        return failure(move, error, late=late)
+            self.observer.emit(raised(instance, action, error))
+        return failure(action, error, late=late)
 
 
 async def _called(function: Function, run: StepContext[Any]) -> None:
@@ -337,9 +343,9 @@ class LeakedTasks:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     by_step: Counter[StepKey] = field(default_factory=Counter)
 
-    def check_handler(self, instance: Instance, move: CallAction | LocalAction) -> str | None:
+    def check_handler(self, instance: Instance, action: CallAction | LocalAction) -> str | None:
         """Return the reason why a step must not be called again because of its leaked tasks."""
-        if (count := self.by_step[instance.saga_type, move.step]) < STRAYS_MAX:
+        if (count := self.by_step[instance.saga_type, action.step]) < STRAYS_MAX:
             return None
         return (
             f"{count} calls of it ignore that they were cancelled and are still running, so that it is not called any "
@@ -347,7 +353,7 @@ class LeakedTasks:
         )
 
     async def within(
-        self, task: asyncio.Task[Any], seconds: float | None, instance: Instance, move: CallAction | LocalAction
+        self, task: asyncio.Task[Any], seconds: float | None, instance: Instance, action: CallAction | LocalAction
     ) -> bool:
         """Wait for a call and tell whether the call ended in time.
 
@@ -356,22 +362,22 @@ class LeakedTasks:
         try:
             done, _ = await asyncio.wait([task], timeout=seconds)
         except asyncio.CancelledError:
-            await self._let_go(task, instance, move)
+            await self._let_go(task, instance, action)
             raise
         if not done:
-            await self._let_go(task, instance, move)
+            await self._let_go(task, instance, action)
         return bool(done)
 
-    async def _let_go(self, task: asyncio.Task[Any], instance: Instance, move: CallAction | LocalAction) -> None:
+    async def _let_go(self, task: asyncio.Task[Any], instance: Instance, action: CallAction | LocalAction) -> None:
         task.cancel()
         try:
             await asyncio.wait([task], timeout=CANCEL_SECONDS)
         finally:
             if not task.done():
-                self._keep(task, instance, move)
+                self._keep(task, instance, action)
 
-    def _keep(self, task: asyncio.Task[Any], instance: Instance, move: CallAction | LocalAction) -> None:
-        place = instance.saga_type, move.step
+    def _keep(self, task: asyncio.Task[Any], instance: Instance, action: CallAction | LocalAction) -> None:
+        place = instance.saga_type, action.step
         self.tasks.add(task)
         self.by_step[place] += 1
 
@@ -381,26 +387,26 @@ class LeakedTasks:
 
         task.add_done_callback(gone)
         saga = instance.saga_id, instance.saga_type
-        self.observer.emit(SagaTaskLeaked(*saga, move.step, move.phase, move.attempt, len(self.tasks)))
+        self.observer.emit(SagaTaskLeaked(*saga, action.step, action.phase, action.attempt, len(self.tasks)))
 
 
-def failure(move: Step, error: BaseException, *, late: bool = False) -> Result:
+def failure(action: Step, error: BaseException, *, late: bool = False) -> Result:
     """Return the result of an exception: invalid, declined, raised, or unknown after a timeout."""
     if isinstance(error, UNFIT):
-        return unfit(move, error)
+        return unfit(action, error)
     if isinstance(error, Permanent):
-        return StepDeclined(move.step, move.phase, told(move, error))
+        return StepDeclined(action.step, action.phase, told(action, error))
     if late:
-        return TimedOut(move.step, move.phase)
-    return Raised(move.step, move.phase, told(move, error), reply=isinstance(move, ApplyReply))
+        return TimedOut(action.step, action.phase)
+    return Raised(action.step, action.phase, told(action, error), reply=isinstance(action, ApplyReply))
 
 
-def unfit(move: Step, error: BaseException) -> InvalidResult:
+def unfit(action: Step, error: BaseException) -> InvalidResult:
     """Return the result for an invalid state or invalid events. Another attempt would fail in the same way."""
-    return InvalidResult(move.step, move.phase, told(move, error))
+    return InvalidResult(action.step, action.phase, told(action, error))
 
 
-def told(move: Step, error: BaseException) -> str:
+def told(action: Step, error: BaseException) -> str:
     """Describe an error, with the function of the step and the source location.
 
     >>> from outrider.saga.model import Phase
@@ -409,7 +415,7 @@ def told(move: Step, error: BaseException) -> str:
     """
     text = described(error)
     # A rejection is a message of the author, not an error.
-    return text if isinstance(error, StepRejected) else f"{_function(move)}{text}"
+    return text if isinstance(error, StepRejected) else f"{_function(action)}{text}"
 
 
 def _said(error: BaseException) -> str:
@@ -419,12 +425,12 @@ def _said(error: BaseException) -> str:
     return f"{kind}: {text}" if text else kind
 
 
-def _function(move: Step) -> str:
-    match move:
+def _function(action: Step) -> str:
+    match action:
         case ApplyReply():
-            return f'on("{move.mail.name}"): '
+            return f'on("{action.message.name}"): '
         case SendCommand():
-            return "compensation_payload: " if move.phase == "compensation" else "payload: "
+            return "compensation_payload: " if action.phase == "compensation" else "payload: "
     return ""
 
 

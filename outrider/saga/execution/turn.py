@@ -160,8 +160,8 @@ class TurnTransaction:
     ) -> tuple[SagaRecord, Plan]:
         try:
             clashes, record = overwriting(record, acted), with_states(record, acted)
-            news = [*given.news, *(one.result for one in acted), *unread(given, record)]
-            plan = advance(self.acting.saga.definition, record, news, self.rng, undelivered)
+            inputs = [*given.inputs, *(one.result for one in acted), *unread(given, record)]
+            plan = advance(self.acting.saga.definition, record, inputs, self.rng, undelivered)
             plan = replace(plan, notes=(*clashes, *plan.notes)) if clashes else plan
             return record, plan if given.leaving is None else hand_over(plan, record, given.leaving)
         except RAISED as error:
@@ -191,18 +191,18 @@ class TurnTransaction:
     async def _write(
         self, tx: Any, given: TurnInput, record: SagaRecord, plan: Plan, acted: Sequence[StepOutcome]
     ) -> SagaChange:
-        lots: list[Lot] = [(one.move, one.staged) for one in acted]
+        lots: list[Lot] = [(one.action, one.staged) for one in acted]
         instance = plan.instance
-        for move in plan.moves:
-            match move:
+        for action in plan.actions:
+            match action:
                 case ApplyReply():
-                    taken = _fine(self.acting.absorb(instance, move), given.unread)
+                    taken = _fine(self.acting.absorb(instance, action), given.unread)
                     instance = replace(instance, state=taken.state)
-                    lots.append((move, taken.staged))
-                case SendCommand() if (move.step, move.phase) not in given.unsent:
-                    happened = answered((*record.journal, *plan.entries), move)
-                    asked = _fine(self.acting.command(instance, move, answered=happened), given.unsent)
-                    lots.append((move, (replace(asked, event_id=command_id(plan.entries, move)),)))
+                    lots.append((action, taken.staged))
+                case SendCommand() if (action.step, action.phase) not in given.unsent:
+                    happened = answered((*record.journal, *plan.entries), action)
+                    asked = _fine(self.acting.command(instance, action, answered=happened), given.unsent)
+                    lots.append((action, (replace(asked, event_id=command_id(plan.entries, action)),)))
         release = plan.release and not owed(given, record)
         turn = SagaChange(instance, plan.entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
         await self._save(tx, turn)
@@ -231,13 +231,13 @@ class TurnTransaction:
             raise _AtFault from error
 
     async def _stage_each(self, tx: Any, given: TurnInput, instance: Instance, lots: Sequence[Lot]) -> None:
-        for move, events in lots:
+        for action, events in lots:
             try:
                 await self._stage(tx, instance, events)
             except Transient:
                 raise
             except RAISED as error:
-                given.blame(move, self.acting.unfit_to_stage(move, error))
+                given.blame(action, self.acting.unfit_to_stage(action, error))
                 raise _AtFault from error
 
     async def _stage(self, tx: Any, instance: Instance, events: Sequence[Event]) -> None:
@@ -245,7 +245,7 @@ class TurnTransaction:
 
     def _quiet(self, record: SagaRecord, plan: Plan, debts: Sequence[Result]) -> bool:
         """Tell whether the turn changed nothing and needs no save."""
-        changes = plan.entries or plan.notes or plan.taken or plan.moves or plan.release or debts
+        changes = plan.entries or plan.notes or plan.taken or plan.actions or plan.release or debts
         return not changes and plan.instance == record.instance and self.seen.issuperset(plan.seen)
 
 
@@ -268,7 +268,7 @@ def _fine(made: T | Result, blamed: dict[StepKey, Result]) -> T:
 class TurnInput:
     """The inputs of a turn. A result that fails during the turn replaces the original input."""
 
-    news: list[Input] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
     acted: list[StepOutcome] = field(default_factory=list)
     local: LocalAction | None = None
     leaving: Sequence[CallAction | LocalAction] | None = None
@@ -280,16 +280,16 @@ class TurnInput:
     unread: dict[StepKey, Result] = field(default_factory=dict)
     unsent: dict[StepKey, Result] = field(default_factory=dict)
 
-    def blame(self, move: Action, result: Result) -> None:
+    def blame(self, action: Action, result: Result) -> None:
         """Record a result for an action. The action no longer runs, and an earlier result is replaced."""
-        step_key = move.step, move.phase
-        if isinstance(move, ApplyReply):
+        step_key = action.step, action.phase
+        if isinstance(action, ApplyReply):
             self.unread[step_key] = result
-        elif isinstance(move, SendCommand):
+        elif isinstance(action, SendCommand):
             self.unsent[step_key] = result
         else:
-            self.local = None if move == self.local else self.local
-            self.acted = [*(one for one in self.acted if one.move != move), StepOutcome(move, result)]
+            self.local = None if action == self.local else self.local
+            self.acted = [*(one for one in self.acted if one.action != action), StepOutcome(action, result)]
 
 
 def overwriting(record: SagaRecord, acted: Sequence[StepOutcome]) -> list[AuditEntry]:
@@ -301,7 +301,7 @@ def overwriting(record: SagaRecord, acted: Sequence[StepOutcome]) -> list[AuditE
                 detail = f"{', '.join(fields)}: changed by another step while this one ran; this one's value is kept"
                 owner = instance.owner or "worker"
                 notes.append(
-                    AuditEntry(instance.status, instance.status, one.move.step, "state overwritten", owner, detail)
+                    AuditEntry(instance.status, instance.status, one.action.step, "state overwritten", owner, detail)
                 )
             state = merged(state, one.before, one.after)
     return notes
@@ -316,17 +316,17 @@ def with_states(record: SagaRecord, acted: Sequence[StepOutcome]) -> SagaRecord:
     return record._replace(instance=replace(record.instance, state=state))
 
 
-def answered(journal: Sequence[JournalEntry], move: SendCommand) -> bool:
+def answered(journal: Sequence[JournalEntry], action: SendCommand) -> bool:
     """Tell whether an event has confirmed the action to be compensated. A `mark_done` of an operator does not count."""
-    return move.phase is Phase.COMPENSATION and any(
-        (entry.step, entry.phase, entry.status) == (move.step, Phase.ACTION, StepStatus.DONE) and entry.reply_event_id
+    return action.phase is Phase.COMPENSATION and any(
+        (entry.step, entry.phase, entry.status) == (action.step, Phase.ACTION, StepStatus.DONE) and entry.reply_event_id
         for entry in journal
     )
 
 
-def command_id(journal: Sequence[JournalEntry], move: SendCommand) -> UUID | None:
+def command_id(journal: Sequence[JournalEntry], action: SendCommand) -> UUID | None:
     """Return the event id of a command in the journal, which is used to trace the command."""
-    found = (entry for entry in journal if (entry.step, entry.phase) == (move.step, move.phase))
+    found = (entry for entry in journal if (entry.step, entry.phase) == (action.step, action.phase))
     return next((entry.command_event_id for entry in found), None)
 
 
@@ -361,21 +361,21 @@ def hand_over(plan: Plan, record: SagaRecord, unbegun: Sequence[CallAction | Loc
     lines = {(entry.step, entry.phase): entry for entry in (*record.journal, *plan.entries)}
     changed = {(entry.step, entry.phase): entry for entry in plan.entries}
     notes, again = list(plan.notes), 0
-    for move in (*unbegun, *plan.moves):
-        step_key = move.step, move.phase
-        if isinstance(move, CallAction | LocalAction) and wanted([lines[step_key]], move):
-            left = replace(lines[step_key], status=StepStatus.RETRYING, attempts=move.attempt - 1, due_at=record.now)
+    for action in (*unbegun, *plan.actions):
+        step_key = action.step, action.phase
+        if isinstance(action, CallAction | LocalAction) and wanted([lines[step_key]], action):
+            left = replace(lines[step_key], status=StepStatus.RETRYING, attempts=action.attempt - 1, due_at=record.now)
             lines[step_key] = changed[step_key] = left
             status, actor = plan.instance.status, record.instance.owner or "worker"
-            notes.append(AuditEntry(status, status, move.step, f"{move.phase} handed over", actor, "not begun"))
-            again += move.attempt > 1
+            notes.append(AuditEntry(status, status, action.step, f"{action.phase} handed over", actor, "not begun"))
+            again += action.attempt > 1
     instance = replace(plan.instance, retry_count=plan.instance.retry_count - again)
     return replace(
         plan,
         instance=instance,
         entries=tuple(changed.values()),
         notes=tuple(notes),
-        moves=tuple(move for move in plan.moves if not isinstance(move, CallAction | LocalAction)),
+        actions=tuple(action for action in plan.actions if not isinstance(action, CallAction | LocalAction)),
         release=True,
         wake_seconds=0.0,
     )
@@ -384,23 +384,28 @@ def hand_over(plan: Plan, record: SagaRecord, unbegun: Sequence[CallAction | Loc
 def stopped(record: SagaRecord, reason: str) -> Plan:
     """Return the plan of a turn that stops a saga as failed. The journal and the newest replies stay."""
     instance, reason = record.instance, reason[:ERROR_CHARACTERS_MAX]
-    everything = tuple(mail.message_id for mail in record.mail)
+    everything = tuple(message.message_id for message in record.messages)
     if instance.status in OVER:
         return Plan(instance, taken=everything, release=True)
     owner = instance.owner or "worker"
-    orders = [mail for mail in record.mail if mail.kind is MessageKind.OPERATOR]
+    orders = [message for message in record.messages if message.kind is MessageKind.OPERATOR]
     notes = [
         AuditEntry(
-            Status.FAILED, Status.FAILED, None, f"operator {mail.name}", actor_of(mail), f"ignored, because {reason}"
+            Status.FAILED,
+            Status.FAILED,
+            None,
+            f"operator {message.name}",
+            actor_of(message),
+            f"ignored, because {reason}",
         )
-        for mail in orders
+        for message in orders
     ]
     known = instance.status is Status.FAILED and instance.last_error == reason
     if not known:
         notes.insert(0, AuditEntry(instance.status, Status.FAILED, None, "became failed", owner, reason))
     return Plan(
         replace(instance, status=Status.FAILED, last_error=reason, needs_attention=True),
-        taken=tuple(mail.message_id for mail in (*orders, *surplus(record.mail))),
+        taken=tuple(message.message_id for message in (*orders, *surplus(record.messages))),
         seen=everything,
         notes=tuple(notes),
         release=True,

@@ -113,7 +113,7 @@ class ApplyReply(NamedTuple):
 
     step: str
     phase: Phase
-    mail: SagaMessage
+    message: SagaMessage
     attempt: int = 1
 
 
@@ -134,23 +134,23 @@ class Plan:
     taken: tuple[int, ...] = ()
     seen: tuple[int, ...] = ()
     notes: tuple[AuditEntry, ...] = ()
-    moves: tuple[Action, ...] = ()
+    actions: tuple[Action, ...] = ()
     release: bool = False
     wake_seconds: float | None = None
     attention: tuple[str, ...] = ()
 
 
-def wanted(journal: Iterable[JournalEntry], move: CallAction | LocalAction | SendCommand) -> bool:
+def wanted(journal: Iterable[JournalEntry], action: CallAction | LocalAction | SendCommand) -> bool:
     """Tell whether an action is still valid: its step is started, in the same phase and attempt.
 
-    >>> move = CallAction("charge", Phase.ACTION, 2, "key")
-    >>> wanted([JournalEntry("charge", Phase.ACTION, StepStatus.STARTED, position=1, attempts=2)], move)
+    >>> action = CallAction("charge", Phase.ACTION, 2, "key")
+    >>> wanted([JournalEntry("charge", Phase.ACTION, StepStatus.STARTED, position=1, attempts=2)], action)
     True
-    >>> wanted([JournalEntry("charge", Phase.ACTION, StepStatus.FAILED, position=1, attempts=2)], move)
+    >>> wanted([JournalEntry("charge", Phase.ACTION, StepStatus.FAILED, position=1, attempts=2)], action)
     False
     """
     return any(
-        (entry.step, entry.phase, entry.attempts) == (move.step, move.phase, move.attempt)
+        (entry.step, entry.phase, entry.attempts) == (action.step, action.phase, action.attempt)
         and entry.status is StepStatus.STARTED
         for entry in journal
     )

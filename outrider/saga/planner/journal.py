@@ -47,7 +47,7 @@ ANSWERED = frozenset({StepKind.REQUEST, StepKind.WAIT})
 OUTSIDE = frozenset({StepKind.CALL, StepKind.REQUEST})
 """Kinds with an external effect, which may have happened without a record here."""
 
-MOVES: dict[StepKind, Callable[[str, Phase, int, str], Action]] = {
+ACTIONS: dict[StepKind, Callable[[str, Phase, int, str], Action]] = {
     StepKind.CALL: CallAction,
     StepKind.LOCAL: LocalAction,
     StepKind.REQUEST: SendCommand,
@@ -74,7 +74,7 @@ class Journal:
     changed: dict[StepKey, None] = field(default_factory=dict)
     taken: dict[int, None] = field(default_factory=dict)
     notes: list[AuditEntry] = field(default_factory=list)
-    moves: list[Action] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
     attention: list[str] = field(default_factory=list)
     last_error: str | None = field(init=False)
     retry_count: int = field(init=False)
@@ -90,9 +90,9 @@ class Journal:
         return self.record.now
 
     @property
-    def letters(self) -> list[SagaMessage]:
+    def unread(self) -> list[SagaMessage]:
         """Return the messages that are not yet taken, in order of arrival."""
-        return [mail for mail in self.record.mail if mail.message_id not in self.taken]
+        return [message for message in self.record.messages if message.message_id not in self.taken]
 
     @property
     def begun(self) -> bool:
@@ -115,7 +115,7 @@ class Journal:
     @property
     def giving_up(self) -> bool:
         """Tell whether a compensate command waits for open steps. Meanwhile no new step starts."""
-        return any((mail.kind, mail.name) == (MessageKind.OPERATOR, "compensate") for mail in self.letters)
+        return any((message.kind, message.name) == (MessageKind.OPERATOR, "compensate") for message in self.unread)
 
     def of(self, phase: Phase, status: Iterable[StepStatus] = StepStatus) -> list[JournalEntry]:
         """Return the entries of a phase with the given statuses, ordered by position."""
@@ -199,9 +199,9 @@ class Journal:
         )
         self.write(entry, f"attempt {attempts}")
         self.retry_count += attempts > 1
-        if move := MOVES.get(self.kind(entry)):
+        if action := ACTIONS.get(self.kind(entry)):
             key = key_of(self.record.instance.saga_id, entry.step)
-            self.moves.append(move(entry.step, entry.phase, attempts, key))
+            self.actions.append(action(entry.step, entry.phase, attempts, key))
 
     def _command_id(self, entry: JournalEntry) -> UUID:
         """Return a new id for a command.
@@ -243,4 +243,4 @@ class Journal:
     def still_wanted(self) -> tuple[Action, ...]:
         """Return the actions that no later decision of the same turn has made obsolete."""
         lines = tuple(self.lines.values())
-        return tuple(move for move in self.moves if isinstance(move, ApplyReply) or wanted(lines, move))
+        return tuple(action for action in self.actions if isinstance(action, ApplyReply) or wanted(lines, action))

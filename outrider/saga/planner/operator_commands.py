@@ -35,38 +35,38 @@ Answer = CommandApplied | CommandIgnored | CommandDeferred
 
 def obey(journal: Journal) -> None:
     """Apply the operator commands in the mailbox, in order of arrival."""
-    for mail in journal.letters:
-        if mail.kind is not MessageKind.OPERATOR:
+    for message in journal.unread:
+        if message.kind is not MessageKind.OPERATOR:
             continue
-        match _answer(journal, mail):
+        match _answer(journal, message):
             case CommandApplied(detail=detail):
-                _reply(journal, mail, detail)
+                _reply(journal, message, detail)
             case CommandIgnored(because=because):
-                _reply(journal, mail, f"ignored, because {because}")
+                _reply(journal, message, f"ignored, because {because}")
 
 
 def ignore(journal: Journal, because: str) -> None:
     """Ignore all operator commands in the mailbox, with the same reason."""
-    for mail in journal.letters:
-        if mail.kind is MessageKind.OPERATOR:
-            _reply(journal, mail, f"ignored, because {because}")
+    for message in journal.unread:
+        if message.kind is MessageKind.OPERATOR:
+            _reply(journal, message, f"ignored, because {because}")
 
 
-def _answer(journal: Journal, mail: SagaMessage) -> Answer:
-    verb = VERBS.get(mail.name)
+def _answer(journal: Journal, message: SagaMessage) -> Answer:
+    verb = VERBS.get(message.name)
     if verb is None:
         return CommandIgnored(f"there is no such order; there are {', '.join(VERBS)}")
     if journal.status in (Status.COMPLETED, Status.COMPENSATED):
         return CommandIgnored(f"the saga is {journal.status}")
-    return verb(journal, mail)
+    return verb(journal, message)
 
 
-def _reply(journal: Journal, mail: SagaMessage, detail: str) -> None:
-    journal.taken[mail.message_id] = None
-    journal.note(f"operator {mail.name}", None, detail, actor=actor_of(mail))
+def _reply(journal: Journal, message: SagaMessage, detail: str) -> None:
+    journal.taken[message.message_id] = None
+    journal.note(f"operator {message.name}", None, detail, actor=actor_of(message))
 
 
-def actor_of(mail: SagaMessage) -> str:
+def actor_of(message: SagaMessage) -> str:
     """Return the actor of an operator command.
 
     >>> from datetime import UTC, datetime
@@ -75,10 +75,10 @@ def actor_of(mail: SagaMessage) -> str:
     >>> actor_of(SagaMessage(1, MessageKind.OPERATOR, "retry", None, body, UUID(int=1), datetime.now(UTC)))
     'ann'
     """
-    return str(_body(mail).get("actor", "unknown"))
+    return str(_body(message).get("actor", "unknown"))
 
 
-def fields_of(mail: SagaMessage) -> dict[str, Any]:
+def fields_of(message: SagaMessage) -> dict[str, Any]:
     """Return the state fields that an operator command sets.
 
     >>> from datetime import UTC, datetime
@@ -87,13 +87,13 @@ def fields_of(mail: SagaMessage) -> dict[str, Any]:
     >>> fields_of(SagaMessage(1, MessageKind.OPERATOR, "mark_done", None, body, UUID(int=1), datetime.now(UTC)))
     {'charge': 'C-1'}
     """
-    fields = _body(mail).get("set")
+    fields = _body(message).get("set")
     return fields if isinstance(fields, dict) else {}
 
 
-def _body(mail: SagaMessage) -> dict[str, Any]:
+def _body(message: SagaMessage) -> dict[str, Any]:
     try:
-        body = json.loads(mail.body)
+        body = json.loads(message.body)
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
@@ -121,13 +121,13 @@ def _renew(journal: Journal, entry: JournalEntry) -> None:
     return journal.write(replace(fresh, status=StepStatus.RETRYING, due_at=journal.now), "new budget")
 
 
-def compensate(journal: Journal, mail: SagaMessage) -> Answer:
+def compensate(journal: Journal, message: SagaMessage) -> Answer:
     """Compensate all steps that are done or may have happened."""
     if journal.begun:
         return CommandIgnored("compensation has begun already; order a retry for what failed in it")
     if journal.past_pivot:
         return CommandIgnored("the pivot is done, and nothing is compensated after it; order retry or mark_done")
-    if _pivot_failed_since(journal, mail):
+    if _pivot_failed_since(journal, message):
         return CommandIgnored("the pivot's outcome is unknown; find out, then retry, mark_done or compensate again")
     if journal.status is Status.FAILED and _pivot_is_out(journal):
         return CommandIgnored(
@@ -146,14 +146,14 @@ def _pivot_is_out(journal: Journal) -> bool:
     return pivot is not None and pivot.kind in OUTSIDE and journal.stands((pivot.name, Phase.ACTION), *OPEN)
 
 
-def _pivot_failed_since(journal: Journal, mail: SagaMessage) -> bool:
+def _pivot_failed_since(journal: Journal, message: SagaMessage) -> bool:
     """Tell whether the operator sent the command before the pivot failed with an unknown outcome."""
     pivot = journal.definition.pivot
     if pivot is None or pivot.kind not in OUTSIDE or not journal.stands((pivot.name, Phase.ACTION), StepStatus.FAILED):
         return False
     ended_at = journal.lines[pivot.name, Phase.ACTION].ended_at
     before = {entry.step: entry.status for entry in journal.record.journal if entry.phase is Phase.ACTION}
-    return before.get(pivot.name) is not StepStatus.FAILED or (ended_at is not None and mail.posted_at < ended_at)
+    return before.get(pivot.name) is not StepStatus.FAILED or (ended_at is not None and message.posted_at < ended_at)
 
 
 def _is_calling(journal: Journal) -> bool:
@@ -163,7 +163,7 @@ def _is_calling(journal: Journal) -> bool:
     return any(journal.kind(entry) is StepKind.CALL for entry in journal.of(Phase.ACTION, (StepStatus.STARTED,)))
 
 
-def mark_done(journal: Journal, mail: SagaMessage) -> Answer:
+def mark_done(journal: Journal, message: SagaMessage) -> Answer:
     """Mark failed steps as done, because a person has resolved them; without a failed step, mark the awaited steps.
 
     The fields of the command are set in the state. If a value does not fit, the command is ignored.
@@ -176,7 +176,7 @@ def mark_done(journal: Journal, mail: SagaMessage) -> Answer:
     settled = settled or _awaited(journal)
     if not settled:
         return CommandIgnored("nothing has failed, and nothing is waited for")
-    fields = fields_of(mail)
+    fields = fields_of(message)
     try:
         _amend(journal, fields)
     except InvalidState as error:

@@ -67,7 +67,7 @@ OVER = frozenset({Status.COMPLETED, Status.COMPENSATED})
 def advance(
     definition: Definition,
     record: SagaRecord,
-    news: Sequence[Input],
+    inputs: Sequence[Input],
     rng: random.Random,
     undelivered: Mapping[UUID, Undelivered] = NOTHING,
 ) -> Plan:
@@ -85,13 +85,13 @@ def advance(
         definition,
         record,
         rng,
-        lost=next((item for item in news if isinstance(item, Claimed)), None),
-        unreadable=frozenset(_unreadable(news)),
+        lost=next((item for item in inputs if isinstance(item, Claimed)), None),
+        unreadable=frozenset(_unreadable(inputs)),
         undelivered=undelivered,
     )
     if error := _strangers(definition, record) or definition_changed(definition, record):
         return _estranged(journal, error)
-    results.hear(journal, news)
+    results.hear(journal, inputs)
     _settle_down(journal)
     replies.tidy(journal)
     return _plan(journal)
@@ -109,8 +109,8 @@ def overdue(record: SagaRecord) -> list[UUID]:
     return [entry.command_event_id for entry in late if entry.command_event_id]
 
 
-def _unreadable(news: Sequence[Input]) -> Iterator[StepKey]:
-    for item in news:
+def _unreadable(inputs: Sequence[Input]) -> Iterator[StepKey]:
+    for item in inputs:
         if isinstance(item, InvalidResult) or (isinstance(item, Raised) and item.reply):
             yield item.step, item.phase
 
@@ -213,9 +213,9 @@ def _plan(journal: Journal) -> Plan:
         ),
         entries=tuple(journal.lines[step_key] for step_key in journal.changed),
         taken=tuple(journal.taken),
-        seen=tuple(mail.message_id for mail in journal.letters),
+        seen=tuple(message.message_id for message in journal.unread),
         notes=tuple(journal.notes),
-        moves=journal.still_wanted(),
+        actions=journal.still_wanted(),
         release=not under_way(journal),
         wake_seconds=_wake_seconds(journal),
         attention=tuple(journal.attention),
@@ -253,7 +253,7 @@ def _estranged(journal: Journal, error: str) -> Plan:
     """Stop a saga whose definition was changed during the run. The journal is unchanged."""
     instance = journal.record.instance
     if instance.status in OVER:
-        return Plan(instance, taken=tuple(mail.message_id for mail in journal.letters), release=True)
+        return Plan(instance, taken=tuple(message.message_id for message in journal.unread), release=True)
     if instance.status is not Status.FAILED:
         journal.attention.append(error)
         journal.become(Status.FAILED, error)
@@ -262,7 +262,7 @@ def _estranged(journal: Journal, error: str) -> Plan:
     return Plan(
         replace(instance, status=Status.FAILED, last_error=error, needs_attention=True),
         taken=tuple(journal.taken),
-        seen=tuple(mail.message_id for mail in journal.letters),
+        seen=tuple(message.message_id for message in journal.unread),
         notes=tuple(journal.notes),
         release=True,
         attention=tuple(journal.attention),

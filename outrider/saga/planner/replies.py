@@ -27,25 +27,25 @@ KEPT_MAX = 100
 
 def read(journal: Journal) -> None:
     """Assign replies to waiting steps."""
-    for mail in replies(journal):
-        for step_key in addressees(journal, mail):
-            if _waits(journal, step_key, mail):
-                _take(journal, journal.lines[step_key], mail)
+    for message in replies(journal):
+        for step_key in matching_steps(journal, message):
+            if _waits(journal, step_key, message):
+                _take(journal, journal.lines[step_key], message)
                 break
 
 
-def _waits(journal: Journal, step_key: StepKey, mail: SagaMessage) -> bool:
-    return step_key not in journal.unreadable and _would_take(journal, step_key, mail)
+def _waits(journal: Journal, step_key: StepKey, message: SagaMessage) -> bool:
+    return step_key not in journal.unreadable and _would_take(journal, step_key, message)
 
 
-def _would_take(journal: Journal, step_key: StepKey, mail: SagaMessage) -> bool:
+def _would_take(journal: Journal, step_key: StepKey, message: SagaMessage) -> bool:
     entry = journal.lines.get(step_key)
     if entry is None or entry.phase is not journal.phase or not _asked(journal, entry):
         return False
     if _not_applied(entry) and entry.status is StepStatus.RETRYING:
         due = entry.due_at is None or entry.due_at <= journal.now
-        return due and entry.reply_event_id in (None, mail.event_id)
-    if _not_applied(entry) and entry.reply_event_id == mail.event_id:
+        return due and entry.reply_event_id in (None, message.event_id)
+    if _not_applied(entry) and entry.reply_event_id == message.event_id:
         return False
     return entry.status in OPEN or entry.is_unresolved
 
@@ -62,40 +62,40 @@ def _asked(journal: Journal, entry: JournalEntry) -> bool:
 def current(journal: Journal, entry: JournalEntry) -> SagaMessage | None:
     """Return the reply that a step would take now: the reply that has just raised, if any."""
     step_key = entry.step, entry.phase
-    found = (mail for mail in replies(journal) if step_key in addressees(journal, mail))
-    return next((mail for mail in found if _would_take(journal, step_key, mail)), None)
+    found = (message for message in replies(journal) if step_key in matching_steps(journal, message))
+    return next((message for message in found if _would_take(journal, step_key, message)), None)
 
 
 def another(journal: Journal, entry: JournalEntry) -> SagaMessage | None:
     """Return a further reply to a step, besides the reply that the step cannot apply."""
     step_key = entry.step, entry.phase
-    others = (mail for mail in replies(journal) if mail.event_id != entry.reply_event_id)
-    return next((mail for mail in others if step_key in addressees(journal, mail)), None)
+    others = (message for message in replies(journal) if message.event_id != entry.reply_event_id)
+    return next((message for message in others if step_key in matching_steps(journal, message)), None)
 
 
 def set_aside(journal: Journal, entry: JournalEntry) -> None:
     """Drop the reply that a step could not apply."""
-    for mail in replies(journal):
-        if mail.event_id == entry.reply_event_id:
-            journal.taken[mail.message_id] = None
-            journal.note("reply set aside", entry.step, f"{mail.name} ({mail.event_id}): {entry.error}")
+    for message in replies(journal):
+        if message.event_id == entry.reply_event_id:
+            journal.taken[message.message_id] = None
+            journal.note("reply set aside", entry.step, f"{message.name} ({message.event_id}): {entry.error}")
 
 
 def replies(journal: Journal) -> list[SagaMessage]:
     """Return the replies that no step has taken."""
-    return [mail for mail in journal.letters if mail.kind is MessageKind.REPLY]
+    return [message for message in journal.unread if message.kind is MessageKind.REPLY]
 
 
-def addressees(journal: Journal, mail: SagaMessage) -> Iterator[StepKey]:
+def matching_steps(journal: Journal, message: SagaMessage) -> Iterator[StepKey]:
     """Yield the steps and phases that may take a reply; none, if a step has already taken the same event."""
-    if any(entry.reply_event_id == mail.event_id and _settled(entry) for entry in journal.lines.values()):
+    if any(entry.reply_event_id == message.event_id and _settled(entry) for entry in journal.lines.values()):
         return
-    keyed = [step for step in journal.definition.steps.values() if _key(journal, step) == mail.key]
-    named = bool(keyed) and any(_answers(keyed[0], phase, mail.name) for phase in Phase)
+    keyed = [step for step in journal.definition.steps.values() if _key(journal, step) == message.key]
+    named = bool(keyed) and any(_answers(keyed[0], phase, message.name) for phase in Phase)
     for step in keyed if named else journal.definition.steps.values():
         # An event from outside the saga has its own key or no key; only a wait step takes such an event.
-        if named or mail.key is None or step.kind is StepKind.WAIT:
-            yield from ((step.name, phase) for phase in Phase if _answers(step, phase, mail.name))
+        if named or message.key is None or step.kind is StepKind.WAIT:
+            yield from ((step.name, phase) for phase in Phase if _answers(step, phase, message.name))
 
 
 def _settled(entry: JournalEntry) -> bool:
@@ -112,24 +112,24 @@ def _answers(step: Step, phase: Phase, name: str) -> bool:
     return command is not None and name in (command.reply, command.rejection)
 
 
-def _take(journal: Journal, entry: JournalEntry, mail: SagaMessage) -> None:
-    journal.taken[mail.message_id] = None
-    again = _not_applied(entry) and entry.reply_event_id in (None, mail.event_id)
+def _take(journal: Journal, entry: JournalEntry, message: SagaMessage) -> None:
+    journal.taken[message.message_id] = None
+    again = _not_applied(entry) and entry.reply_event_id in (None, message.event_id)
     if _not_applied(entry):
         set_aside(journal, entry)
-    entry = replace(entry, reply_event_id=mail.event_id)
-    if mail.name in journal.step(entry).takes:
+    entry = replace(entry, reply_event_id=message.event_id)
+    if message.name in journal.step(entry).takes:
         attempt = entry.attempts + 1 if again else 1
-        journal.moves.append(ApplyReply(entry.step, entry.phase, mail, attempt))
+        journal.actions.append(ApplyReply(entry.step, entry.phase, message, attempt))
     journal.note_late(entry)
     command = journal.act(entry).command
-    if command is not None and mail.name == command.rejection:
-        journal.settle(entry, StepStatus.REJECTED, rejection_of(mail))
+    if command is not None and message.name == command.rejection:
+        journal.settle(entry, StepStatus.REJECTED, rejection_of(message))
     else:
-        journal.settle(entry, StepStatus.DONE, f"answered by {mail.name}")
+        journal.settle(entry, StepStatus.DONE, f"answered by {message.name}")
 
 
-def rejection_of(mail: SagaMessage) -> str:
+def rejection_of(message: SagaMessage) -> str:
     """Describe a rejection, with the `reason` of the payload if there is a reason.
 
     >>> from datetime import UTC, datetime
@@ -139,11 +139,11 @@ def rejection_of(mail: SagaMessage) -> str:
     'answered by stock.refused: out of stock'
     """
     try:
-        payload = json.loads(mail.body)
+        payload = json.loads(message.body)
     except (ValueError, RecursionError):
         payload = None
     reason = payload.get("reason") if isinstance(payload, dict) else None
-    return f"answered by {mail.name}" + (f": {reason}" if reason else "")
+    return f"answered by {message.name}" + (f": {reason}" if reason else "")
 
 
 def tidy(journal: Journal) -> None:
@@ -157,43 +157,43 @@ def tidy(journal: Journal) -> None:
         for step_key, entry in journal.lines.items()
         if _not_applied(entry) and _may_wait(journal, step_key)
     }
-    for mail in replies(journal):
-        if mail.event_id in stuck.values():
+    for message in replies(journal):
+        if message.event_id in stuck.values():
             continue
-        free = (p for p in addressees(journal, mail) if p in stuck or p not in kept)
+        free = (p for p in matching_steps(journal, message) if p in stuck or p not in kept)
         step_key = next((p for p in free if _may_wait(journal, p)), None)
         if step_key is None:
-            _drop(journal, mail)
+            _drop(journal, message)
         else:
             if step_key in kept:
                 _drop(journal, kept[step_key])
-            kept[step_key] = mail
+            kept[step_key] = message
 
 
-def _drop(journal: Journal, mail: SagaMessage) -> None:
-    journal.taken[mail.message_id] = None
-    journal.note("reply dropped", None, f"{mail.name}: no step waits for it, or will")
+def _drop(journal: Journal, message: SagaMessage) -> None:
+    journal.taken[message.message_id] = None
+    journal.note("reply dropped", None, f"{message.name}: no step waits for it, or will")
 
 
 def make_room(journal: Journal) -> None:
     """Drop the surplus replies of a saga that cannot read its mailbox."""
-    if dropped := surplus(journal.letters):
-        journal.taken.update(dict.fromkeys(mail.message_id for mail in dropped))
-        names = ", ".join(sorted({mail.name for mail in dropped}))
+    if dropped := surplus(journal.unread):
+        journal.taken.update(dict.fromkeys(message.message_id for message in dropped))
+        names = ", ".join(sorted({message.name for message in dropped}))
         journal.note("replies dropped", None, f"{len(dropped)} of {names}: newer ones are kept")
 
 
-def surplus(letters: Sequence[SagaMessage]) -> list[SagaMessage]:
+def surplus(unread: Sequence[SagaMessage]) -> list[SagaMessage]:
     """Return the replies to drop for a saga that cannot assign its replies to steps.
 
     The newest replies of each name and key stay, up to a total limit.
     """
     counts: Counter[tuple[str, str | None]] = Counter()
     kept, dropped = 0, []
-    for mail in reversed([mail for mail in letters if mail.kind is MessageKind.REPLY]):
-        counts[mail.name, mail.key] += 1
-        if counts[mail.name, mail.key] > ALIKE_MAX or kept >= KEPT_MAX:
-            dropped.append(mail)
+    for message in reversed([message for message in unread if message.kind is MessageKind.REPLY]):
+        counts[message.name, message.key] += 1
+        if counts[message.name, message.key] > ALIKE_MAX or kept >= KEPT_MAX:
+            dropped.append(message)
         else:
             kept += 1
     return dropped

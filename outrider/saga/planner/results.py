@@ -29,9 +29,9 @@ RAISED = "raised in its last attempt"
 LOST = "the worker was lost before it could tell"
 
 
-def hear(journal: Journal, news: Iterable[Input]) -> None:
+def hear(journal: Journal, inputs: Iterable[Input]) -> None:
     """Apply the results of this worker's calls and local functions."""
-    for result in news:
+    for result in inputs:
         if isinstance(result, Claimed):
             continue
         entry = journal.lines.get((result.step, result.phase))

@@ -40,15 +40,15 @@ from outrider.stores.memory.transaction import MemoryTransaction, MemoryTransact
 from outrider.stores.rows import AUDIT_FACTS, STARTED, SagaWriteSet, in_turn
 
 
-async def post(tx: MemoryTransaction, mail: Sequence[NewSagaMessage]) -> int:
+async def deliver(tx: MemoryTransaction, messages: Sequence[NewSagaMessage]) -> int:
     """Insert messages into mailboxes; return the number of new messages."""
     tables, fresh = tx.store.sagas, 0
-    for piece in sorted(mail, key=lambda piece: (piece.saga_id, piece.event_id)):
-        await tx.lock(("saga_mail", piece.saga_id, piece.event_id))
-        row = tables.sagas.seen_by(tx, piece.saga_id)
-        if _meant(row, piece) and piece.event_id not in {known.event_id for known in row.mail.values()}:
-            made = SagaMessage(tables.next_number(), *piece[1:6], tx.store.clock.now())
-            tables.sagas.write(tx, piece.saga_id, partial(_deliver, made))
+    for message in sorted(messages, key=lambda message: (message.saga_id, message.event_id)):
+        await tx.lock(("saga_mail", message.saga_id, message.event_id))
+        row = tables.sagas.seen_by(tx, message.saga_id)
+        if _meant(row, message) and message.event_id not in {known.event_id for known in row.messages.values()}:
+            made = SagaMessage(tables.next_number(), *message[1:6], tx.store.clock.now())
+            tables.sagas.write(tx, message.saga_id, partial(_deliver, made))
             fresh += 1
     if fresh:
         tx.on_commit.append(tables.wake)
@@ -71,8 +71,10 @@ async def save(tx: MemoryTransaction, claim: Claim, turn: SagaChange, lease_seco
     def apply(row: SagaRow) -> None:
         row.instance = saved
         row.journal.update({(entry.step, entry.phase): entry for entry in sheet.entries})
-        row.mail = {message_id: mail for message_id, mail in row.mail.items() if message_id not in sheet.taken}
-        row.seen |= row.mail.keys() & set(sheet.seen)
+        row.messages = {
+            message_id: messages for message_id, messages in row.messages.items() if message_id not in sheet.taken
+        }
+        row.seen |= row.messages.keys() & set(sheet.seen)
         for note in sheet.notes:
             _note(row, note, now)
 
@@ -129,8 +131,8 @@ class MemorySagas:
     async def start(self, tx: MemoryTransaction, saga: NewSaga) -> bool:
         return await start(tx, saga)
 
-    async def post(self, tx: MemoryTransaction, mail: Sequence[NewSagaMessage]) -> int:
-        return await post(tx, mail)
+    async def deliver(self, tx: MemoryTransaction, messages: Sequence[NewSagaMessage]) -> int:
+        return await deliver(tx, messages)
 
     async def claim(
         self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
@@ -178,7 +180,9 @@ class MemorySagas:
         now = self.now()
         for row in self.tables.sagas.rows.values():
             if not row.listens:
-                row.mail = {message_id: mail for message_id, mail in row.mail.items() if message_id in row.seen}
+                row.messages = {
+                    message_id: messages for message_id, messages in row.messages.items() if message_id in row.seen
+                }
         return SagaPruned(
             self._prune_sagas(now - timedelta(days=saga_days)),
             self._prune_notes(now - timedelta(days=audit_days)),
@@ -192,7 +196,7 @@ class MemorySagas:
             if instance.ended_at and instance.ended_at < before and not instance.needs_attention
         ]
         for row, instance in old:
-            row.instance, row.journal, row.mail, row.seen = None, {}, {}, set()
+            row.instance, row.journal, row.messages, row.seen = None, {}, {}, set()
             self.tables.names.rows.pop((instance.saga_type, instance.correlation_id), None)
         return len(old)
 
@@ -270,7 +274,7 @@ class MemorySagaAdmin:
         """Return whether a saga is stuck: without a worker although overdue or with unseen messages."""
         before = self._now() - timedelta(seconds=seconds)
         overdue = saga.wake_at is not None and saga.wake_at < before
-        unread = saga.owner is None and any(piece.posted_at < before for piece in row.unseen)
+        unread = saga.owner is None and any(message.posted_at < before for message in row.unseen)
         return saga.status not in ENDED and (overdue or unread)
 
 
@@ -279,16 +283,16 @@ def record_of(row: SagaRow, now: datetime) -> SagaRecord | None:
     if row.instance is None:
         return None
     journal = sorted(row.journal.values(), key=lambda entry: (entry.phase, entry.position, entry.step))
-    mail = [piece for _, piece in sorted(row.mail.items())]
-    return SagaRecord(row.instance, tuple(journal), tuple(mail), now)
+    messages = [message for _, message in sorted(row.messages.items())]
+    return SagaRecord(row.instance, tuple(journal), tuple(messages), now)
 
 
-def _meant(row: SagaRow, piece: NewSagaMessage) -> bool:
-    return row.listens and row.instance is not None and piece.saga_type in (None, row.instance.saga_type)
+def _meant(row: SagaRow, message: NewSagaMessage) -> bool:
+    return row.listens and row.instance is not None and message.saga_type in (None, row.instance.saga_type)
 
 
-def _deliver(mail: SagaMessage, row: SagaRow) -> None:
-    row.mail[mail.message_id] = mail
+def _deliver(message: SagaMessage, row: SagaRow) -> None:
+    row.messages[message.message_id] = message
 
 
 def _saved(known: Instance, sheet: SagaWriteSet, release: bool, now: datetime) -> Instance:

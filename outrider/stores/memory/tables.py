@@ -275,12 +275,12 @@ class SagaRow:
 
     instance: Instance | None = None
     journal: dict[Line, JournalEntry] = field(default_factory=dict)
-    mail: dict[int, SagaMessage] = field(default_factory=dict)
+    messages: dict[int, SagaMessage] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     trail: list[dict[str, Any]] = field(default_factory=list)
 
     def copy(self) -> SagaRow:
-        return SagaRow(self.instance, dict(self.journal), dict(self.mail), set(self.seen), list(self.trail))
+        return SagaRow(self.instance, dict(self.journal), dict(self.messages), set(self.seen), list(self.trail))
 
     @property
     def listens(self) -> bool:
@@ -290,7 +290,7 @@ class SagaRow:
     @property
     def unseen(self) -> list[SagaMessage]:
         """Return the messages that wake a worker, in order of insertion."""
-        return [piece for message_id, piece in sorted(self.mail.items()) if message_id not in self.seen]
+        return [message for message_id, message in sorted(self.messages.items()) if message_id not in self.seen]
 
 
 class ParticipantRow(NamedTuple):

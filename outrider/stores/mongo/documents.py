@@ -41,7 +41,7 @@ from outrider.stores.rows import (
     failure_text,
     headers_of,
     instance_of,
-    mail_of,
+    message_of,
     place_of,
     state_of,
 )
@@ -331,22 +331,22 @@ def started(saga: NewSaga, now: datetime) -> Document:
     return {"_id": saga.saga_id, **known, **fresh, **times, "owner": None, "turns": 0, "notes": first_number(now)}
 
 
-def mail_place(saga_id: UUID, event_id: UUID) -> Document:
+def message_identity(saga_id: UUID, event_id: UUID) -> Document:
     """Return the `_id` of a saga message. One event is one message of a saga."""
     return {"saga_id": saga_id, "event_id": event_id}
 
 
-def posted(mail: NewSagaMessage, saga: Mapping[str, Any], now: datetime) -> Document:
+def posted(message: NewSagaMessage, saga: Mapping[str, Any], now: datetime) -> Document:
     """Return the document of a saga message."""
     number = first_number(now) + next(_numbers) % 2**NUMBER_BITS
     return {
-        "_id": mail_place(mail.saga_id, mail.event_id),
-        "saga_id": mail.saga_id,
+        "_id": message_identity(message.saga_id, message.event_id),
+        "saga_id": message.saga_id,
         "message_id": Int64(number),
-        "kind": mail.kind.value,
-        "name": mail.name,
-        "key": mail.key,
-        "body": mail.body.decode(),
+        "kind": message.kind.value,
+        "name": message.name,
+        "key": message.key,
+        "body": message.body.decode(),
         "posted_at": now,
         "unseen": True,
         "saga_type": saga["saga_type"],
@@ -398,7 +398,7 @@ def to_entry(row: Mapping[str, Any]) -> JournalEntry:
     return entry_of([row.get(name) for name in _ENTRY])
 
 
-def to_mail(row: Mapping[str, Any]) -> SagaMessage:
+def to_message(row: Mapping[str, Any]) -> SagaMessage:
     """Return the saga message of a document."""
     known = [row[name] for name in ("message_id", "kind", "name", "key", "body")]
-    return mail_of([*known, row["_id"]["event_id"], row["posted_at"]])
+    return message_of([*known, row["_id"]["event_id"], row["posted_at"]])

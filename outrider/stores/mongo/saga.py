@@ -30,7 +30,7 @@ from outrider.saga.model import (
 from outrider.saga.store import SagaAdmin
 from outrider.stores.mongo import saga_admin, saga_claims
 from outrider.stores.mongo.database import NOT_INSTALLED, Document, MongoDatabase, now_expression
-from outrider.stores.mongo.documents import DEAF, barrier_place, line, mail_place, noted, posted, saved, started
+from outrider.stores.mongo.documents import DEAF, barrier_place, line, message_identity, noted, posted, saved, started
 from outrider.stores.mongo.handler_transactions import (
     MongoHandlerTransaction,
     MongoTransactionSource,
@@ -65,26 +65,26 @@ async def load(tx: MongoHandlerTransaction, saga_id: UUID) -> SagaRecord | None:
     return (await read_parts(tx.of, tx.session, [saga_id])).record(row) if row else None
 
 
-def post(mail: Sequence[NewSagaMessage], clock: Clock | None = None) -> Steps[int]:
+def deliver(messages: Sequence[NewSagaMessage], clock: Clock | None = None) -> Steps[int]:
     """Insert messages for sagas that may still read them; return the number of new messages.
 
     The instance is only read, so a post never blocks a save of the owner. A message that comes while a saga is owned
     stays unseen, and a free saga with unseen messages can be claimed. Therefore no message is lost, whichever commit
     comes first.
     """
-    if not mail:
+    if not messages:
         return 0
-    pieces: dict[tuple[UUID, UUID], NewSagaMessage] = {}
-    for piece in mail:
-        pieces.setdefault((piece.saga_id, piece.event_id), piece)
-    listening = {"_id": {"$in": list({piece.saga_id for piece in mail})}, "status": {"$nin": DEAF}}
-    known = {"_id": {"$in": [mail_place(*place) for place in pieces]}}
+    by_event: dict[tuple[UUID, UUID], NewSagaMessage] = {}
+    for message in messages:
+        by_event.setdefault((message.saga_id, message.event_id), message)
+    listening = {"_id": {"$in": list({message.saga_id for message in messages})}, "status": {"$nin": DEAF}}
+    known = {"_id": {"$in": [message_identity(*place) for place in by_event]}}
     seen = yield from look(clock, saga_instance=listening, saga_mailbox=known)
     sagas = {row["_id"]: row for row in seen["saga_instance"]}
     old = {(row["_id"]["saga_id"], row["_id"]["event_id"]) for row in seen["saga_mailbox"]}
-    fresh = [piece for place, piece in pieces.items() if place not in old and _meant(piece, sagas)]
+    fresh = [message for place, message in by_event.items() if place not in old and _meant(message, sagas)]
     if fresh:
-        documents = [posted(piece, sagas[piece.saga_id], seen["now"]) for piece in fresh]
+        documents = [posted(message, sagas[message.saga_id], seen["now"]) for message in fresh]
         yield step("saga_mailbox", "insert_many", documents)
     return len(fresh)
 
@@ -156,8 +156,8 @@ class MongoSagas:
     async def start(self, tx: MongoHandlerTransaction, saga: NewSaga) -> bool:
         return await tx.run(_carry_out, lambda: start(saga, self._database.clock))
 
-    async def post(self, tx: MongoHandlerTransaction, mail: Sequence[NewSagaMessage]) -> int:
-        return await tx.run(_carry_out, lambda: post(mail, self._database.clock))
+    async def deliver(self, tx: MongoHandlerTransaction, messages: Sequence[NewSagaMessage]) -> int:
+        return await tx.run(_carry_out, lambda: deliver(messages, self._database.clock))
 
     async def claim(
         self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
@@ -248,9 +248,9 @@ def _pieces(saga_id: UUID, numbers: Sequence[int]) -> Document:
     return {"saga_id": saga_id, "message_id": {"$in": list(numbers)}}
 
 
-def _meant(piece: NewSagaMessage, sagas: Mapping[UUID, Document]) -> bool:
-    found = sagas.get(piece.saga_id)
-    return found is not None and piece.saga_type in (None, found["saga_type"])
+def _meant(message: NewSagaMessage, sagas: Mapping[UUID, Document]) -> bool:
+    found = sagas.get(message.saga_id)
+    return found is not None and message.saga_type in (None, found["saga_type"])
 
 
 def enter(participant: str, key: str, phase: Phase, clock: Clock | None = None) -> Steps[ParticipantEntry]:

@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure
 
 from outrider.saga.model import Claim, SagaRecord, Undelivered
 from outrider.stores.mongo.database import Document, Documents, Expression, MongoDatabase, Session, milliseconds
-from outrider.stores.mongo.documents import DEAF, INSTANCE, to_entry, to_instance, to_mail
+from outrider.stores.mongo.documents import DEAF, INSTANCE, to_entry, to_instance, to_message
 from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction, MongoTransactionSource
 from outrider.stores.rows import in_turn
 
@@ -211,18 +211,18 @@ async def _at_once(tx: MongoHandlerTransaction, job: Job[K, T], chosen: Sequence
 class Parts:
     """The journals and messages of several sagas, and the ids of sagas with unseen messages."""
 
-    def __init__(self, journal: Sequence[Document], mail: Sequence[Document]) -> None:
-        self._journals, self._boxes = _by_saga(journal), _by_saga(mail)
-        self.unseen = {row["saga_id"] for row in mail if row.get("unseen")}
+    def __init__(self, journal: Sequence[Document], messages: Sequence[Document]) -> None:
+        self._journals, self._boxes = _by_saga(journal), _by_saga(messages)
+        self.unseen = {row["saga_id"] for row in messages if row.get("unseen")}
 
     def record(self, row: Mapping[str, Any]) -> SagaRecord:
         """Return the saga of an instance that was read with `facts`."""
         journal = map(to_entry, self._journals[row["_id"]])
-        mail = map(to_mail, self._boxes[row["_id"]])
+        messages = map(to_message, self._boxes[row["_id"]])
         return SagaRecord(
             to_instance(row),
             tuple(sorted(journal, key=lambda entry: (entry.phase, entry.position, entry.step))),
-            tuple(sorted(mail, key=lambda piece: piece.message_id)),
+            tuple(sorted(messages, key=lambda message: message.message_id)),
             row["now"],
         )
 

@@ -43,10 +43,10 @@ from outrider.stores.postgres.handler_transactions import (
     open_installed,
     open_transaction,
 )
-from outrider.stores.postgres.statements import post_parameters, save_parameters, start_parameters
+from outrider.stores.postgres.statements import message_parameters, save_parameters, start_parameters
 from outrider.stores.postgres.wakeup import NotificationListener
 from outrider.stores.queries import identifier
-from outrider.stores.rows import by_saga, entry_of, instance_of, mail_of
+from outrider.stores.rows import by_saga, entry_of, instance_of, message_of
 
 Run = Callable[..., Awaitable[list[Any]]]
 """Runs a statement by name, with its parameters."""
@@ -66,7 +66,7 @@ class PostgresSagas:
         own = PostgresTransactionSource(database, reserved=RESERVED)
         self.transactions: TransactionSource = CommitCheckingSource(own, database)
         self._sql = statements.load_saga(identifier(schema))
-        self._run = StatementRunner(self._sql, database.where, "saga, mail or barrier").run
+        self._run = StatementRunner(self._sql, database.where, "saga, messages or barrier").run
         self.admin: SagaAdmin = PostgresSagaAdmin(database, schema)
         self._hints = NotificationListener(database, f"{schema[:50]}_saga")
 
@@ -103,8 +103,8 @@ class PostgresSagas:
     async def start(self, tx: HandlerTransaction, saga: NewSaga) -> bool:
         return bool(await self._run(tx, "start", *start_parameters(saga)))
 
-    async def post(self, tx: HandlerTransaction, mail: Sequence[NewSagaMessage]) -> int:
-        return len(await self._run(tx, "post", *post_parameters(mail))) if mail else 0
+    async def deliver(self, tx: HandlerTransaction, messages: Sequence[NewSagaMessage]) -> int:
+        return len(await self._run(tx, "deliver", *message_parameters(messages))) if messages else 0
 
     async def claim(
         self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
@@ -210,12 +210,12 @@ async def records(run: Run, rows: Sequence[Any]) -> list[SagaRecord]:
         return []
     ids = [row[0] for row in rows]
     journals = by_saga(await run("journal", ids))
-    mail = by_saga(await run("messages", ids))
+    messages = by_saga(await run("messages", ids))
     return [
         SagaRecord(
             instance_of(columns),
             tuple(entry_of(entry) for entry in journals[columns[0]]),
-            tuple(mail_of(piece) for piece in mail[columns[0]]),
+            tuple(message_of(message) for message in messages[columns[0]]),
             now,
         )
         for *columns, now in rows

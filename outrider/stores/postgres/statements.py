@@ -93,9 +93,9 @@ def start_saga(schema: str, new: NewSaga) -> Script[bool]:
     return bool((yield Statement(load_saga(schema)["start"], start_parameters(new))))
 
 
-def deliver_messages(schema: str, mail: Sequence[NewSagaMessage]) -> Script[int]:
+def deliver_messages(schema: str, messages: Sequence[NewSagaMessage]) -> Script[int]:
     """Insert messages to sagas; return the number of new messages."""
-    return len((yield Statement(load_saga(schema)["post"], post_parameters(mail))))
+    return len((yield Statement(load_saga(schema)["deliver"], message_parameters(messages))))
 
 
 def participant_enter(schema: str, participant: str, key: str, phase: Phase) -> Script[ParticipantEntry]:
@@ -209,9 +209,9 @@ def start_parameters(saga: NewSaga) -> list[Any]:
     return [*name, state.decode(), traceparent, fingerprint]
 
 
-def post_parameters(mail: Sequence[NewSagaMessage]) -> list[list[Any]]:
-    """Return the arrays of `post`, one per column."""
-    rows = [(*piece[:4], piece.body.decode(), piece.event_id, piece.saga_type) for piece in mail]
+def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:
+    """Return the arrays of `deliver`, one per column."""
+    rows = [(*message[:4], message.body.decode(), message.event_id, message.saga_type) for message in messages]
     return _columns(rows, len(NewSagaMessage._fields))
 
 

@@ -32,7 +32,16 @@ from outrider.saga.model import (
     Undelivered,
 )
 from outrider.saga.store import SagaAdmin
-from outrider.stores.rows import AUDIT_FACTS, STARTED, SagaWriteSet, entry_of, entry_row, in_turn, instance_of, mail_of
+from outrider.stores.rows import (
+    AUDIT_FACTS,
+    STARTED,
+    SagaWriteSet,
+    entry_of,
+    entry_row,
+    in_turn,
+    instance_of,
+    message_of,
+)
 from outrider.stores.sqlite.handler_transactions import ExclusiveSource, SqliteTransactionSource, run_job
 from outrider.stores.sqlite.rows import load_saga, to_moment, to_seconds
 from outrider.stores.sqlite.wakeup import SqliteListener
@@ -78,18 +87,18 @@ def load_record(cursor: sqlite3.Cursor, saga_id: UUID, now: float) -> SagaRecord
     if row is None:
         return None
     journal = tuple(_entry(columns) for columns in cursor.execute(SQL["journal"], facts).fetchall())
-    mail = tuple(_mail(columns) for columns in cursor.execute(SQL["messages"], facts).fetchall())
-    return SagaRecord(to_instance(row), journal, mail, datetime.fromtimestamp(now, UTC))
+    messages = tuple(_mail(columns) for columns in cursor.execute(SQL["messages"], facts).fetchall())
+    return SagaRecord(to_instance(row), journal, messages, datetime.fromtimestamp(now, UTC))
 
 
-def post(cursor: sqlite3.Cursor, mail: Sequence[NewSagaMessage], now: float) -> int:
+def deliver(cursor: sqlite3.Cursor, messages: Sequence[NewSagaMessage], now: float) -> int:
     """Insert messages into mailboxes; return the number of new messages."""
     rows = [
-        {**piece._asdict(), "saga_id": str(piece.saga_id), "event_id": str(piece.event_id), "now": now}
-        | {"body": piece.body.decode()}
-        for piece in sorted(mail, key=lambda piece: (piece.saga_id, piece.event_id))
+        {**message._asdict(), "saga_id": str(message.saga_id), "event_id": str(message.event_id), "now": now}
+        | {"body": message.body.decode()}
+        for message in sorted(messages, key=lambda message: (message.saga_id, message.event_id))
     ]
-    return sum(cursor.execute(SQL["post"], row).rowcount for row in rows)
+    return sum(cursor.execute(SQL["deliver"], row).rowcount for row in rows)
 
 
 def prune_participants(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
@@ -188,8 +197,8 @@ class SqliteSagas:
     async def start(self, tx: HandlerTransaction, saga: NewSaga) -> bool:
         return await run_job(tx, start, saga, self._now())
 
-    async def post(self, tx: HandlerTransaction, mail: Sequence[NewSagaMessage]) -> int:
-        return await run_job(tx, post, mail, self._now())
+    async def deliver(self, tx: HandlerTransaction, messages: Sequence[NewSagaMessage]) -> int:
+        return await run_job(tx, deliver, messages, self._now())
 
     async def claim(
         self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
@@ -288,7 +297,7 @@ def _entry(row: Sequence[Any]) -> JournalEntry:
 
 def _mail(row: Sequence[Any]) -> SagaMessage:
     *known, event_id, posted_at = row
-    return mail_of([*known, UUID(event_id), to_moment(posted_at)])
+    return message_of([*known, UUID(event_id), to_moment(posted_at)])
 
 
 def _plain(row: Sequence[Any]) -> list[Any]:

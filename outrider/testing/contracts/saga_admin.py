@@ -70,12 +70,12 @@ class SagaAdminRules:
     async def test_a_saga_whose_mail_nobody_reads_is_stuck(self, bench: SagaBench) -> None:
         record = await bench.taken()
         await bench.release(record, status=Status.RUNNING)
-        await bench.post(reply(record.instance.saga_id))
+        await bench.deliver(reply(record.instance.saga_id))
         assert await _found(bench, stuck_seconds=60.0) == []
         await bench.advance(seconds=61)
         assert await _found(bench, stuck_seconds=60.0) == ["A-7"]
         again = await bench.take()
-        await bench.release(again, seen=[piece.message_id for piece in again.mail])
+        await bench.release(again, seen=[message.message_id for message in again.messages])
         assert await _found(bench, stuck_seconds=60.0) == []
 
     async def test_sagas_are_counted_by_status(self, bench: SagaBench) -> None:
@@ -107,8 +107,8 @@ class SagaMaintenanceRules:
 
     async def test_sagas_that_ended_long_ago_are_removed_with_their_journals_and_mail(self, bench: SagaBench) -> None:
         old = await bench.taken("old")
-        await bench.post(reply(old.instance.saga_id), reply(old.instance.saga_id))
-        await _end(bench, old, seen=[(await bench.shown(old.instance.saga_id)).mail[0].message_id])
+        await bench.deliver(reply(old.instance.saga_id), reply(old.instance.saga_id))
+        await _end(bench, old, seen=[(await bench.shown(old.instance.saga_id)).messages[0].message_id])
         await bench.advance(seconds=10 * DAY)
         young = await bench.taken("young")
         await _end(bench, young)
@@ -117,7 +117,7 @@ class SagaMaintenanceRules:
         assert await bench.store.admin.show(old.instance.saga_id) is None
         assert (await bench.shown(young.instance.saga_id)).journal != ()
         again = await bench.taken("old")
-        assert (again.journal, again.mail, again.instance.version) == ((), (), 0)
+        assert (again.journal, again.messages, again.instance.version) == ((), (), 0)
 
     async def test_a_saga_that_has_not_ended_or_needs_attention_stays(self, bench: SagaBench) -> None:
         await bench.start(new_saga("A-1"), new_saga("A-2"), new_saga("A-3"))
@@ -163,8 +163,8 @@ class SagaMaintenanceRules:
 
     async def test_mail_that_nobody_will_read_is_removed(self, bench: SagaBench) -> None:
         record = await bench.taken()
-        await bench.post(reply(record.instance.saga_id))
+        await bench.deliver(reply(record.instance.saga_id))
         await _end(bench, record)
-        assert len((await bench.shown(record.instance.saga_id)).mail) == 1
+        assert len((await bench.shown(record.instance.saga_id)).messages) == 1
         await bench.store.prune(saga_days=NEVER, audit_days=NEVER, participant_memory_days=NEVER)
-        assert (await bench.shown(record.instance.saga_id)).mail == ()
+        assert (await bench.shown(record.instance.saga_id)).messages == ()

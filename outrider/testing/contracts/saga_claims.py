@@ -84,7 +84,7 @@ class ClaimRules:
     async def test_mail_of_a_definition_that_is_not_held_wakes_nobody_here(self, bench: SagaBench) -> None:
         record = await bench.taken()
         await bench.release(record)
-        await bench.post(reply(record.instance.saga_id))
+        await bench.deliver(reply(record.instance.saga_id))
         assert await bench.claim(definitions=[("order", 2)]) == []
         assert len(await bench.claim(definitions=[("order", 2), ("order", 1)])) == 1
 
@@ -98,22 +98,22 @@ class ClaimRules:
             assert {record.instance.saga_id for record in taken} == set(first)
 
     async def test_neither_what_is_due_nor_what_has_mail_waits_for_the_end_of_the_other(self, bench: SagaBench) -> None:
-        waiting = await bench.start(*[new_saga(f"mail-{n}") for n in range(6)])
+        waiting = await bench.start(*[new_saga(f"messages-{n}") for n in range(6)])
         for record in await bench.claim():
             await bench.release(record)
-        await bench.post(*[reply(saga_id) for saga_id in waiting])
+        await bench.deliver(*[reply(saga_id) for saga_id in waiting])
         await bench.start(*[new_saga(f"due-{n}") for n in range(6)])
         for _ in range(3):
             taken = await bench.claim(limit=4)
             kinds = sorted(record.instance.correlation_id.partition("-")[0] for record in taken)
-            assert kinds == ["due", "due", "mail", "mail"]
+            assert kinds == ["due", "due", "messages", "messages"]
         assert await bench.claim() == []
 
     async def test_a_saga_that_is_due_and_has_mail_is_claimed_once(self, bench: SagaBench) -> None:
         [saga_id] = await bench.start(new_saga())
-        await bench.post(reply(saga_id), reply(saga_id))
+        await bench.deliver(reply(saga_id), reply(saga_id))
         record = await bench.take()
-        assert len(record.mail) == 2
+        assert len(record.messages) == 2
 
     async def test_a_claim_changes_nothing_but_who_owns_it(self, bench: SagaBench) -> None:
         record = await bench.taken()
@@ -157,12 +157,12 @@ class ConcurrencyRules:
     async def test_mail_that_commits_after_the_release_is_found(self, bench: SagaBench) -> None:
         record = await bench.taken()
         async with bench.store.transaction() as tx:
-            assert await bench.store.post(tx, [reply(record.instance.saga_id)]) == 1
+            assert await bench.store.deliver(tx, [reply(record.instance.saga_id)]) == 1
             # A delivery blocks no owner from writing, and uncommitted messages are invisible.
             async with asyncio.timeout(10):
                 await bench.release(record)
             assert await bench.claim("bob") == []
-        assert len((await bench.take("bob")).mail) == 1
+        assert len((await bench.take("bob")).messages) == 1
 
     async def test_workers_that_race_never_own_the_same_epoch_and_finish_everything(self, bench: SagaBench) -> None:
         ids = await bench.start(*(new_saga(f"A-{number}") for number in range(RACED)))
@@ -192,11 +192,11 @@ async def _race(bench: SagaBench, worker: str, ids: Sequence[UUID], owned: Owned
                     tx,
                     record,
                     status=Status.COMPLETED if ends else instance.status,
-                    taken=[piece.message_id for piece in record.mail],
+                    taken=[message.message_id for message in record.messages],
                     release=True,
                     wake_seconds=None if ends else 0.0,
                 )
-                await bench.store.post(tx, [reply(other)])
+                await bench.store.deliver(tx, [reply(other)])
 
 
 class StartRules:
@@ -214,7 +214,7 @@ class StartRules:
         assert instance.traceparent == TRACE
         assert instance.fingerprint == FINGERPRINT
         assert instance.started_at == instance.updated_at == record.now
-        assert (record.journal, record.mail) == ((), ())
+        assert (record.journal, record.messages) == ((), ())
 
     async def test_starting_twice_is_one_start(self, bench: SagaBench) -> None:
         await bench.start(new_saga())
@@ -256,7 +256,7 @@ class StartRules:
             assert await bench.drive("deliver_messages", tx, [reply(saga.saga_id), reply(saga.saga_id)]) == 2
         record = await bench.take()
         assert record.instance.state == saga.state
-        assert len(record.mail) == 2
+        assert len(record.messages) == 2
 
     async def test_a_driver_refuses_to_start_outside_a_transaction(self, bench: SagaBench) -> None:
         async with bench.outside() as conn:

@@ -31,131 +31,131 @@ class MessageRules:
         saga_id = (await _resting(bench)).instance.saga_id
         order = NewSagaMessage(saga_id, MessageKind.OPERATOR, "retry", None, b'{"actor": "ann"}', uuid4())
         first = reply(saga_id)
-        for mail in (order, first):
-            assert await bench.post(mail) == 1
+        for message in (order, first):
+            assert await bench.deliver(message) == 1
         record = await bench.take()
-        assert [piece[1:6] for piece in record.mail] == [order[1:6], first[1:6]]
-        assert [piece.posted_at for piece in record.mail] == [record.now, record.now]
+        assert [message[1:6] for message in record.messages] == [order[1:6], first[1:6]]
+        assert [message.posted_at for message in record.messages] == [record.now, record.now]
 
     async def test_the_same_event_posted_twice_is_one_piece_of_mail(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
         once = reply(saga_id)
-        assert await bench.post(once, once, reply(saga_id)) == 2
-        assert await bench.post(once) == 0
+        assert await bench.deliver(once, once, reply(saga_id)) == 2
+        assert await bench.deliver(once) == 0
         async with bench.store.transaction() as tx:
-            assert await bench.store.post(tx, [once]) == 0
-            assert await bench.store.post(tx, [reply(saga_id)]) == 1
-        assert len((await bench.take()).mail) == 3
+            assert await bench.store.deliver(tx, [once]) == 0
+            assert await bench.store.deliver(tx, [reply(saga_id)]) == 1
+        assert len((await bench.take()).messages) == 3
 
     async def test_the_same_event_posted_by_two_at_once_is_one_piece_of_mail(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
         once = reply(saga_id)
-        assert sum(await asyncio.gather(bench.post(once), bench.post(once))) == 1
+        assert sum(await asyncio.gather(bench.deliver(once), bench.deliver(once))) == 1
 
     async def test_one_event_may_be_mail_for_several_sagas(self, bench: SagaBench) -> None:
         event_id = uuid4()
         ids = [(await _resting(bench, name)).instance.saga_id for name in ("A-1", "A-2")]
-        assert await bench.post(*[reply(saga_id, event_id=event_id) for saga_id in ids]) == 2
+        assert await bench.deliver(*[reply(saga_id, event_id=event_id) for saga_id in ids]) == 2
 
     async def test_mail_that_is_rolled_back_never_was(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
         async with bench.rolled_back() as tx:
-            assert await bench.store.post(tx, [reply(saga_id)]) == 1
+            assert await bench.store.deliver(tx, [reply(saga_id)]) == 1
         assert await bench.claim() == []
-        assert (await bench.shown(saga_id)).mail == ()
+        assert (await bench.shown(saga_id)).messages == ()
 
     async def test_mail_to_an_unknown_saga_is_not_kept(self, bench: SagaBench) -> None:
         saga = new_saga()
-        assert await bench.post(reply(saga.saga_id)) == 0
-        assert await bench.post() == 0
+        assert await bench.deliver(reply(saga.saga_id)) == 0
+        assert await bench.deliver() == 0
         await bench.start(saga)
-        assert (await bench.take()).mail == ()
+        assert (await bench.take()).messages == ()
 
     async def test_mail_for_a_saga_of_another_type_is_not_kept(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
         meant = reply(saga_id)._replace(saga_type="refund")
-        assert await bench.post(meant) == 0
+        assert await bench.deliver(meant) == 0
         async with bench.store.transaction() as tx:
             assert await bench.drive("deliver_messages", tx, [meant]) == 0
-        assert await bench.post(meant._replace(saga_type="order"), reply(saga_id)) == 2
-        assert len((await bench.take()).mail) == 2
+        assert await bench.deliver(meant._replace(saga_type="order"), reply(saga_id)) == 2
+        assert len((await bench.take()).messages) == 2
 
     @pytest.mark.parametrize("status", [Status.COMPLETED, Status.COMPENSATED])
     async def test_mail_to_a_saga_that_has_ended_is_not_kept(self, bench: SagaBench, status: Status) -> None:
         record = await bench.taken()
         await bench.release(record, status=status)
-        assert await bench.post(reply(record.instance.saga_id)) == 0
+        assert await bench.deliver(reply(record.instance.saga_id)) == 0
         assert await bench.claim() == []
 
     async def test_mail_reaches_a_saga_that_has_failed(self, bench: SagaBench) -> None:
         record = await bench.taken()
         await bench.release(record, status=Status.FAILED, needs_attention=True)
         assert await bench.claim() == []
-        assert await bench.post(reply(record.instance.saga_id)) == 1
+        assert await bench.deliver(reply(record.instance.saga_id)) == 1
         assert (await bench.take()).instance.status is Status.FAILED
 
     async def test_unseen_mail_wakes_a_saga_without_owner(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
         assert await bench.claim() == []
-        await bench.post(reply(saga_id))
+        await bench.deliver(reply(saga_id))
         record = await bench.take("bob")
-        assert (record.instance.saga_id, record.instance.owner, len(record.mail)) == (saga_id, "bob", 1)
+        assert (record.instance.saga_id, record.instance.owner, len(record.messages)) == (saga_id, "bob", 1)
 
     async def test_unseen_mail_wakes_a_saga_that_is_due_later(self, bench: SagaBench) -> None:
         record = await bench.taken()
         await bench.release(record, wake_seconds=3600)
-        await bench.post(reply(record.instance.saga_id))
-        assert len((await bench.take()).mail) == 1
+        await bench.deliver(reply(record.instance.saga_id))
+        assert len((await bench.take()).messages) == 1
 
     async def test_seen_mail_stays_and_wakes_nobody(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
-        await bench.post(reply(saga_id))
+        await bench.deliver(reply(saga_id))
         record = await bench.take()
-        early = record.mail[0].message_id
+        early = record.messages[0].message_id
         await bench.release(record, seen=[early])
         assert await bench.claim() == []
-        await bench.post(reply(saga_id, "stock.counted"))
-        assert [piece.name for piece in (await bench.take()).mail] == ["stock.reserved", "stock.counted"]
-        assert len((await bench.shown(saga_id)).mail) == 2
+        await bench.deliver(reply(saga_id, "stock.counted"))
+        assert [message.name for message in (await bench.take()).messages] == ["stock.reserved", "stock.counted"]
+        assert len((await bench.shown(saga_id)).messages) == 2
 
     async def test_taken_mail_is_gone(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
-        await bench.post(reply(saga_id), reply(saga_id, "stock.counted"))
+        await bench.deliver(reply(saga_id), reply(saga_id, "stock.counted"))
         record = await bench.take()
-        first, second = (piece.message_id for piece in record.mail)
+        first, second = (message.message_id for message in record.messages)
         await bench.release(record, taken=[first, second], seen=[second])
-        assert (await bench.shown(saga_id)).mail == ()
+        assert (await bench.shown(saga_id)).messages == ()
         assert await bench.claim() == []
 
     async def test_a_turn_takes_no_mail_of_another_saga(self, bench: SagaBench) -> None:
         mine = (await _resting(bench, "A-1")).instance.saga_id
         other = (await _resting(bench, "A-2")).instance.saga_id
-        await bench.post(reply(mine), reply(other))
+        await bench.deliver(reply(mine), reply(other))
         records = {record.instance.saga_id: record for record in await bench.claim()}
-        mail = [piece.message_id for record in records.values() for piece in record.mail]
-        await bench.release(records[mine], taken=mail)
+        messages = [message.message_id for record in records.values() for message in record.messages]
+        await bench.release(records[mine], taken=messages)
         await bench.release(records[other])
         assert (await bench.take()).instance.saga_id == other
 
     async def test_mail_posted_while_a_saga_is_owned_is_found_after_its_release(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
-        await bench.post(reply(saga_id))
+        await bench.deliver(reply(saga_id))
         record = await bench.take()
-        await bench.post(reply(saga_id, "stock.counted"))
+        await bench.deliver(reply(saga_id, "stock.counted"))
         assert await bench.claim("bob") == []
-        await bench.release(record, taken=[piece.message_id for piece in record.mail])
-        assert [piece.name for piece in (await bench.take("bob")).mail] == ["stock.counted"]
+        await bench.release(record, taken=[message.message_id for message in record.messages])
+        assert [message.name for message in (await bench.take("bob")).messages] == ["stock.counted"]
 
     async def test_mail_is_found_though_its_reader_died(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
-        await bench.post(reply(saga_id))
+        await bench.deliver(reply(saga_id))
         await bench.take()
         await bench.advance(seconds=LEASE_SECONDS)
-        assert len((await bench.take("bob")).mail) == 1
+        assert len((await bench.take("bob")).messages) == 1
 
     async def test_a_saga_that_ends_with_mail_unread_is_not_woken(self, bench: SagaBench) -> None:
         record = await bench.taken()
-        await bench.post(reply(record.instance.saga_id))
+        await bench.deliver(reply(record.instance.saga_id))
         await bench.release(record, status=Status.COMPLETED)
         assert await bench.claim("bob") == []
 

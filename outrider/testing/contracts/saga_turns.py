@@ -39,7 +39,7 @@ FAILURE = {"error": "too large"}
 async def _untouched(bench: SagaBench, record: SagaRecord) -> None:
     shown = await bench.shown(record.instance.saga_id)
     assert (shown.instance.version, shown.instance.status, shown.journal) == (0, Status.STARTED, ())
-    assert len(shown.mail) == len(record.mail)
+    assert len(shown.messages) == len(record.messages)
     assert len(await bench.store.admin.audit(record.instance.saga_id)) == 1
 
 
@@ -83,13 +83,13 @@ class TurnRules:
 
     async def test_what_another_has_claimed_meanwhile_cannot_be_saved(self, bench: SagaBench) -> None:
         await bench.start(new_saga())
-        await bench.post(reply(new_saga().saga_id))
+        await bench.deliver(reply(new_saga().saga_id))
         late = await bench.take()
         await bench.advance(seconds=LEASE_SECONDS)
         await bench.take("bob")
-        mail = [piece.message_id for piece in late.mail]
+        messages = [message.message_id for message in late.messages]
         with pytest.raises(ConcurrencyError):
-            await bench.save(late, status=Status.RUNNING, entries=[RESERVE], taken=mail, notes=[RUNNING])
+            await bench.save(late, status=Status.RUNNING, entries=[RESERVE], taken=messages, notes=[RUNNING])
         await _untouched(bench, late)
 
     async def test_a_worker_of_the_same_name_with_an_older_claim_is_late_too(self, bench: SagaBench) -> None:
@@ -126,9 +126,9 @@ class TurnRules:
 
     async def test_a_turn_is_rolled_back_with_its_transaction(self, bench: SagaBench) -> None:
         await bench.start(new_saga())
-        await bench.post(reply(new_saga().saga_id))
+        await bench.deliver(reply(new_saga().saga_id))
         record = await bench.take()
-        turn: dict[str, Any] = {"entries": [RESERVE], "taken": [record.mail[0].message_id], "notes": [RUNNING]}
+        turn: dict[str, Any] = {"entries": [RESERVE], "taken": [record.messages[0].message_id], "notes": [RUNNING]}
         async with bench.rolled_back() as tx:
             await bench.save_in(tx, record, status=Status.RUNNING, release=True, **turn)
         await _untouched(bench, record)

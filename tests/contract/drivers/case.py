@@ -83,7 +83,7 @@ class Case(ABC):
     async def start(self, conn: Any, new: NewSaga) -> bool:
         return bool(await self.call(Outbox(), "perform", conn, "start_saga", new))
 
-    async def post(self, conn: Any, mail: Sequence[NewSagaMessage]) -> int:
+    async def deliver(self, conn: Any, mail: Sequence[NewSagaMessage]) -> int:
         return int(await self.call(Outbox(), "perform", conn, "deliver_messages", mail))
 
     async def enter(self, conn: Any, key: str, phase: Phase) -> ParticipantEntry:

@@ -152,9 +152,9 @@ async def test_a_saga_is_started_once_and_gets_its_mail(case: Case) -> None:
     async with case.transaction() as conn:
         assert await case.start(conn, saga) is True
         assert await case.start(conn, saga) is False
-        assert await case.post(conn, [reply, reply._replace(event_id=uuid7())]) == 2
-        assert await case.post(conn, [reply]) == 0
-        assert await case.post(conn, []) == 0
+        assert await case.deliver(conn, [reply, reply._replace(event_id=uuid7())]) == 2
+        assert await case.deliver(conn, [reply]) == 0
+        assert await case.deliver(conn, []) == 0
     assert (await case.database.sagas(), await case.database.mail()) == (["A-7"], 2)
 
 

@@ -37,14 +37,14 @@ class History:
     doubted: set[str] = field(default_factory=set)
     """Steps with an attempt at the action that may still be on its way."""
 
-    def turn(self, record: SagaRecord, news: Sequence[Input], plan: Plan, shelf: Shelf) -> Iterator[str]:
+    def turn(self, record: SagaRecord, inputs: Sequence[Input], plan: Plan, shelf: Shelf) -> Iterator[str]:
         """Remember a turn, and name what is wrong with it."""
         obeyed = {note.what for note in plan.notes if note.what.startswith("operator") and "ignored" not in note.detail}
         for note in plan.notes:
             if note.detail == "settled by a person" and note.step:
                 self.by_hand.add((note.step, Phase(note.what.split()[0])))
         self.compensation_ordered |= "operator compensate" in obeyed
-        self.doubted |= self.unheard(record, news)
+        self.doubted |= self.unheard(record, inputs)
         yield from self.changes(plan)
         yield from self.hasty(record, plan, obeyed)
         yield from self.entries(plan, shelf)
@@ -54,30 +54,34 @@ class History:
         if moved and not obeyed and not any(note.what == "answered after all" for note in plan.notes):
             yield "it left failed without an order or an answer"
         yield from self.left_lying(record, plan, shelf)
-        kept = [mail for mail in shelf.mail.values() if mail.kind is MessageKind.REPLY and mail.message_id in plan.seen]
+        kept = [
+            message
+            for message in shelf.messages.values()
+            if message.kind is MessageKind.REPLY and message.message_id in plan.seen
+        ]
         # Beside an answer that cannot be taken in, another one may wait for its place.
         stuck = [entry for entry in shelf.journal.values() if entry.uncertainty is Uncertainty.REPLY_NOT_APPLIED]
         if len(kept) > len(self.definition.steps) + len(stuck):
             yield "replies pile up in the mailbox"
 
-    def unheard(self, record: SagaRecord, news: Sequence[Input]) -> set[str]:
+    def unheard(self, record: SagaRecord, inputs: Sequence[Input]) -> set[str]:
         """Return the calls that were given up, or lost with their worker, before anybody knew what they came to."""
-        late = {item.step for item in news if isinstance(item, TimedOut) and item.phase is Phase.ACTION}
-        if any(isinstance(item, Claimed) for item in news):
+        late = {item.step for item in inputs if isinstance(item, TimedOut) and item.phase is Phase.ACTION}
+        if any(isinstance(item, Claimed) for item in inputs):
             late |= {e.step for e in record.journal if (e.phase, e.status) == (Phase.ACTION, StepStatus.STARTED)}
         return {step for step in late if self.definition.steps[step].kind is StepKind.CALL}
 
     def left_lying(self, record: SagaRecord, plan: Plan, shelf: Shelf) -> Iterator[str]:
         """What has failed for want of an answer does not stay so when that is there."""
-        for mail in record.mail:
-            step = (mail.key or "").partition(":")[2]
+        for message in record.messages:
+            step = (message.key or "").partition(":")[2]
             entry = shelf.journal.get((step, Phase.ACTION))
             failed = entry is not None and entry.is_unresolved
             other = entry is not None and (entry.uncertainty, entry.reply_event_id) != (
                 Uncertainty.REPLY_NOT_APPLIED,
-                mail.event_id,
+                message.event_id,
             )
-            if failed and other and mail.name in ("yes", "no") and mail.message_id in plan.seen:
+            if failed and other and message.name in ("yes", "no") and message.message_id in plan.seen:
                 yield f"{step} stands failed, and its answer lies in the box"
 
     def hasty(self, record: SagaRecord, plan: Plan, obeyed: set[str]) -> Iterator[str]:
@@ -123,12 +127,12 @@ class History:
 
     def waits(self, record: SagaRecord, plan: Plan) -> Iterator[str]:
         """An event that has come is never taken for one that has not, however early or late it was."""
-        came = self.taken | {mail.name for mail in record.mail}
+        came = self.taken | {message.name for message in record.messages}
         for entry in plan.entries:
             refused = entry.status in (StepStatus.REJECTED, StepStatus.FAILED)
             if refused and "nothing came" in (entry.error or "") and f"event {entry.step}" in came:
                 yield f"{entry.step} was rejected, and its event had come"
-        self.taken |= {mail.name for mail in record.mail if mail.message_id in plan.taken}
+        self.taken |= {message.name for message in record.messages if message.message_id in plan.taken}
 
     def compensation(self, plan: Plan, *, ordered: bool, shelf: Shelf) -> Iterator[str]:
         begins = [note for note in plan.notes if note.what == "became compensating"]
@@ -147,7 +151,7 @@ def at_rest(world: World) -> Iterator[str]:
         yield f"it rests and is {status}"
     if shelf.instance.needs_attention != (status is Status.FAILED):
         yield f"it is {status}, and needs_attention is {shelf.instance.needs_attention}"
-    if status is not Status.FAILED and shelf.mail:
+    if status is not Status.FAILED and shelf.messages:
         yield f"it is {status}, and has mail"
     yield from _idle(world)
     yield from _order(shelf, history)
@@ -159,7 +163,7 @@ def at_rest(world: World) -> Iterator[str]:
 
 
 def _idle(world: World) -> Iterator[str]:
-    record = world.shelf.load()._replace(mail=())
+    record = world.shelf.load()._replace(messages=())
     plan = advance(world.definition, record, [], random.Random(0))
     if plan != Plan(record.instance, release=True):
         yield f"an ended saga goes on: {plan}"

@@ -49,18 +49,18 @@ class Shelf:
     now: datetime = EPOCH
     instance: Instance = field(default_factory=fresh)
     journal: dict[tuple[str, Phase], JournalEntry] = field(default_factory=dict)
-    mail: dict[int, SagaMessage] = field(default_factory=dict)
+    messages: dict[int, SagaMessage] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     events: set[UUID] = field(default_factory=set)
     notes: list[AuditEntry] = field(default_factory=list)
     mailed: int = 0
 
     def load(self) -> SagaRecord:
-        return SagaRecord(self.instance, tuple(self.journal.values()), tuple(self.mail.values()), self.now)
+        return SagaRecord(self.instance, tuple(self.journal.values()), tuple(self.messages.values()), self.now)
 
     def due(self) -> bool:
         wake_at = self.instance.wake_at
-        unseen = bool(self.mail.keys() - self.seen) and self.instance.owner is None
+        unseen = bool(self.messages.keys() - self.seen) and self.instance.owner is None
         return unseen or (wake_at is not None and wake_at <= self.now)
 
     def claim(self, worker: str) -> int | None:
@@ -82,7 +82,7 @@ class Shelf:
             raise Fenced
         self.journal |= {(entry.step, entry.phase): entry for entry in plan.entries}
         for message_id in plan.taken:
-            self.mail.pop(message_id, None)
+            self.messages.pop(message_id, None)
         self.seen |= set(plan.seen)
         self.notes += plan.notes
         seconds = plan.wake_seconds if plan.release else LEASE_SECONDS
@@ -94,11 +94,11 @@ class Shelf:
             wake_at=None if seconds is None else self.now + timedelta(seconds=seconds),
         )
 
-    def post(self, kind: MessageKind, name: str, key: str | None, event_id: UUID) -> None:
+    def deliver(self, kind: MessageKind, name: str, key: str | None, event_id: UUID) -> None:
         over = self.instance.status in (Status.COMPLETED, Status.COMPENSATED)
         if over or event_id in self.events:
             return
         self.events.add(event_id)
         self.mailed += 1
         body = json.dumps({"actor": "ann"} if kind is MessageKind.OPERATOR else {}).encode()
-        self.mail[self.mailed] = SagaMessage(self.mailed, kind, name, key, body, event_id, self.now)
+        self.messages[self.mailed] = SagaMessage(self.mailed, kind, name, key, body, event_id, self.now)

@@ -110,19 +110,21 @@ class World:
 
     def reply(self, name: str, key: str | None, *, sure: bool = False) -> None:
         self.events += 1
-        post = partial(self.shelf.post, MessageKind.REPLY, name, key, UUID(int=self.events))
+        post = partial(self.shelf.deliver, MessageKind.REPLY, name, key, UUID(int=self.events))
         if sure or not self.strikes("reply lost", 0.1):
             self.send(f"reply {name}", post)
 
     def order(self, verb: str) -> None:
         self.events += 1
         self.trace("ann", verb)
-        self.shelf.post(MessageKind.OPERATOR, verb, None, UUID(int=self.events))
+        self.shelf.deliver(MessageKind.OPERATOR, verb, None, UUID(int=self.events))
 
     def unreadable(self, plan: Plan) -> ApplyReply | None:
-        return next((move for move in absorbed(plan) if self.strikes("reply unreadable", 0.3)), None)
+        return next((action for action in absorbed(plan) if self.strikes("reply unreadable", 0.3)), None)
 
-    def saved(self, who: str, record: SagaRecord, news: Sequence[Input], plan: Plan, local: LocalAction | None) -> None:
+    def saved(
+        self, who: str, record: SagaRecord, inputs: Sequence[Input], plan: Plan, local: LocalAction | None
+    ) -> None:
         """A turn was saved: what belongs to its transaction is true now."""
         for note in plan.notes:
             self.trace(who, f"{note.step or ''} {note.what} {note.detail}")
@@ -131,7 +133,7 @@ class World:
             effects[local.step] += 1
         for command in commands(plan):
             self.send(f"command {command.step} {command.phase}", partial(self.serve_command, command))
-        for problem in self.history.turn(record, news, plan, self.shelf):
+        for problem in self.history.turn(record, inputs, plan, self.shelf):
             self.fail(problem)
 
     def run(self) -> Report:

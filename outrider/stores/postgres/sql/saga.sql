@@ -34,7 +34,7 @@ INSERT INTO {schema}.saga_audit_log ({audit_columns})
 SELECT saga_id, started_at, NULL, 'started', NULL, 'started', 'application', '', traceparent FROM fresh
 RETURNING saga_id
 
--- name: post
+-- name: deliver
 -- Mail to sagas that may still read it and are of the type meant, sorted, so that two who post the same wait for each other and never in a circle.
 -- LIMIT keeps the planner from reading all instances. Indexes: saga_instance_pkey, saga_mailbox_event.
 INSERT INTO {schema}.saga_mailbox (

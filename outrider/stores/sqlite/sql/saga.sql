@@ -14,7 +14,7 @@ VALUES (
 )
 ON CONFLICT DO NOTHING;
 
--- name: post
+-- name: deliver
 -- Mail to a saga that may still read it and is of the type meant, once; the primary key of sagas and the unique index of mail.
 INSERT INTO saga_mailbox (saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
 SELECT saga_id, :event_id, :kind, :name, :key, :body, :now, saga_type, definition_version FROM saga_instance
