@@ -10,7 +10,7 @@ ARGS ?=
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo example shop test test-quick prove coverage check format docs bench services clean
+.PHONY: help demo example shop test test-quick prove coverage check audit format docs bench services clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,11 @@ check: .venv/.stamp ## Lint, format, types, import rules, links in the docs
 	@$(BIN)/python scripts/write_docs.py --check
 	@$(BIN)/python scripts/check_links.py
 	@$(BIN)/python scripts/check_house.py
+	@$(BIN)/python -m pip check --quiet
+
+audit: .venv/.stamp ## Look for known vulnerabilities in the installed packages; asks the package index
+	@test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit; }
+	@build/audit/bin/pip-audit --strict $(addprefix --path ,$(wildcard .venv/lib/python3*/site-packages))
 
 format: .venv/.stamp ## Rewrite the code in the house format
 	@$(BIN)/ruff check --fix-only --quiet .
