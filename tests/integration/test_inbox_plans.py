@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from outrider.stores.postgres import PostgresInbox, statements
+from tests.support.postgres_databases import DatabasePool
 
 pytestmark = pytest.mark.postgres
 
@@ -36,16 +39,38 @@ FROM generate_series(1, 20000) AS i;
 """
 
 
-@pytest.fixture(params=[True, False], ids=["analyzed", "statistics of empty tables"])
-async def inbox(request: pytest.FixtureRequest, postgres_url: str, conn: Any) -> AsyncIterator[PostgresInbox]:
-    """Tables that filled after they were last analyzed, or that were analyzed since."""
-    analyze = "; ".join(f"ANALYZE outrider.{table}" for table in TABLES)
+@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "statistics of empty tables"])
+def filled_url(request: pytest.FixtureRequest, database_pool: DatabasePool) -> Iterator[str]:
+    """Tables that filled after they were last analyzed, or that were analyzed since. Tests take back their writes."""
+    url = asyncio.run(database_pool.take(fresh=True))
+    asyncio.run(_fill(url, analyze=request.param))
+    yield url
+    asyncio.run(database_pool.give_back(url, reusable=False))
+
+
+async def _fill(url: str, *, analyze: bool) -> None:
+    analysis = "; ".join(f"ANALYZE outrider.{table}" for table in TABLES)
+    conn = await asyncpg.connect(url)
     await conn.execute("; ".join(f"ALTER TABLE outrider.{table} SET (autovacuum_enabled = off)" for table in TABLES))
-    await conn.execute(analyze)
+    await conn.execute(analysis)
     await conn.execute(FILL)
-    if request.param:
-        await conn.execute(analyze)
-    inbox = await PostgresInbox.open(postgres_url)
+    if analyze:
+        await conn.execute(analysis)
+    await conn.close()
+
+
+@pytest.fixture
+async def conn(filled_url: str) -> AsyncIterator[Any]:
+    """A connection to the filled tables."""
+    conn = await asyncpg.connect(filled_url)
+    yield conn
+    await conn.close()
+
+
+@pytest.fixture
+async def inbox(filled_url: str) -> AsyncIterator[PostgresInbox]:
+    """An inbox store over the filled tables."""
+    inbox = await PostgresInbox.open(filled_url)
     yield inbox
     await inbox.close()
 

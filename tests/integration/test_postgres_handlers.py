@@ -201,7 +201,7 @@ async def test_a_query_left_running_is_charged_to_the_handler(bench: PostgresBen
     left: list[asyncio.Task[Any]] = []
 
     async def leave(event: outrider.Event, tx: Any) -> None:
-        left.append(asyncio.create_task(tx.execute("SELECT pg_sleep(60)")))
+        left.append(asyncio.create_task(tx.execute("SELECT pg_sleep(3)")))
         await asyncio.sleep(0)
 
     letter = await _buried(bench, leave)

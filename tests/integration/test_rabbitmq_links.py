@@ -82,7 +82,7 @@ async def test_much_under_way_is_spread_over_as_many_connections_as_allowed(
     load = Load(broker)
     await load.run(links=3)
     assert len(broker._links) == 3
-    await load.run(links=4, waves_max=20)
+    await load.run(links=4, waves_max=8)
     assert await asyncio.to_thread(connections, server, vhost) == 3
     assert load.verdicts == [CONFIRMED] * len(load.sent)
     assert sorted(m.message_id for m in await contents(vhost.partition("?")[0], "all")) == sorted(load.sent)
