@@ -196,7 +196,7 @@ async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: SagaTal
                 await asyncio.wait([watching, *running], return_when=asyncio.FIRST_COMPLETED)
                 watching.cancel()
                 stop()
-    if worker.strays:
+    if worker.leaked:
         # A call that ignores its cancellation cannot be ended, and the event loop would wait for ever.
         asyncio.get_running_loop().call_later(worker.settings.shutdown_timeout_seconds, os._exit, 1)
 

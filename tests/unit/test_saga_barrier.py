@@ -162,7 +162,7 @@ async def test_what_was_answered_is_compensated_although_the_barrier_has_forgott
     await stock.shop.answer(asked, "stock.reserved")
     await stock.shop.works()
     stock.shop.clock.advance(seconds=91 * 86_400)
-    await stock.shop.worker.tend()
+    await stock.shop.worker.run_maintenance()
     await stock.shop.order(saga_id, "compensate")
     await stock.shop.works()
     [compensate] = [event for event in await stock.shop.sent() if event.event_type == "stock.release"]

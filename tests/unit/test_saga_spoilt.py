@@ -16,7 +16,7 @@ from outrider.errors import TransactionLost, UsageError
 from outrider.saga import StepRejected
 from outrider.saga.definition.steps import Definition
 from outrider.saga.execution import runner, turn
-from outrider.saga.execution.runner import ROLLED_BACK_MAX, SPOILT_MAX
+from outrider.saga.execution.runner import FAILED_TURNS_MAX, ROLLED_BACK_MAX
 from outrider.saga.model import SagaChange, SagaRecord, Status, StepStatus
 from outrider.saga.planner.actions import Input, Plan
 from outrider.saga.planner.planner import advance
@@ -134,11 +134,11 @@ async def test_a_turn_that_can_never_be_saved_stops_its_saga_after_some_tries() 
 
     shop.store.saving = broken
     saga_id = await begun(shop, saga)
-    for tries in range(1, SPOILT_MAX):
+    for tries in range(1, FAILED_TURNS_MAX):
         assert len(shop.notebook.of(SagaReleased)) == tries
         await shop.passes(LEASE_SECONDS)
     await shop.passes(LEASE_SECONDS)
-    assert len(shop.notebook.of(SagaReleased)) == SPOILT_MAX
+    assert len(shop.notebook.of(SagaReleased)) == FAILED_TURNS_MAX
     assert "a value that no column takes" in await _stopped(shop, saga_id)
 
 

@@ -71,7 +71,7 @@ async def test_a_stray_that_ends_is_forgotten_and_what_it_came_to_is_thrown_away
     saga_id = await begun(shop, saga)
     deaf.goes_on.set()
     await asyncio.wait(deaf.tasks)
-    assert shop.worker.strays == 0
+    assert shop.worker.leaked == 0
     await shop.works()
     assert await shop.status(saga_id) is Status.FAILED
 
@@ -88,13 +88,13 @@ async def test_a_worker_does_not_wait_for_strays_when_it_stops(deaf: Deaf) -> No
         async with asyncio.timeout(5):
             await task
     assert (await shop.shown(saga_id)).instance.owner is None
-    assert worker.strays == 1
+    assert worker.leaked == 1
 
 
 async def test_a_step_that_leaves_too_many_strays_behind_is_not_called_any_more(
     deaf: Deaf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_executor, "STRAYS_MAX", 1)
+    monkeypatch.setattr(step_executor, "LEAKED_MAX", 1)
     shop = Shop(saga := _saga(deaf, retry=TWICE))
     saga_id = await begun(shop, saga)
     await shop.passes(5)
@@ -102,7 +102,7 @@ async def test_a_step_that_leaves_too_many_strays_behind_is_not_called_any_more(
     assert (instance.status, deaf.attempts) == (Status.FAILED, [1])
     assert instance.last_error is not None
     assert "ignore that they were cancelled" in instance.last_error
-    assert "restart the worker, and order a retry" in instance.last_error
+    assert "restart the worker, and retry the saga" in instance.last_error
 
 
 async def test_a_call_that_ends_with_an_answer_when_it_is_cancelled_has_answered() -> None:

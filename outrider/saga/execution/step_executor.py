@@ -60,7 +60,7 @@ CANCELLED = "it cancelled itself"
 CANCEL_SECONDS = 1.0
 """The time a cancelled call has to end before it counts as a leaked task."""
 
-STRAYS_MAX = 100
+LEAKED_MAX = 100
 """The number of leaked tasks at which a step is no longer called."""
 
 StepKey = tuple[str, str]
@@ -74,7 +74,7 @@ SystemExit and KeyboardInterrupt do not end the process from inside a step.
 TEXT_CHARACTERS_MAX = 700
 """Less than the error column of the journal holds, so the source location is never cut off."""
 
-UNFIT = (InvalidEvent, InvalidHandler, InvalidState)
+INVALID = (InvalidEvent, InvalidHandler, InvalidState)
 
 Step = CallAction | LocalAction | SendCommand | ApplyReply
 
@@ -104,10 +104,10 @@ class AppliedReply(NamedTuple):
     staged: tuple[Event, ...]
 
 
-def beginning(function: Any) -> str:
+def definition_site(function: Any) -> str:
     """Return the name of a function and the line where the definition starts.
 
-    >>> beginning(print)
+    >>> definition_site(print)
     'print'
     """
     name = getattr(function, "__qualname__", repr(function))
@@ -115,15 +115,15 @@ def beginning(function: Any) -> str:
     return f"{name} ({short_path(code.co_filename)}:{code.co_firstlineno})" if code else name
 
 
-def described(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Describe an error and its source location.
 
-    >>> described(KeyError("order"))
+    >>> describe(KeyError("order"))
     "KeyError: 'order'"
     """
-    said = _said(error)
+    said = _text(error)
     if isinstance(error, BaseExceptionGroup):
-        said = f"{said}, the first of them {_said(error.exceptions[0])}"
+        said = f"{said}, the first of them {_text(error.exceptions[0])}"
     place = None if isinstance(error, StepRejected) else where(error)
     return f"{said[:TEXT_CHARACTERS_MAX]} ({place})" if place else said[:TEXT_CHARACTERS_MAX]
 
@@ -140,10 +140,10 @@ class StepExecutor:
 
     store: SagaStore
     saga: Saga[Any]
-    strays: LeakedTasks
+    leaked: LeakedTasks
     observer: Observer
 
-    def act(self, step: str, phase: Phase) -> StepAction:
+    def action(self, step: str, phase: Phase) -> StepAction:
         """Return the action of a step in a phase."""
         found = self.saga.definition.steps[step]
         act = found.action if phase is Phase.ACTION else found.compensation
@@ -155,7 +155,7 @@ class StepExecutor:
 
         The function runs in a separate task, because code may ignore cancellation.
         """
-        if too_many := self.strays.check_handler(instance, action):
+        if too_many := self.leaked.check_handler(instance, action):
             return StepOutcome(action, InvalidResult(action.step, action.phase, too_many))
         prepared = self._prepared(instance, action)
         if isinstance(prepared, InvalidResult):
@@ -163,7 +163,7 @@ class StepExecutor:
         act, run, before = prepared
         assert act.function
         task = asyncio.create_task(_outcome(_called(act.function, run)))
-        late = not await self.strays.within(task, act.timeout_seconds, instance, action)
+        late = not await self.leaked.wait(task, act.timeout_seconds, instance, action)
         if not task.done() or task.cancelled():
             return StepOutcome(
                 action, TimedOut(action.step, action.phase) if late else Raised(action.step, action.phase, CANCELLED)
@@ -179,17 +179,19 @@ class StepExecutor:
             return StepOutcome(action, prepared)
         act, run, before = prepared
         assert act.function
-        within = self._in_place if self.store.one_at_a_time else self._beside
-        late, raised = await within(tx.call(act.function, run), act.timeout_seconds, instance, action, tx)
+        run_local = self._run_in_task if self.store.one_at_a_time else self._run_beside
+        late, raised = await run_local(tx.call(act.function, run), act.timeout_seconds, instance, action, tx)
         if isinstance(raised, TransactionLost):
             raise raised
         if isinstance(raised, InvalidHandler):
-            return StepOutcome(action, InvalidResult(action.step, action.phase, f"{beginning(act.function)} {raised}"))
+            return StepOutcome(
+                action, InvalidResult(action.step, action.phase, f"{definition_site(act.function)} {raised}")
+            )
         if raised is not None:
             return StepOutcome(action, self._failure(instance, action, raised, late=late))
         return self._succeeded(action, run, before)._replace(before=instance.state)
 
-    async def _in_place(
+    async def _run_in_task(
         self, work: Awaitable[Any], seconds: float | None, instance: Instance, action: LocalAction, tx: Any
     ) -> tuple[bool, BaseException | None]:
         """Run a function in the current task: the store recognises the owner of its only transaction by the task."""
@@ -201,13 +203,13 @@ class StepExecutor:
             return True, error
         return False, raised
 
-    async def _beside(
+    async def _run_beside(
         self, work: Awaitable[Any], seconds: float | None, instance: Instance, action: LocalAction, tx: Any
     ) -> tuple[bool, BaseException | None]:
         """Run a function in a separate task; a task that does not end loses its transaction."""
         task = asyncio.create_task(_outcome(work))
         try:
-            late = not await self.strays.within(task, seconds, instance, action)
+            late = not await self.leaked.wait(task, seconds, instance, action)
         finally:
             if not task.done():
                 tx.abort()
@@ -215,7 +217,7 @@ class StepExecutor:
             return late, TimeoutError() if late else asyncio.CancelledError()
         return late, task.result()
 
-    def absorb(self, instance: Instance, action: ApplyReply) -> AppliedReply | Result:
+    def apply_reply(self, instance: Instance, action: ApplyReply) -> AppliedReply | Result:
         """Apply a reply to the state, or return the reason of the failure as a result."""
         function = self.saga.definition.steps[action.step].takes[action.message.name]
         key = key_of(instance.saga_id, action.step)
@@ -224,7 +226,7 @@ class StepExecutor:
             run = StepContext(
                 before.state, instance.saga_id, key, action.attempt, instance.correlation_id, action.phase
             )
-            computed(function(run, Reply(action.message.name, json.loads(action.message.body))))
+            check_computed(function(run, Reply(action.message.name, json.loads(action.message.body))))
             return AppliedReply(before.closed(run.state), tuple(run.staged))
         except (*RAISED, asyncio.CancelledError) as error:
             return self._failure(instance, action, error)
@@ -234,7 +236,7 @@ class StepExecutor:
 
         The key is the saga id in both phases, so a compensation cannot overtake its action.
         """
-        asked = self.act(action.step, action.phase).command
+        asked = self.action(action.step, action.phase).command
         assert asked
         try:
             state = decode(self.saga.state_type, instance.state) if asked.payload else None
@@ -254,24 +256,24 @@ class StepExecutor:
             },
         )
 
-    def unfit_to_stage(self, action: Step, error: BaseException) -> InvalidResult:
+    def cannot_stage(self, action: Step, error: BaseException) -> InvalidResult:
         """Return the result for an event that cannot be staged. The text names the function that staged the event."""
-        said = described(error)
+        said = describe(error)
         function = self._function(action)
         return InvalidResult(
-            action.step, action.phase, f"{said}; staged for {beginning(function)}" if function else said
+            action.step, action.phase, f"{said}; staged for {definition_site(function)}" if function else said
         )
 
-    def spoilt(self, action: LocalAction, error: BaseException) -> Result:
+    def failed_on_save(self, action: LocalAction, error: BaseException) -> Result:
         """Return the result for an error of a local function that the store detected only when saving."""
         if isinstance(error, InvalidHandler):
-            return InvalidResult(action.step, action.phase, f"{beginning(self._function(action))} {error}")
-        return Raised(action.step, action.phase, described(error))
+            return InvalidResult(action.step, action.phase, f"{definition_site(self._function(action))} {error}")
+        return Raised(action.step, action.phase, describe(error))
 
     def _function(self, action: Step) -> Function | None:
         if isinstance(action, ApplyReply):
             return self.saga.definition.steps[action.step].takes[action.message.name]
-        act = self.act(action.step, action.phase)
+        act = self.action(action.step, action.phase)
         return act.command.payload if act.command else act.function
 
     def _prepared(
@@ -281,11 +283,11 @@ class StepExecutor:
         try:
             before = opened(self.saga.state_type, instance.state)
         except RAISED as error:
-            return unfit(action, error)
+            return invalid(action, error)
         run = StepContext(
             before.state, instance.saga_id, action.key, action.attempt, instance.correlation_id, action.phase
         )
-        return self.act(action.step, action.phase), run, before
+        return self.action(action.step, action.phase), run, before
 
     def _succeeded(
         self, action: CallAction | LocalAction, run: StepContext[Any], before: LoadedState[Any]
@@ -293,7 +295,7 @@ class StepExecutor:
         try:
             after = before.closed(run.state)
         except RAISED as error:
-            return StepOutcome(action, unfit(action, error))
+            return StepOutcome(action, invalid(action, error))
         return StepOutcome(action, Succeeded(action.step, action.phase), before.text, after, tuple(run.staged))
 
     def _failure(self, instance: Instance, action: Step, error: BaseException, *, late: bool = False) -> Result:
@@ -304,13 +306,13 @@ class StepExecutor:
 
 async def _called(function: Function, run: StepContext[Any]) -> None:
     result = function(run)
-    ran(await result if inspect.isawaitable(result) else result)
+    check_ran(await result if inspect.isawaitable(result) else result)
 
 
 async def _outcome(work: Awaitable[Any]) -> BaseException | None:
     """Wait for user code and return the exception. A SystemExit that escapes from a task would end the event loop."""
     try:
-        ran(await work)
+        check_ran(await work)
     except asyncio.CancelledError as error:
         if _being_cancelled():
             raise
@@ -345,14 +347,14 @@ class LeakedTasks:
 
     def check_handler(self, instance: Instance, action: CallAction | LocalAction) -> str | None:
         """Return the reason why a step must not be called again because of its leaked tasks."""
-        if (count := self.by_step[instance.saga_type, action.step]) < STRAYS_MAX:
+        if (count := self.by_step[instance.saga_type, action.step]) < LEAKED_MAX:
             return None
         return (
             f"{count} calls of it ignore that they were cancelled and are still running, so that it is not called any "
-            "more; let it end when it is cancelled, restart the worker, and order a retry"
+            "more; let it end when it is cancelled, restart the worker, and retry the saga"
         )
 
-    async def within(
+    async def wait(
         self, task: asyncio.Task[Any], seconds: float | None, instance: Instance, action: CallAction | LocalAction
     ) -> bool:
         """Wait for a call and tell whether the call ended in time.
@@ -362,13 +364,13 @@ class LeakedTasks:
         try:
             done, _ = await asyncio.wait([task], timeout=seconds)
         except asyncio.CancelledError:
-            await self._let_go(task, instance, action)
+            await self._cancel(task, instance, action)
             raise
         if not done:
-            await self._let_go(task, instance, action)
+            await self._cancel(task, instance, action)
         return bool(done)
 
-    async def _let_go(self, task: asyncio.Task[Any], instance: Instance, action: CallAction | LocalAction) -> None:
+    async def _cancel(self, task: asyncio.Task[Any], instance: Instance, action: CallAction | LocalAction) -> None:
         task.cancel()
         try:
             await asyncio.wait([task], timeout=CANCEL_SECONDS)
@@ -392,40 +394,40 @@ class LeakedTasks:
 
 def failure(action: Step, error: BaseException, *, late: bool = False) -> Result:
     """Return the result of an exception: invalid, declined, raised, or unknown after a timeout."""
-    if isinstance(error, UNFIT):
-        return unfit(action, error)
+    if isinstance(error, INVALID):
+        return invalid(action, error)
     if isinstance(error, Permanent):
-        return StepDeclined(action.step, action.phase, told(action, error))
+        return StepDeclined(action.step, action.phase, describe_failure(action, error))
     if late:
         return TimedOut(action.step, action.phase)
-    return Raised(action.step, action.phase, told(action, error), reply=isinstance(action, ApplyReply))
+    return Raised(action.step, action.phase, describe_failure(action, error), reply=isinstance(action, ApplyReply))
 
 
-def unfit(action: Step, error: BaseException) -> InvalidResult:
+def invalid(action: Step, error: BaseException) -> InvalidResult:
     """Return the result for an invalid state or invalid events. Another attempt would fail in the same way."""
-    return InvalidResult(action.step, action.phase, told(action, error))
+    return InvalidResult(action.step, action.phase, describe_failure(action, error))
 
 
-def told(action: Step, error: BaseException) -> str:
+def describe_failure(action: Step, error: BaseException) -> str:
     """Describe an error, with the function of the step and the source location.
 
     >>> from outrider.saga.model import Phase
     >>> told(CallAction("charge", Phase.ACTION, 1, "key"), ValueError("no such card"))
     'ValueError: no such card'
     """
-    text = described(error)
+    text = describe(error)
     # A rejection is a message of the author, not an error.
-    return text if isinstance(error, StepRejected) else f"{_function(action)}{text}"
+    return text if isinstance(error, StepRejected) else f"{_prefix(action)}{text}"
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     text, kind = text_of(error), type(error).__name__
     if text and isinstance(error, Permanent | UsageError):
         return text
     return f"{kind}: {text}" if text else kind
 
 
-def _function(action: Step) -> str:
+def _prefix(action: Step) -> str:
     match action:
         case ApplyReply():
             return f'on("{action.message.name}"): '
@@ -434,10 +436,10 @@ def _function(action: Step) -> str:
     return ""
 
 
-def ran(result: Any) -> Any:
+def check_ran(result: Any) -> Any:
     """Return the result of a function. Raises InvalidHandler for a generator or coroutine, whose code has not run.
 
-    >>> ran(5)
+    >>> check_ran(5)
     5
     """
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -448,17 +450,17 @@ def ran(result: Any) -> Any:
     return result
 
 
-def computed(result: Any) -> Any:
+def check_computed(result: Any) -> Any:
     """Return the result of a function that must not await.
 
-    >>> computed({"order": "A-7"})
+    >>> check_computed({"order": "A-7"})
     {'order': 'A-7'}
     """
     # The result of `run.stage` is awaitable too, but its work is already done.
     if inspect.iscoroutine(result):
         result.close()
         raise InvalidHandler(AWAITABLE)
-    return ran(result)
+    return check_ran(result)
 
 
 def payload_of(result: Any) -> Any:
@@ -467,6 +469,6 @@ def payload_of(result: Any) -> Any:
     >>> payload_of({})
     {}
     """
-    if computed(result) is None:
+    if check_computed(result) is None:
         raise InvalidHandler(NO_PAYLOAD)
     return result

@@ -1,17 +1,17 @@
 """A turn: the planner gets the inputs, and one transaction writes everything that follows.
 
-The transaction contains a local function or the application of replies, the staged commands and events, and the save.
-An error in user code rolls the transaction back, and the turn runs again with the error as an input; so a turn always
-ends. If no plan can be computed, the saga is stopped as failed, because a stop can always be saved.
+The stages of a turn: load, execute the local step, plan, build the change, save, stage, commit. `TurnTransaction.run`
+returns the result as a value. The runner repeats a turn after an error in user code, with the error as an input; so a
+turn always ends. If no plan can be computed, the saga is stopped as failed, because a stop can always be saved.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.clock import Clock
@@ -19,7 +19,7 @@ from outrider.errors import ConcurrencyError, InvalidEvent, Transient
 from outrider.event import Event
 from outrider.outbox.staging import Stage
 from outrider.saga.execution import step_executor
-from outrider.saga.execution.step_executor import RAISED, StepExecutor, StepOutcome, described
+from outrider.saga.execution.step_executor import RAISED, LeakedTasks, StepExecutor, StepOutcome, describe
 from outrider.saga.model import (
     AuditEntry,
     Claim,
@@ -50,269 +50,314 @@ from outrider.saga.planner.journal import ERROR_CHARACTERS_MAX, OPEN, StepKey
 from outrider.saga.planner.operator_commands import actor_of
 from outrider.saga.planner.planner import advance, overdue
 from outrider.saga.planner.replies import surplus
+from outrider.saga.settings import SagaSettings
 from outrider.saga.state.merge import merged, overwritten
 from outrider.saga.store import SagaStore
+from outrider.telemetry.events import Observer
+from outrider.telemetry.health import StoreHealth
 
-T = TypeVar("T")
-
-Lot = tuple[Action, Sequence[Event]]
-"""An action and the events to be staged for the action."""
-
-UNCOMPUTABLE = "no turn of it can be computed, which is a fault of its definition, its state or this program"
+UNPLANNABLE = "no turn of it can be computed, which is a fault of its definition, its state or this program"
 
 OVER = frozenset({Status.COMPLETED, Status.COMPENSATED})
 
 
-class CommitUnknown(Exception):
-    """A turn seemed to fail but was saved, and its plan is lost."""
-
-
-class SavedTurn(NamedTuple):
-    """A completed turn. `record` is the input, `turn` the saved change, or None if there was no change.
-
-    `owed` holds results that are inputs of the next turn, which follows immediately.
-    """
-
-    record: SagaRecord
-    plan: Plan
-    turn: SagaChange | None = None
-    owed: tuple[Result, ...] = ()
-
-
-class _AtFault(Exception):
-    """User code failed; the turn must run again."""
-
-
-class _Uncomputable(Exception):
-    """The planner itself failed."""
-
-
-@dataclass(slots=True)
-class TurnTransaction:
-    """Runs the turns of one saga while the saga is claimed."""
+@dataclass(frozen=True, slots=True)
+class RunnerContext:
+    """The dependencies that all sagas of a worker share."""
 
     store: SagaStore
     stage: Stage
-    acting: StepExecutor
-    claim: Claim
-    version: int | None
-    """The version that must be stored, or None to accept any version."""
-    lease_seconds: float
-    rng: random.Random
+    settings: SagaSettings
+    observer: Observer
     clock: Clock
-    seen: frozenset[int] = frozenset()
-    entered: bool = False
-    """Whether the last turn called a local function."""
-    saved_at: float = float("-inf")
-    """The worker's clock at the last save request. The saved claim lasts at least one lease from this time."""
-
-    async def take(self, given: TurnInput, record: SagaRecord | None = None) -> SavedTurn:
-        """Run a turn, with a record that was just read or with a record that is read in the transaction."""
-        self.entered = False
-        turned = await self._committed(replace(given, unread={}, unsent={}), record)
-        if turned.turn:
-            self.version = turned.record.instance.version + 1
-            self.seen = frozenset(turned.plan.seen)
-        return turned
-
-    async def _committed(self, given: TurnInput, record: SagaRecord | None) -> SavedTurn:
-        while True:
-            try:
-                async with self._transaction(given) as tx:
-                    return await self._take(tx, given, record)
-            except _AtFault:
-                continue
-            except (Transient, CommitUnknown):
-                raise
-            except _Uncomputable as error:
-                given.stop = f"{UNCOMPUTABLE}: {described(error.__cause__ or error)}"
-            except RAISED as error:
-                # A save that fails after a local function was caused by the function, for example by a row that
-                # violates a constraint.
-                if (spoilt := given.local) is None:
-                    raise
-                given.blame(spoilt, self.acting.spoilt(spoilt, error))
-
-    def _transaction(self, given: TurnInput) -> AbstractAsyncContextManager[Any]:
-        return self.store.transactions.open() if given.local else self.store.transaction()
-
-    async def _take(self, tx: Any, given: TurnInput, record: SagaRecord | None) -> SavedTurn:
-        record = record or await self._load(tx, lock=given.local is not None)
-        acted = list(given.acted)
-        if given.stop is not None:
-            return await self._stop(tx, record, given.stop)
-        late = overdue(record)
-        undelivered = await self.store.undelivered(tx, late) if late else {}
-        if given.local:
-            acted.append(await self._run_local(tx, given, record))
-        record, plan = self._planned(given, record, acted, undelivered)
-        debts = owed(given, record)
-        if self._quiet(record, plan, debts):
-            return SavedTurn(record, plan)
-        return SavedTurn(record, plan, await self._write(tx, given, record, plan, acted), debts)
-
-    def _planned(
-        self,
-        given: TurnInput,
-        record: SagaRecord,
-        acted: Sequence[StepOutcome],
-        undelivered: Mapping[UUID, Undelivered],
-    ) -> tuple[SagaRecord, Plan]:
-        try:
-            clashes, record = overwriting(record, acted), with_states(record, acted)
-            inputs = [*given.inputs, *(one.result for one in acted), *unread(given, record)]
-            plan = advance(self.acting.saga.definition, record, inputs, self.rng, undelivered)
-            plan = replace(plan, notes=(*clashes, *plan.notes)) if clashes else plan
-            return record, plan if given.leaving is None else hand_over(plan, record, given.leaving)
-        except RAISED as error:
-            raise _Uncomputable from error
-
-    async def _stop(self, tx: Any, record: SagaRecord, reason: str) -> SavedTurn:
-        plan = stopped(record, reason)
-        turn = SagaChange(plan.instance, (), plan.taken, plan.seen, plan.notes, plan.release)
-        await self._save(tx, turn)
-        return SavedTurn(record, plan, turn)
-
-    async def _load(self, tx: Any, *, lock: bool) -> SagaRecord:
-        record = held(await self.store.load(tx, self.claim.saga_id, for_update=lock), self.claim)
-        if self.version not in (None, record.instance.version):
-            raise CommitUnknown
-        return record
-
-    async def _run_local(self, tx: Any, given: TurnInput, record: SagaRecord) -> StepOutcome:
-        assert given.local
-        self.entered = True
-        acted = await self.acting.local(record.instance, given.local, tx)
-        if not isinstance(acted.result, Succeeded):
-            given.blame(given.local, acted.result)
-            raise _AtFault
-        return acted
-
-    async def _write(
-        self, tx: Any, given: TurnInput, record: SagaRecord, plan: Plan, acted: Sequence[StepOutcome]
-    ) -> SagaChange:
-        lots: list[Lot] = [(one.action, one.staged) for one in acted]
-        instance = plan.instance
-        for action in plan.actions:
-            match action:
-                case ApplyReply():
-                    taken = _fine(self.acting.absorb(instance, action), given.unread)
-                    instance = replace(instance, state=taken.state)
-                    lots.append((action, taken.staged))
-                case SendCommand() if (action.step, action.phase) not in given.unsent:
-                    happened = answered((*record.journal, *plan.entries), action)
-                    asked = _fine(self.acting.command(instance, action, answered=happened), given.unsent)
-                    lots.append((action, (replace(asked, event_id=command_id(plan.entries, action)),)))
-        release = plan.release and not owed(given, record)
-        turn = SagaChange(instance, plan.entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
-        await self._save(tx, turn)
-        await self._stage_all(tx, given, instance, [lot for lot in lots if lot[1]])
-        return turn
-
-    async def _save(self, tx: Any, turn: SagaChange) -> None:
-        self.saved_at = self.clock.boot_seconds()
-        await self.store.save(tx, self.claim, turn, self.lease_seconds)
-
-    async def _stage_all(self, tx: Any, given: TurnInput, instance: Instance, lots: Sequence[Lot]) -> None:
-        """Stage all events in one call. If staging fails, stage them per action to find the cause."""
-        if not lots:
-            return None
-        try:
-            if given.carefully:
-                return await self._stage_each(tx, given, instance, lots)
-            await self._stage(tx, instance, [event for _, events in lots for event in events])
-        except InvalidEvent:
-            # The events were rejected before any write, so the transaction is still usable.
-            await self._stage_each(tx, given, instance, lots)
-        except (Transient, _AtFault):
-            raise
-        except RAISED as error:
-            given.carefully = True
-            raise _AtFault from error
-
-    async def _stage_each(self, tx: Any, given: TurnInput, instance: Instance, lots: Sequence[Lot]) -> None:
-        for action, events in lots:
-            try:
-                await self._stage(tx, instance, events)
-            except Transient:
-                raise
-            except RAISED as error:
-                given.blame(action, self.acting.unfit_to_stage(action, error))
-                raise _AtFault from error
-
-    async def _stage(self, tx: Any, instance: Instance, events: Sequence[Event]) -> None:
-        await self.stage(tx, *(step_executor.traced(event, instance) for event in events))
-
-    def _quiet(self, record: SagaRecord, plan: Plan, debts: Sequence[Result]) -> bool:
-        """Tell whether the turn changed nothing and needs no save."""
-        changes = plan.entries or plan.notes or plan.taken or plan.actions or plan.release or debts
-        return not changes and plan.instance == record.instance and self.seen.issuperset(plan.seen)
-
-
-def held(record: SagaRecord | None, claim: Claim) -> SagaRecord:
-    """Return the record if the claim is still valid. Raises ConcurrencyError."""
-    if record is None or (record.instance.owner, record.instance.epoch) != (claim.worker, claim.epoch):
-        raise ConcurrencyError(f"saga {claim.saga_id} has another owner by now; nothing was written: claim it again")
-    return record
-
-
-def _fine(made: T | Result, blamed: dict[StepKey, Result]) -> T:
-    """Return the value, or record the failed result and restart the turn."""
-    if isinstance(made, Result):
-        blamed[made.step, made.phase] = made
-        raise _AtFault
-    return made
+    rng: random.Random
+    health: StoreHealth
+    leaked: LeakedTasks
+    ahead: Callable[[float], AbstractAsyncContextManager[None]]
+    """Extends the claims of running calls before a local step blocks the store for the given number of seconds."""
 
 
 @dataclass(slots=True)
 class TurnInput:
     """The inputs of a turn. A result that fails during the turn replaces the original input."""
 
+    record: SagaRecord | None = None
+    """The saga as it was just read; None to read the saga in the transaction of the turn."""
     inputs: list[Input] = field(default_factory=list)
-    acted: list[StepOutcome] = field(default_factory=list)
+    outcomes: list[StepOutcome] = field(default_factory=list)
     local: LocalAction | None = None
     leaving: Sequence[CallAction | LocalAction] | None = None
     """Set when the saga must be released: the actions that were not started."""
     stop: str | None = None
-    """Set when no turn can run: the reason with which the saga is stopped as failed."""
-    carefully: bool = False
+    """Set when no turn can be planned: the reason with which the saga is stopped as failed."""
+    local_ran: bool = False
+    """Whether the function of `local` was called."""
+    stage_separately: bool = False
     """Set after staging failed: the events of each action are staged separately to find the cause."""
-    unread: dict[StepKey, Result] = field(default_factory=dict)
-    unsent: dict[StepKey, Result] = field(default_factory=dict)
+    failed_replies: dict[StepKey, Result] = field(default_factory=dict)
+    failed_commands: dict[StepKey, Result] = field(default_factory=dict)
 
-    def blame(self, action: Action, result: Result) -> None:
+    def copy(self) -> TurnInput:
+        """Return a copy for one more try, in which overrides are recorded."""
+        return replace(self, outcomes=list(self.outcomes), failed_replies={}, failed_commands={})
+
+    def override(self, action: Action, result: Result) -> None:
         """Record a result for an action. The action no longer runs, and an earlier result is replaced."""
         step_key = action.step, action.phase
         if isinstance(action, ApplyReply):
-            self.unread[step_key] = result
+            self.failed_replies[step_key] = result
         elif isinstance(action, SendCommand):
-            self.unsent[step_key] = result
+            self.failed_commands[step_key] = result
         else:
             self.local = None if action == self.local else self.local
-            self.acted = [*(one for one in self.acted if one.action != action), StepOutcome(action, result)]
+            kept = (outcome for outcome in self.outcomes if outcome.action != action)
+            self.outcomes = [*kept, StepOutcome(action, result)]
+
+    def deferred(self, record: SagaRecord) -> tuple[Result, ...]:
+        """Return the results that become inputs after this turn is saved, because their steps start in this turn."""
+        early = (result for step_key, result in self.failed_replies.items() if not _is_awaited(record, step_key))
+        return (*early, *self.failed_commands.values())
 
 
-def overwriting(record: SagaRecord, acted: Sequence[StepOutcome]) -> list[AuditEntry]:
+class Saved(NamedTuple):
+    """The turn is committed. `record` is its input; `change` was saved, or is None if there was no change.
+
+    `deferred` holds results that are inputs of the next turn, which follows immediately.
+    """
+
+    record: SagaRecord
+    plan: Plan
+    change: SagaChange | None = None
+    deferred: tuple[Result, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Nothing was written: an earlier turn seemed to fail but was saved, and its plan is lost."""
+
+
+class StepAtFault(NamedTuple):
+    """Nothing was written, because code of a step failed. The turn runs again with the result as an input."""
+
+    action: Action
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class StagingFailed:
+    """Nothing was written. The turn runs again and stages the events of each action separately."""
+
+
+class Unplannable(NamedTuple):
+    """Nothing was written, because the planner failed. The saga can only be stopped."""
+
+    reason: str
+
+
+TurnResult = Saved | Conflict | StepAtFault | StagingFailed | Unplannable
+
+
+class _RollBack(Exception):
+    """Ends a transaction without a commit."""
+
+
+class _Staged(NamedTuple):
+    """An action and the events to be staged for the action."""
+
+    action: Action
+    events: Sequence[Event]
+
+
+@dataclass(slots=True)
+class TurnTransaction:
+    """Runs the turns of one saga while the saga is claimed."""
+
+    context: RunnerContext
+    executor: StepExecutor
+    claim: Claim
+    version: int | None
+    """The version that must be stored, or None to accept any version."""
+    seen: frozenset[int] = frozenset()
+    saved_at: float = float("-inf")
+    """The worker's clock at the last save request. The saved claim lasts at least one lease from this time."""
+
+    async def run(self, given: TurnInput) -> TurnResult:
+        """Run a turn in one transaction, and commit only if the result is `Saved`.
+
+        Raises Transient if the store fails, and ConcurrencyError if the claim is lost.
+        """
+        store = self.context.store
+        result: TurnResult
+        try:
+            async with store.transactions.open() if given.local else store.transaction() as tx:
+                result = await self._stages(tx, given)
+                if not isinstance(result, Saved):
+                    raise _RollBack
+        except _RollBack:
+            return result
+        except Transient:
+            raise
+        except RAISED as error:
+            # A save that fails after a local function was caused by the function, for example by a row that violates a
+            # constraint.
+            if given.local is None:
+                raise
+            return StepAtFault(given.local, self.executor.failed_on_save(given.local, error))
+        if result.change:
+            self.version = result.record.instance.version + 1
+            self.seen = frozenset(result.plan.seen)
+        return result
+
+    async def _stages(self, tx: Any, given: TurnInput) -> TurnResult:
+        """Load, execute the local step, plan, and write: build the change, save, stage."""
+        record = given.record or await self._load(tx, lock=given.local is not None)
+        if record is None:
+            return Conflict()
+        if given.stop is not None:
+            return await self._stop(tx, record, given.stop)
+        outcomes = list(given.outcomes)
+        late = overdue(record)
+        undelivered = await self.context.store.undelivered(tx, late) if late else {}
+        if given.local:
+            given.local_ran = True
+            outcome = await self.executor.local(record.instance, given.local, tx)
+            if not isinstance(outcome.result, Succeeded):
+                return StepAtFault(given.local, outcome.result)
+            outcomes.append(outcome)
+        try:
+            record, plan = self._plan(given, record, outcomes, undelivered)
+        except RAISED as error:
+            return Unplannable(f"{UNPLANNABLE}: {describe(error)}")
+        return await self._write(tx, given, record, plan, outcomes)
+
+    async def _stop(self, tx: Any, record: SagaRecord, reason: str) -> Saved:
+        plan = stopped(record, reason)
+        change = SagaChange(plan.instance, (), plan.taken, plan.seen, plan.notes, plan.release)
+        await self._save(tx, change)
+        return Saved(record, plan, change)
+
+    async def _write(
+        self, tx: Any, given: TurnInput, record: SagaRecord, plan: Plan, outcomes: Sequence[StepOutcome]
+    ) -> Saved | StepAtFault | StagingFailed:
+        deferred = given.deferred(record)
+        if self._is_unchanged(record, plan) and not deferred:
+            return Saved(record, plan)
+        built = self._build(given, record, plan)
+        if isinstance(built, StepAtFault):
+            return built
+        instance, staged = built
+        release = plan.release and not deferred
+        change = SagaChange(instance, plan.entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
+        await self._save(tx, change)
+        staged = [*(_Staged(outcome.action, outcome.staged) for outcome in outcomes), *staged]
+        failure = await self._stage(tx, given, instance, [one for one in staged if one.events])
+        return Saved(record, plan, change, deferred) if failure is None else failure
+
+    async def _load(self, tx: Any, *, lock: bool) -> SagaRecord | None:
+        """Return the saga, or None if the stored version is not the expected version."""
+        found = await self.context.store.load(tx, self.claim.saga_id, for_update=lock)
+        record = require_claim(found, self.claim)
+        return record if self.version in (None, record.instance.version) else None
+
+    def _plan(
+        self,
+        given: TurnInput,
+        record: SagaRecord,
+        outcomes: Sequence[StepOutcome],
+        undelivered: Mapping[UUID, Undelivered],
+    ) -> tuple[SagaRecord, Plan]:
+        clashes, record = overwrites(record, outcomes), with_states(record, outcomes)
+        inputs = [*given.inputs, *(outcome.result for outcome in outcomes), *failed_reply_inputs(given, record)]
+        plan = advance(self.executor.saga.definition, record, inputs, self.context.rng, undelivered)
+        plan = replace(plan, notes=(*clashes, *plan.notes)) if clashes else plan
+        return record, plan if given.leaving is None else hand_over(plan, record, given.leaving)
+
+    def _build(self, given: TurnInput, record: SagaRecord, plan: Plan) -> tuple[Instance, list[_Staged]] | StepAtFault:
+        """Apply replies to the state and build commands, in the order of the plan: a command sees earlier replies."""
+        staged: list[_Staged] = []
+        instance = plan.instance
+        for action in plan.actions:
+            match action:
+                case ApplyReply():
+                    applied = self.executor.apply_reply(instance, action)
+                    if isinstance(applied, Result):
+                        return StepAtFault(action, applied)
+                    instance = replace(instance, state=applied.state)
+                    staged.append(_Staged(action, applied.staged))
+                case SendCommand() if (action.step, action.phase) not in given.failed_commands:
+                    is_answered = answered((*record.journal, *plan.entries), action)
+                    command = self.executor.command(instance, action, answered=is_answered)
+                    if isinstance(command, Result):
+                        return StepAtFault(action, command)
+                    staged.append(_Staged(action, (replace(command, event_id=command_id(plan.entries, action)),)))
+        return instance, staged
+
+    async def _save(self, tx: Any, change: SagaChange) -> None:
+        self.saved_at = self.context.clock.boot_seconds()
+        await self.context.store.save(tx, self.claim, change, self.context.settings.lease_seconds)
+
+    async def _stage(
+        self, tx: Any, given: TurnInput, instance: Instance, staged: Sequence[_Staged]
+    ) -> StepAtFault | StagingFailed | None:
+        """Stage all events in one call. If staging fails, stage them per action to find the cause."""
+        if not given.stage_separately:
+            try:
+                events = [event for one in staged for event in one.events]
+                if events:
+                    await self.context.stage(tx, *(step_executor.traced(event, instance) for event in events))
+                return None
+            except InvalidEvent:
+                # The events were rejected before any write, so the transaction is still usable.
+                pass
+            except Transient:
+                raise
+            except RAISED:
+                return StagingFailed()
+        for action, wanted_by_action in staged:
+            try:
+                await self.context.stage(tx, *(step_executor.traced(event, instance) for event in wanted_by_action))
+            except Transient:
+                raise
+            except RAISED as error:
+                return StepAtFault(action, self.executor.cannot_stage(action, error))
+        return None
+
+    def _is_unchanged(self, record: SagaRecord, plan: Plan) -> bool:
+        """Tell whether the plan changes nothing and needs no save."""
+        changes = plan.entries or plan.notes or plan.taken or plan.actions or plan.release
+        return not changes and plan.instance == record.instance and self.seen.issuperset(plan.seen)
+
+
+def require_claim(record: SagaRecord | None, claim: Claim) -> SagaRecord:
+    """Return the record if the claim is still valid. Raises ConcurrencyError."""
+    if record is None or (record.instance.owner, record.instance.epoch) != (claim.worker, claim.epoch):
+        raise ConcurrencyError(f"saga {claim.saga_id} has another owner by now; nothing was written: claim it again")
+    return record
+
+
+def overwrites(record: SagaRecord, outcomes: Sequence[StepOutcome]) -> list[AuditEntry]:
     """Return an audit entry for each step that overwrites a field which a parallel step has changed."""
     state, notes, instance = record.instance.state, [], record.instance
-    for one in acted:
-        if isinstance(one.result, Succeeded):
-            if fields := overwritten(state, one.before, one.after):
+    for outcome in outcomes:
+        if isinstance(outcome.result, Succeeded):
+            if fields := overwritten(state, outcome.before, outcome.after):
                 detail = f"{', '.join(fields)}: changed by another step while this one ran; this one's value is kept"
                 owner = instance.owner or "worker"
                 notes.append(
-                    AuditEntry(instance.status, instance.status, one.action.step, "state overwritten", owner, detail)
+                    AuditEntry(
+                        instance.status, instance.status, outcome.action.step, "state overwritten", owner, detail
+                    )
                 )
-            state = merged(state, one.before, one.after)
+            state = merged(state, outcome.before, outcome.after)
     return notes
 
 
-def with_states(record: SagaRecord, acted: Sequence[StepOutcome]) -> SagaRecord:
+def with_states(record: SagaRecord, outcomes: Sequence[StepOutcome]) -> SagaRecord:
     """Merge the state changes of completed steps into the record."""
     state = record.instance.state
-    for one in acted:
-        if isinstance(one.result, Succeeded):
-            state = merged(state, one.before, one.after)
+    for outcome in outcomes:
+        if isinstance(outcome.result, Succeeded):
+            state = merged(state, outcome.before, outcome.after)
     return record._replace(instance=replace(record.instance, state=state))
 
 
@@ -330,38 +375,33 @@ def command_id(journal: Sequence[JournalEntry], action: SendCommand) -> UUID | N
     return next((entry.command_event_id for entry in found), None)
 
 
-def _awaits(record: SagaRecord, step_key: StepKey) -> bool:
+def _is_awaited(record: SagaRecord, step_key: StepKey) -> bool:
     found = (entry for entry in record.journal if (entry.step, entry.phase) == step_key)
     return any(entry.status in OPEN or entry.is_unresolved for entry in found)
 
 
-def unread(given: TurnInput, record: SagaRecord) -> list[Result]:
+def failed_reply_inputs(given: TurnInput, record: SagaRecord) -> list[Result]:
     """Return results for replies that could not be applied.
 
-    For a step that starts in this turn, the result only marks the reply as early; `owed` returns the actual result.
+    For a step that starts in this turn, the result only marks the reply as early; `TurnInput.deferred` has the actual
+    result.
     """
     return [
         result
-        if _awaits(record, step_key)
+        if _is_awaited(record, step_key)
         else Raised(*step_key, "its reply came early, and cannot be taken in", reply=True)
-        for step_key, result in given.unread.items()
+        for step_key, result in given.failed_replies.items()
     ]
 
 
-def owed(given: TurnInput, record: SagaRecord) -> tuple[Result, ...]:
-    """Return the results that become inputs after this turn is saved, because their steps start in this turn."""
-    early = (result for step_key, result in given.unread.items() if not _awaits(record, step_key))
-    return (*early, *given.unsent.values())
-
-
-def hand_over(plan: Plan, record: SagaRecord, unbegun: Sequence[CallAction | LocalAction]) -> Plan:
+def hand_over(plan: Plan, record: SagaRecord, not_started: Sequence[CallAction | LocalAction]) -> Plan:
     """Return the plan of a turn that releases the saga, due immediately. The next owner starts open actions again."""
     if plan.release:
         return plan
     lines = {(entry.step, entry.phase): entry for entry in (*record.journal, *plan.entries)}
     changed = {(entry.step, entry.phase): entry for entry in plan.entries}
     notes, again = list(plan.notes), 0
-    for action in (*unbegun, *plan.actions):
+    for action in (*not_started, *plan.actions):
         step_key = action.step, action.phase
         if isinstance(action, CallAction | LocalAction) and wanted([lines[step_key]], action):
             left = replace(lines[step_key], status=StepStatus.RETRYING, attempts=action.attempt - 1, due_at=record.now)
@@ -388,7 +428,7 @@ def stopped(record: SagaRecord, reason: str) -> Plan:
     if instance.status in OVER:
         return Plan(instance, taken=everything, release=True)
     owner = instance.owner or "worker"
-    orders = [message for message in record.messages if message.kind is MessageKind.OPERATOR]
+    commands = [message for message in record.messages if message.kind is MessageKind.OPERATOR]
     notes = [
         AuditEntry(
             Status.FAILED,
@@ -398,14 +438,14 @@ def stopped(record: SagaRecord, reason: str) -> Plan:
             actor_of(message),
             f"ignored, because {reason}",
         )
-        for message in orders
+        for message in commands
     ]
     known = instance.status is Status.FAILED and instance.last_error == reason
     if not known:
         notes.insert(0, AuditEntry(instance.status, Status.FAILED, None, "became failed", owner, reason))
     return Plan(
         replace(instance, status=Status.FAILED, last_error=reason, needs_attention=True),
-        taken=tuple(message.message_id for message in (*orders, *surplus(record.messages))),
+        taken=tuple(message.message_id for message in (*commands, *surplus(record.messages))),
         seen=everything,
         notes=tuple(notes),
         release=True,

@@ -1,8 +1,8 @@
 """The saga worker: claims sagas that are due or have messages, and runs each saga in a separate task.
 
-Each duty is a method that can be called separately (`run_once`, `renew`, `tend`); `run` calls them in loops. After a
-crash, the journal still has the started steps. The worker that claims the saga after the lease starts the steps again,
-with the same keys.
+Each duty is a method that can be called separately (`run_once`, `renew`, `run_maintenance`); `run` calls them in loops.
+After a crash, the journal still has the started steps. The worker that claims the saga after the lease starts the steps
+again, with the same keys.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from outrider.errors import InvalidHandler, OutriderError, Transient
 from outrider.outbox.staging import Stage
 from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.definition.steps import Step, StepKind
-from outrider.saga.execution.runner import PAUSES, FailingSagas, RunnerContext, SagaRunner, wait_for
-from outrider.saga.execution.step_executor import RAISED, LeakedTasks, beginning, described
+from outrider.saga.execution.runner import PAUSES, FailingSagas, SagaRunner, wait_for
+from outrider.saga.execution.step_executor import RAISED, LeakedTasks, definition_site, describe
+from outrider.saga.execution.turn import RunnerContext
 from outrider.saga.model import SagaRecord
 from outrider.saga.settings import LEASE_MARGIN, SagaSettings
 from outrider.saga.store import SagaStore
@@ -42,7 +43,7 @@ from outrider.telemetry.health import StoreHealth
 
 LOST = "its claim was lost: another worker has it, or will have it"
 
-LONGER_SECONDS = 0.1
+SHORTEN_SECONDS = 0.1
 """The delay before extended claims return to the normal lease, because several local steps may follow each other."""
 
 
@@ -81,10 +82,10 @@ class SagaWorker:
             PAUSES,
             self.rng,
         )
-        self._drives: dict[UUID, SagaRunner] = {}
+        self._runners: dict[UUID, SagaRunner] = {}
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
-        self._renewing = ClaimRenewal(store, self.settings, self.clock, self._health, self._drives, self._lost)
-        self._means = RunnerContext(
+        self._renewal = ClaimRenewal(store, self.settings, self.clock, self._health, self._runners, self._cancel_lost)
+        self._context = RunnerContext(
             store,
             stage,
             self.settings,
@@ -93,21 +94,21 @@ class SagaWorker:
             self.rng,
             self._health,
             LeakedTasks(self.observer),
-            self._renewing.ahead,
+            self._renewal.ahead,
         )
-        self._spoilt = FailingSagas()
+        self._failing = FailingSagas()
         self._due_at: float | None = None
         self._stopping, self._wake = asyncio.Event(), asyncio.Event()
 
     @property
     def busy(self) -> int:
         """Return the number of claimed sagas."""
-        return len(self._drives)
+        return len(self._runners)
 
     @property
-    def strays(self) -> int:
+    def leaked(self) -> int:
         """Return the number of cancelled calls that still run. A process with leaked calls may have to be killed."""
-        return len(self._means.strays.tasks)
+        return len(self._context.leaked.tasks)
 
     def stop(self) -> None:
         """Request a clean stop: no new claims, running calls may finish, and all sagas are released."""
@@ -118,14 +119,14 @@ class SagaWorker:
         """Look for sagas now. Safe to call from the event loop at any time."""
         self._wake.set()
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Look for sagas after a consumer has handled an event, because the event may be a reply.
 
         A worker is an observer for the consumers in the same process::
 
             Consumer(source, store, routes, observer=Observers([log_observer(), worker]))
         """
-        if isinstance(fact, Handled):
+        if isinstance(event, Handled):
             self.wake()
 
     async def run(self) -> None:
@@ -136,20 +137,20 @@ class SagaWorker:
             async with self.store.listen(self.wake), asyncio.TaskGroup() as tasks:
                 duties = [
                     tasks.create_task(self._repeat(self.renew, self.settings.renew_seconds)),
-                    tasks.create_task(self._repeat(self._renewing.moved_back, 0.0)),
-                    tasks.create_task(self._repeat(self.tend, self.settings.maintenance_interval_seconds)),
+                    tasks.create_task(self._repeat(self._renewal.shorten, 0.0)),
+                    tasks.create_task(self._repeat(self.run_maintenance, self.settings.maintenance_interval_seconds)),
                 ]
-                await self._claiming()
-                await self._give_back()
+                await self._claim_until_stopped()
+                await self._release_all()
                 for duty in duties:
                     duty.cancel()
         finally:
-            await self._forsake()
+            await self._cancel_all()
         self.observer.emit(SagaWorkerStopped(self.name))
 
     async def run_once(self) -> int:
         """Claim sagas up to the concurrency limit, start to run them, and return their number."""
-        room = self.settings.concurrency - len(self._drives)
+        room = self.settings.concurrency - len(self._runners)
         if room <= 0:
             return 0
         if self._due_at is not None and self._due_at <= asyncio.get_running_loop().time():
@@ -157,7 +158,7 @@ class SagaWorker:
         lease_seconds = self.settings.lease_seconds
         records = await self.store.claim(self.name, self.sagas.versions, limit=room, lease_seconds=lease_seconds)
         for record in records:
-            self._begin(record)
+            self._start(record)
         return len(records)
 
     async def rest(self) -> None:
@@ -167,9 +168,9 @@ class SagaWorker:
 
     async def renew(self) -> None:
         """Renew all claims, and drop sagas whose claim is lost."""
-        await self._renewing.renew()
+        await self._renewal.renew()
 
-    async def tend(self) -> None:
+    async def run_maintenance(self) -> None:
         """Remove old sagas, audit entries and participant entries."""
         settings = self.settings
         pruned = await self.store.prune(
@@ -180,40 +181,40 @@ class SagaWorker:
         if any(pruned):
             self.observer.emit(SagaMaintenanceDone(*pruned))
 
-    def _begin(self, record: SagaRecord) -> None:
+    def _start(self, record: SagaRecord) -> None:
         instance = record.instance
         saga = self.sagas.find(instance.saga_type, instance.definition_version)
         assert saga is not None, "only what is here is claimed"
-        if (known := self._drives.get(instance.saga_id)) and known.adopt(record):
+        if (known := self._runners.get(instance.saga_id)) and known.adopt(record):
             return
-        self._lose(instance.saga_id)
-        drive = SagaRunner(self._means, saga, record, stop=self._spoilt.verdict(instance.saga_id))
-        self._drives[instance.saga_id] = drive
-        self._tasks[instance.saga_id] = asyncio.create_task(self._drive(drive), name=f"saga-{instance.saga_id}")
+        self._forget(instance.saga_id)
+        runner = SagaRunner(self._context, saga, record, stop=self._failing.stop_reason(instance.saga_id))
+        self._runners[instance.saga_id] = runner
+        self._tasks[instance.saga_id] = asyncio.create_task(self._run(runner), name=f"saga-{instance.saga_id}")
 
-    def _lost(self, drive: SagaRunner) -> None:
+    def _cancel_lost(self, runner: SagaRunner) -> None:
         """Cancel a saga whose claim was not renewed, unless a newer runner has replaced this runner."""
-        if self._drives.get(drive.claim.saga_id) is drive:
-            self._tasks[drive.claim.saga_id].cancel()
+        if self._runners.get(runner.claim.saga_id) is runner:
+            self._tasks[runner.claim.saga_id].cancel()
 
-    def _lose(self, saga_id: UUID) -> None:
+    def _forget(self, saga_id: UUID) -> None:
         """Forget an earlier claim of the same saga, which ended unnoticed."""
-        self._drives.pop(saga_id, None)
+        self._runners.pop(saga_id, None)
         if task := self._tasks.pop(saga_id, None):
             task.cancel()
 
-    async def _drive(self, drive: SagaRunner) -> None:
-        saga_id = drive.claim.saga_id
+    async def _run(self, runner: SagaRunner) -> None:
+        saga_id = runner.claim.saga_id
         try:
-            with self._told(saga_id):
-                await drive.run()
+            with self._report_release(saga_id):
+                await runner.run()
         finally:
-            if self._drives.get(saga_id) is drive:
-                del self._drives[saga_id], self._tasks[saga_id]
-                self._released(drive)
+            if self._runners.get(saga_id) is runner:
+                del self._runners[saga_id], self._tasks[saga_id]
+                self._released(runner)
 
     @contextmanager
-    def _told(self, saga_id: UUID) -> Iterator[None]:
+    def _report_release(self, saga_id: UUID) -> Iterator[None]:
         """Report why a saga was dropped. The saga becomes due again only after its lease, so there is no busy loop."""
         try:
             yield
@@ -222,20 +223,20 @@ class SagaWorker:
             raise
         except RAISED as error:
             if not isinstance(error, Transient):
-                self._spoilt.met(saga_id, described(error))
-            self.observer.emit(SagaReleased(self.name, saga_id, described(error)))
+                self._failing.add(saga_id, describe(error))
+            self.observer.emit(SagaReleased(self.name, saga_id, describe(error)))
         else:
-            self._spoilt.over(saga_id)
+            self._failing.clear(saga_id)
 
-    def _released(self, drive: SagaRunner) -> None:
+    def _released(self, runner: SagaRunner) -> None:
         """Store the next due time, and wake the claim loop if there was no free capacity before."""
-        if drive.wake_seconds is not None:
-            due_at = asyncio.get_running_loop().time() + drive.wake_seconds
+        if runner.wake_seconds is not None:
+            due_at = asyncio.get_running_loop().time() + runner.wake_seconds
             self._due_at = due_at if self._due_at is None else min(self._due_at, due_at)
-        if drive.wake_seconds is not None or len(self._drives) + 1 >= self.settings.concurrency:
+        if runner.wake_seconds is not None or len(self._runners) + 1 >= self.settings.concurrency:
             self.wake()
 
-    async def _claiming(self) -> None:
+    async def _claim_until_stopped(self) -> None:
         """Claim sagas until a stop is requested: immediately after a notification, otherwise with growing pauses."""
         idle_seconds = self.settings.poll_seconds_min
         while not self._stopping.is_set():
@@ -273,18 +274,18 @@ class SagaWorker:
                 self._health.recovered()
                 pause = seconds
 
-    async def _give_back(self) -> None:
+    async def _release_all(self) -> None:
         """Let running calls finish within the shutdown timeout, then release all sagas."""
-        for drive in self._drives.values():
-            drive.stop()
+        for runner in self._runners.values():
+            runner.stop()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=self.settings.shutdown_timeout_seconds)
-        for drive in self._drives.values():
-            drive.abandon()
+        for runner in self._runners.values():
+            runner.abandon()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=self.settings.lease_seconds)
 
-    async def _forsake(self) -> None:
+    async def _cancel_all(self) -> None:
         """Cancel all sagas immediately, without a write to the store."""
         tasks: list[asyncio.Task[Any]] = list(self._tasks.values())
         for task in tasks:
@@ -300,17 +301,17 @@ class ClaimRenewal:
     settings: SagaSettings
     clock: Clock
     health: StoreHealth
-    drives: Mapping[UUID, SagaRunner]
+    runners: Mapping[UUID, SagaRunner]
     lost: Callable[[SagaRunner], None]
-    _longer: asyncio.Event = field(default_factory=asyncio.Event)
-    _keeping_busy: list[float] = field(default_factory=list)
+    _extended: asyncio.Event = field(default_factory=asyncio.Event)
+    _blocked_seconds: list[float] = field(default_factory=list)
 
     async def renew(self) -> None:
         """Renew all claims; extend the claims of running calls while a local step may block the store."""
-        drives, longer_seconds = list(self.drives.values()), max(self._keeping_busy, default=0.0)
-        calls = [drive for drive in drives if drive.calling and longer_seconds]
-        await self._renew(calls, self.settings.lease_seconds + longer_seconds)
-        await self._renew([drive for drive in drives if drive not in calls], self.settings.lease_seconds)
+        runners, extra_seconds = list(self.runners.values()), max(self._blocked_seconds, default=0.0)
+        calls = [runner for runner in runners if runner.has_calls and extra_seconds]
+        await self._renew(calls, self.settings.lease_seconds + extra_seconds)
+        await self._renew([runner for runner in runners if runner not in calls], self.settings.lease_seconds)
 
     @asynccontextmanager
     async def ahead(self, seconds: float) -> AsyncIterator[None]:
@@ -319,39 +320,39 @@ class ClaimRenewal:
             yield
             return
         until = self.clock.boot_seconds() + seconds
-        calling = [drive for drive in self.drives.values() if drive.calling]
-        self._keeping_busy.append(seconds)
+        calling = [runner for runner in self.runners.values() if runner.has_calls]
+        self._blocked_seconds.append(seconds)
         try:
-            if any(drive.claimed_until < until for drive in calling):
-                self._longer.set()
+            if any(runner.claimed_until < until for runner in calling):
+                self._extended.set()
                 try:
-                    await self._renew(calling, self.settings.lease_seconds + max(self._keeping_busy))
+                    await self._renew(calling, self.settings.lease_seconds + max(self._blocked_seconds))
                 except Transient as error:
                     self.health.failed(str(error))
             yield
         finally:
-            self._keeping_busy.remove(seconds)
+            self._blocked_seconds.remove(seconds)
 
-    async def moved_back(self) -> None:
+    async def shorten(self) -> None:
         """Return extended claims to the normal lease. A long lease would delay the recovery from a dead worker."""
-        await self._longer.wait()
-        await asyncio.sleep(LONGER_SECONDS)
-        if not self._keeping_busy:
-            self._longer.clear()
+        await self._extended.wait()
+        await asyncio.sleep(SHORTEN_SECONDS)
+        if not self._blocked_seconds:
+            self._extended.clear()
             await self.renew()
 
-    async def _renew(self, drives: Sequence[SagaRunner], seconds: float) -> None:
-        claims = {drive: drive.claim for drive in drives}
+    async def _renew(self, runners: Sequence[SagaRunner], seconds: float) -> None:
+        claims = {runner: runner.claim for runner in runners}
         if not claims:
             return
         asked_at = self.clock.boot_seconds()
         held = await self.store.renew(list(claims.values()), seconds)
-        for drive, claim in claims.items():
+        for runner, claim in claims.items():
             if claim.saga_id in held:
-                drive.claimed_until = asked_at + seconds * LEASE_MARGIN
-            elif drive.claim == claim and not drive.in_turn:
+                runner.claimed_until = asked_at + seconds * LEASE_MARGIN
+            elif runner.claim == claim and not runner.in_turn:
                 # A runner in a turn may just have released the saga; otherwise its save detects the lost claim.
-                self.lost(drive)
+                self.lost(runner)
 
 
 def check_locals(store: SagaStore, sagas: SagaRegistry) -> None:
@@ -368,4 +369,4 @@ def check_locals(store: SagaStore, sagas: SagaRegistry) -> None:
 def _check(store: SagaStore, saga_type: str, step: Step) -> None:
     for act in (step.action, step.compensation):
         if act and act.function and (problem := store.transactions.check_handler(act.function)):
-            raise InvalidHandler(f"the step {step.name} of {saga_type}: {beginning(act.function)} {problem}")
+            raise InvalidHandler(f"the step {step.name} of {saga_type}: {definition_site(act.function)} {problem}")
