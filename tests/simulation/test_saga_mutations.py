@@ -1,18 +1,35 @@
-"""The sagas' simulation would notice: take one rule away, and some world breaks a promise."""
+"""The simulation of sagas notices a missing rule: some world breaks a guarantee."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from outrider.saga.definition.steps import StepKind
-from outrider.saga.model import JournalEntry, Phase, SagaMessage, Status, StepStatus, Uncertainty
+from outrider.saga.execution import turn
+from outrider.saga.execution.turn import Saved, TurnInput, TurnResult, TurnTransaction
+from outrider.saga.model import (
+    Claim,
+    JournalEntry,
+    Phase,
+    SagaChange,
+    SagaMessage,
+    SagaRecord,
+    Status,
+    StepStatus,
+    Uncertainty,
+)
 from outrider.saga.planner import compensation, operator_commands, replies, results
 from outrider.saga.planner import journal as journals
 from outrider.saga.planner.actions import CallAction
 from outrider.saga.planner.journal import OPEN, Journal, StepKey
 from outrider.saga.planner.planner import halted
+from outrider.stores.memory import MemoryTransaction
+from outrider.stores.memory import saga as memory_saga
 from tests.simulation.sagas.world import Unsound, run
 
 SEEDS = 1_000
@@ -20,7 +37,7 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 
 def first_unsound() -> str:
-    """Return what went wrong in the first world that broke a promise."""
+    """Return what went wrong in the first world that broke a guarantee."""
     for seed in range(SEEDS):
         try:
             run(seed)
@@ -83,11 +100,11 @@ def there_is_a_way_back_after_the_pivot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "past_pivot", property(lambda journal: False))
 
 
-def an_order_to_compensate_does_not_wait_for_the_pivot(patch: pytest.MonkeyPatch) -> None:
+def a_command_to_compensate_does_not_wait_for_the_pivot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operator_commands, "_pivot_is_out", lambda journal: False)
 
 
-def an_order_that_waited_for_the_pivot_does_not_care_what_came_of_it(patch: pytest.MonkeyPatch) -> None:
+def a_command_that_waited_for_the_pivot_does_not_care_what_came_of_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operator_commands, "_pivot_failed_since", lambda journal, mail: False)
 
 
@@ -104,7 +121,7 @@ def an_answer_that_comes_late_counts_for_nothing(patch: pytest.MonkeyPatch) -> N
     patch.setattr(replies, "_would_take", only_open)
 
 
-def an_order_to_compensate_leaves_out_what_may_have_happened(patch: pytest.MonkeyPatch) -> None:
+def a_command_to_compensate_leaves_out_what_may_have_happened(patch: pytest.MonkeyPatch) -> None:
     def only_done(journal: Journal, entry: JournalEntry) -> bool:
         return journal.step(entry).compensation is not None and entry.status is StepStatus.DONE
 
@@ -141,11 +158,11 @@ def deadlines_come_before_replies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replies, "read", read_late)
 
 
-def what_has_not_left_is_charged(patch: pytest.MonkeyPatch) -> None:
-    def charge(journal: Journal, entry: JournalEntry, _: object) -> None:
+def a_command_that_has_not_left_counts_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    def count(journal: Journal, entry: JournalEntry, _: object) -> None:
         results.unknown(journal, entry, "no answer within a time")
 
-    patch.setattr(results, "_ask_for_patience", charge)
+    patch.setattr(results, "_ask_for_patience", count)
 
 
 def attempts_have_no_end(patch: pytest.MonkeyPatch) -> None:
@@ -159,6 +176,39 @@ def attempts_have_no_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "retry", for_ever)
 
 
+def a_worker_that_lost_its_claim_saves_anyway(patch: pytest.MonkeyPatch) -> None:
+    def save_unfenced(tx: MemoryTransaction, claim: Claim, change: SagaChange, lease_seconds: float) -> Any:
+        known = tx.store.sagas.sagas.seen_by(tx, claim.saga_id).instance
+        assert known is not None
+        change = replace(change, instance=replace(change.instance, version=known.version))
+        return save(tx, claim._replace(worker=known.owner or claim.worker, epoch=known.epoch), change, lease_seconds)
+
+    save = memory_saga.save
+    patch.setattr(memory_saga, "save", save_unfenced)
+    patch.setattr(turn, "require_claim", lambda record, claim: record)
+
+
+def a_turn_that_was_saved_unnoticed_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    async def load(self: TurnTransaction, tx: Any, *, lock: bool) -> SagaRecord:
+        return turn.require_claim(await self.context.store.load(tx, self.claim.saga_id, for_update=lock), self.claim)
+
+    patch.setattr(TurnTransaction, "_load", load)
+
+
+def a_call_begins_before_its_turn_is_saved(patch: pytest.MonkeyPatch) -> None:
+    stages = TurnTransaction._stages
+
+    async def call_early(self: TurnTransaction, tx: Any, given: TurnInput) -> TurnResult:
+        result = await stages(self, tx, given)
+        if isinstance(result, Saved):
+            for action in result.plan.actions:
+                if isinstance(action, CallAction):
+                    asyncio.get_running_loop().create_task(self.executor.call(result.record.instance, action))
+        return result
+
+    patch.setattr(TurnTransaction, "_stages", call_early)
+
+
 MUTATIONS: dict[Mutation, str] = {
     a_new_key_for_each_attempt: "happened",
     what_timed_out_did_not_happen: "happened",
@@ -167,18 +217,21 @@ MUTATIONS: dict[Mutation, str] = {
     a_failed_compensation_stops_the_others: "was not compensated",
     a_failed_compensation_counts_as_done: "it is compensated, and needs_attention",
     there_is_a_way_back_after_the_pivot: "pivot",
-    an_order_to_compensate_does_not_wait_for_the_pivot: "pivot was",
-    an_order_that_waited_for_the_pivot_does_not_care_what_came_of_it: "what waited for the pivot was compensated",
+    a_command_to_compensate_does_not_wait_for_the_pivot: "pivot was",
+    a_command_that_waited_for_the_pivot_does_not_care_what_came_of_it: "the outcome of the pivot was unknown",
     an_attempt_that_raised_tells_what_came_of_an_earlier_one: "may be on its way",
-    an_answer_that_comes_late_counts_for_nothing: "its answer lies in the box",
-    an_order_to_compensate_leaves_out_what_may_have_happened: "stands at 1",
+    an_answer_that_comes_late_counts_for_nothing: "its reply lies in the mailbox",
+    a_command_to_compensate_leaves_out_what_may_have_happened: "stands at 1",
     a_call_that_raised_did_not_happen: "happened",
     what_a_lost_worker_had_begun_is_left_alone: "does not come to rest",
-    an_early_event_is_dropped: "it rests and is running",
-    late_replies_are_kept: "mail",
+    an_early_event_is_dropped: "its event had come",
+    late_replies_are_kept: "messages",
     deadlines_come_before_replies: "its event had come",
     attempts_have_no_end: "attempted",
-    what_has_not_left_is_charged: "had not left",
+    a_command_that_has_not_left_counts_an_attempt: "had not left",
+    a_worker_that_lost_its_claim_saves_anyway: "a worker saved without its claim",
+    a_turn_that_was_saved_unnoticed_is_ignored: "does not come to rest",
+    a_call_begins_before_its_turn_is_saved: "was called before its turn was saved",
 }
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from outrider.checks import CheckResult
@@ -23,6 +23,13 @@ from tests.simulation.record import Record
 from tests.simulation.virtual import VirtualLoop, as_actor
 
 T = TypeVar("T")
+
+
+class Trace(Protocol):
+    """The place where a wire notes each request."""
+
+    def note(self, actor: str, verb: str, ids: Sequence[object] = ()) -> None:
+        """Add a line."""
 
 
 @dataclass(slots=True)
@@ -53,7 +60,7 @@ def at_once(call: Coroutine[Any, Any, T]) -> T:
 class Wire:
     """One actor's line to its servers."""
 
-    def __init__(self, loop: VirtualLoop, actor: str, rng: random.Random, weather: Weather, record: Record) -> None:
+    def __init__(self, loop: VirtualLoop, actor: str, rng: random.Random, weather: Weather, record: Trace) -> None:
         self._loop, self._actor, self._chance, self._weather, self._record = loop, actor, rng, weather, record
         self._nobody = as_actor("")
 

@@ -25,7 +25,7 @@ from outrider.saga.planner.planner import (
     key_of,
     overdue,
 )
-from tests.simulation.sagas.shelf import SAGA_ID, Shelf
+from tests.unit.stored_saga import SAGA_ID, StoredSaga
 
 ACTION, COMPENSATION = Phase.ACTION, Phase.COMPENSATION
 
@@ -85,7 +85,7 @@ class Case:
     """A saga, a worker that holds it as long as it must, and the time."""
 
     def __init__(self, *groups: Step | list[Step]) -> None:
-        self.definition, self.shelf, self.events, self.epoch = saga(*groups), Shelf(), 0, 0
+        self.definition, self.shelf, self.events, self.epoch = saga(*groups), StoredSaga(), 0, 0
         self.plan = self.tell(Claimed())
 
     def tell(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:

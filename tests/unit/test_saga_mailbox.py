@@ -10,8 +10,8 @@ import pytest
 from outrider.saga.model import MessageKind, Phase, SagaMessage, Status, StepStatus
 from outrider.saga.planner.planner import ApplyReply, InvalidResult, Plan, Raised
 from outrider.saga.planner.replies import KEPT_MAX, rejection_of, surplus
-from tests.simulation.sagas.shelf import EPOCH, SAGA_ID
 from tests.unit.saga_case import COMPENSATION, Case, call, nothing, request, saga, told, wait
+from tests.unit.stored_saga import EPOCH, SAGA_ID
 
 
 def test_an_early_reply_stays_in_the_mailbox_until_its_step_waits() -> None:

@@ -18,8 +18,8 @@ from outrider.saga.planner.planner import (
     advance,
     key_of,
 )
-from tests.simulation.sagas.shelf import SAGA_ID
 from tests.unit.saga_case import COMPENSATION, Case, call, local, request, saga, sleep, told, wait
+from tests.unit.stored_saga import SAGA_ID
 
 
 def test_a_step_is_journaled_before_it_is_done() -> None:

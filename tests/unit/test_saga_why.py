@@ -12,8 +12,8 @@ from outrider.saga.execution.turn import hand_over
 from outrider.saga.explain import GRACE_SECONDS, Explanation, explain
 from outrider.saga.model import Phase, SagaRecord, Status
 from outrider.saga.planner.planner import Raised
-from tests.simulation.sagas.shelf import LEASE_SECONDS, SAGA_ID
 from tests.unit.saga_case import Case, call, local, nothing, request, sleep, wait
+from tests.unit.stored_saga import LEASE_SECONDS, SAGA_ID
 
 COMPENSATION = Phase.COMPENSATION
 

@@ -1,1 +1,1 @@
-"""A world of one saga: workers that die, participants that fail, a network that loses, repeats and delays, people."""
+"""A world of one saga: real workers that die, participants that fail, a network that loses and repeats, operators."""

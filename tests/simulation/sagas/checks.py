@@ -1,4 +1,4 @@
-"""What must be true of every turn, and of a world that has come to rest."""
+"""The rules for every turn, and for a world that is at rest."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from outrider.saga.definition.steps import Definition, StepKind
 from outrider.saga.model import JournalEntry, MessageKind, Phase, SagaRecord, Status, StepStatus, Uncertainty
 from outrider.saga.planner.planner import Claimed, Input, Plan, TimedOut, advance
-from tests.simulation.sagas.makers import EFFECTIVE
-from tests.simulation.sagas.shelf import Shelf
+from outrider.stores.memory.tables import SagaRow
+from tests.simulation.sagas.definitions import EFFECTIVE
 
 if TYPE_CHECKING:
     from tests.simulation.sagas.world import World
@@ -27,90 +27,96 @@ CHANGES = {
 
 @dataclass(slots=True)
 class History:
-    """What was saved, turn by turn."""
+    """The turns that were saved, and their checks."""
 
     definition: Definition
     compensated: list[str] = field(default_factory=list)
     by_hand: set[tuple[str, Phase]] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
-    compensation_ordered: bool = False
-    doubted: set[str] = field(default_factory=set)
+    compensation_commanded: bool = False
+    unresolved: set[str] = field(default_factory=set)
     """Steps with an attempt at the action that may still be on its way."""
 
-    def turn(self, record: SagaRecord, inputs: Sequence[Input], plan: Plan, shelf: Shelf) -> Iterator[str]:
-        """Remember a turn, and name what is wrong with it."""
-        obeyed = {note.what for note in plan.notes if note.what.startswith("operator") and "ignored" not in note.detail}
+    def turn(self, record: SagaRecord, inputs: Sequence[Input], plan: Plan, row: SagaRow) -> Iterator[str]:
+        """Record a turn, and yield its problems."""
+        applied = {
+            note.what for note in plan.notes if note.what.startswith("operator") and "ignored" not in note.detail
+        }
         for note in plan.notes:
             if note.detail == "settled by a person" and note.step:
                 self.by_hand.add((note.step, Phase(note.what.split()[0])))
-        self.compensation_ordered |= "operator compensate" in obeyed
-        self.doubted |= self.unheard(record, inputs)
-        yield from self.changes(plan)
-        yield from self.hasty(record, plan, obeyed)
-        yield from self.entries(plan, shelf)
-        yield from self.waits(record, plan)
-        yield from self.compensation(plan, ordered="operator compensate" in obeyed, shelf=shelf)
+        self.compensation_commanded |= "operator compensate" in applied
+        self.unresolved |= self.unresolved_calls(record, inputs)
+        yield from self.forbidden_changes(plan)
+        yield from self.compensated_too_early(record, plan, applied)
+        yield from self.entries(plan, row)
+        yield from self.missed_events(record, plan)
+        yield from self.compensation(plan, commanded="operator compensate" in applied, row=row)
         moved = record.instance.status is Status.FAILED and plan.instance.status is not Status.FAILED
-        if moved and not obeyed and not any(note.what == "answered after all" for note in plan.notes):
-            yield "it left failed without an order or an answer"
-        yield from self.left_lying(record, plan, shelf)
+        if moved and not applied and not any(note.what == "answered after all" for note in plan.notes):
+            yield "it left failed without a command or a reply"
+        yield from self.ignored_replies(record, plan, row)
         kept = [
             message
-            for message in shelf.messages.values()
+            for message in row.messages.values()
             if message.kind is MessageKind.REPLY and message.message_id in plan.seen
         ]
         # Beside an answer that cannot be taken in, another one may wait for its place.
-        stuck = [entry for entry in shelf.journal.values() if entry.uncertainty is Uncertainty.REPLY_NOT_APPLIED]
+        stuck = [entry for entry in row.journal.values() if entry.uncertainty is Uncertainty.REPLY_NOT_APPLIED]
         if len(kept) > len(self.definition.steps) + len(stuck):
             yield "replies pile up in the mailbox"
 
-    def unheard(self, record: SagaRecord, inputs: Sequence[Input]) -> set[str]:
-        """Return the calls that were given up, or lost with their worker, before anybody knew what they came to."""
+    def unresolved_calls(self, record: SagaRecord, inputs: Sequence[Input]) -> set[str]:
+        """Return the steps whose call timed out or was lost with its worker, before its result was known."""
         late = {item.step for item in inputs if isinstance(item, TimedOut) and item.phase is Phase.ACTION}
         if any(isinstance(item, Claimed) for item in inputs):
             late |= {e.step for e in record.journal if (e.phase, e.status) == (Phase.ACTION, StepStatus.STARTED)}
         return {step for step in late if self.definition.steps[step].kind is StepKind.CALL}
 
-    def left_lying(self, record: SagaRecord, plan: Plan, shelf: Shelf) -> Iterator[str]:
-        """What has failed for want of an answer does not stay so when that is there."""
+    def ignored_replies(self, record: SagaRecord, plan: Plan, row: SagaRow) -> Iterator[str]:
+        """A step that failed without a reply goes on when the reply arrives."""
         for message in record.messages:
             step = (message.key or "").partition(":")[2]
-            entry = shelf.journal.get((step, Phase.ACTION))
+            entry = row.journal.get((step, Phase.ACTION))
             failed = entry is not None and entry.is_unresolved
             other = entry is not None and (entry.uncertainty, entry.reply_event_id) != (
                 Uncertainty.REPLY_NOT_APPLIED,
                 message.event_id,
             )
             if failed and other and message.name in ("yes", "no") and message.message_id in plan.seen:
-                yield f"{step} stands failed, and its answer lies in the box"
+                yield f"{step} has failed, and its reply lies in the mailbox"
 
-    def hasty(self, record: SagaRecord, plan: Plan, obeyed: set[str]) -> Iterator[str]:
-        """Nothing that may still be on its way is compensated, but by a person who could know."""
+    def compensated_too_early(self, record: SagaRecord, plan: Plan, applied: set[str]) -> Iterator[str]:
+        """A step whose attempt may still take effect is compensated only by command of an operator."""
         for entry in plan.entries:
-            doubt = entry.step in self.doubted and (entry.phase, entry.status) == (Phase.COMPENSATION, "planned")
-            if doubt and not self.compensation_ordered and not self.stood(record, entry.step, StepStatus.DONE, plan):
+            doubt = entry.step in self.unresolved and (entry.phase, entry.status) == (Phase.COMPENSATION, "planned")
+            if (
+                doubt
+                and not self.compensation_commanded
+                and not self.has_status(record, entry.step, StepStatus.DONE, plan)
+            ):
                 yield f"{entry.step} is compensated, and an attempt at it may be on its way"
         pivot = self.definition.pivot
-        if pivot is None or pivot.kind is StepKind.LOCAL or "operator compensate" not in obeyed:
+        if pivot is None or pivot.kind is StepKind.LOCAL or "operator compensate" not in applied:
             return
-        before, after = (self.stood(record, pivot.name, StepStatus.FAILED, turn) for turn in (None, plan))
+        before, after = (self.has_status(record, pivot.name, StepStatus.FAILED, turn) for turn in (None, plan))
         if after and not before:
-            yield "what waited for the pivot was compensated, and nobody knew whether that had happened"
+            yield "the saga was compensated although the outcome of the pivot was unknown"
 
     @staticmethod
-    def stood(record: SagaRecord, step: str, progress: StepStatus, plan: Plan | None = None) -> bool:
+    def has_status(record: SagaRecord, step: str, progress: StepStatus, plan: Plan | None = None) -> bool:
         lines = {entry.step: entry for entry in record.journal if entry.phase is Phase.ACTION}
         lines |= {entry.step: entry for entry in (plan.entries if plan else ()) if entry.phase is Phase.ACTION}
         return step in lines and lines[step].status == progress
 
-    def changes(self, plan: Plan) -> Iterator[str]:
+    def forbidden_changes(self, plan: Plan) -> Iterator[str]:
         for note in plan.notes:
             old = note.old_status
             if old is not None and note.new_status not in CHANGES.get(old, set()) | {old}:
                 yield f"it went from {old} to {note.new_status}"
 
-    def entries(self, plan: Plan, shelf: Shelf) -> Iterator[str]:
-        done = {entry.step for entry in shelf.journal.values() if (entry.phase, entry.status) == ("action", "done")}
+    def entries(self, plan: Plan, row: SagaRow) -> Iterator[str]:
+        done = {entry.step for entry in row.journal.values() if (entry.phase, entry.status) == ("action", "done")}
         for entry in plan.entries:
             step = self.definition.steps[entry.step]
             act = step.action if entry.phase is Phase.ACTION else step.compensation
@@ -125,76 +131,76 @@ class History:
             if step.pivot and step.kind is not StepKind.LOCAL and "given up" in (entry.error or ""):
                 yield "compensation began while the pivot was out"
 
-    def waits(self, record: SagaRecord, plan: Plan) -> Iterator[str]:
-        """An event that has come is never taken for one that has not, however early or late it was."""
+    def missed_events(self, record: SagaRecord, plan: Plan) -> Iterator[str]:
+        """A wait whose event has arrived is never rejected, however early or late the event was."""
         came = self.taken | {message.name for message in record.messages}
         for entry in plan.entries:
             refused = entry.status in (StepStatus.REJECTED, StepStatus.FAILED)
-            if refused and "nothing came" in (entry.error or "") and f"event {entry.step}" in came:
+            if refused and "nothing came" in (entry.error or "") and f"event.{entry.step}" in came:
                 yield f"{entry.step} was rejected, and its event had come"
         self.taken |= {message.name for message in record.messages if message.message_id in plan.taken}
 
-    def compensation(self, plan: Plan, *, ordered: bool, shelf: Shelf) -> Iterator[str]:
+    def compensation(self, plan: Plan, *, commanded: bool, row: SagaRow) -> Iterator[str]:
         begins = [note for note in plan.notes if note.what == "became compensating"]
-        if not begins or ordered or any(note.old_status is Status.FAILED for note in begins):
+        if not begins or commanded or any(note.old_status is Status.FAILED for note in begins):
             return
-        for entry in shelf.journal.values():
+        for entry in row.journal.values():
             if entry.phase is Phase.ACTION and entry.status not in (StepStatus.DONE, StepStatus.REJECTED):
                 yield f"compensation began while {entry.step} was {entry.status}"
 
 
 def at_rest(world: World) -> Iterator[str]:
-    """Name what is wrong with a world in which nothing is left to do."""
-    shelf, history = world.shelf, world.history
-    status = shelf.instance.status
+    """Yield the problems of a world in which nothing is left to do."""
+    row, history, instance = world.row, world.history, world.record.instance
+    status = instance.status
     if status not in (Status.COMPLETED, Status.COMPENSATED, Status.FAILED):
         yield f"it rests and is {status}"
-    if shelf.instance.needs_attention != (status is Status.FAILED):
-        yield f"it is {status}, and needs_attention is {shelf.instance.needs_attention}"
-    if status is not Status.FAILED and shelf.messages:
-        yield f"it is {status}, and has mail"
+    if instance.needs_attention != (status is Status.FAILED):
+        yield f"it is {status}, and needs_attention is {instance.needs_attention}"
+    if status is not Status.FAILED and row.messages:
+        yield f"it is {status}, and has messages"
     yield from _idle(world)
-    yield from _order(shelf, history)
-    yield from _rest_compensated(shelf, history)
+    yield from _order(row, history)
+    yield from _rest_compensated(row, history)
     yield from _ledger(world)
     pivot = world.definition.pivot
-    if pivot and _progress(shelf, pivot.name) is StepStatus.DONE and world.parties.compensations:
-        yield f"{list(world.parties.compensations)} was compensated after the pivot"
+    if pivot and _progress(row, pivot.name) is StepStatus.DONE and world.participants.compensations:
+        yield f"{list(world.participants.compensations)} was compensated after the pivot"
 
 
 def _idle(world: World) -> Iterator[str]:
-    record = world.shelf.load()._replace(messages=())
+    record = world.record._replace(messages=())
     plan = advance(world.definition, record, [], random.Random(0))
     if plan != Plan(record.instance, release=True):
         yield f"an ended saga goes on: {plan}"
 
 
-def _order(shelf: Shelf, history: History) -> Iterator[str]:
-    places = [shelf.journal[step, Phase.ACTION].position for step in history.compensated]
+def _order(row: SagaRow, history: History) -> Iterator[str]:
+    places = [row.journal[step, Phase.ACTION].position for step in history.compensated]
     if places != sorted(places, reverse=True):
         yield f"steps were compensated in the order {history.compensated}"
 
 
-def _rest_compensated(shelf: Shelf, history: History) -> Iterator[str]:
-    for entry in shelf.journal.values():
+def _rest_compensated(row: SagaRow, history: History) -> Iterator[str]:
+    for entry in row.journal.values():
         if history.compensated and entry.phase is Phase.COMPENSATION and entry.status is StepStatus.PLANNED:
             yield f"{entry.step} was not compensated, as another step could not be"
 
 
-def _progress(shelf: Shelf, step: str, phase: Phase = Phase.ACTION) -> StepStatus | None:
-    entry: JournalEntry | None = shelf.journal.get((step, phase))
+def _progress(row: SagaRow, step: str, phase: Phase = Phase.ACTION) -> StepStatus | None:
+    entry: JournalEntry | None = row.journal.get((step, phase))
     return entry.status if entry else None
 
 
 def _ledger(world: World) -> Iterator[str]:
-    parties, shelf = world.parties, world.shelf
+    participants, row = world.participants, world.row
     for step in world.definition.steps.values():
-        effects, compensations = parties.effects[step.name], parties.compensations[step.name]
+        effects, compensations = participants.effects[step.name], participants.compensations[step.name]
         if effects > 1 or compensations > effects:
             yield f"{step.name} happened {effects} times and was compensated {compensations} times"
         if step.kind not in EFFECTIVE or any((step.name, phase) in world.history.by_hand for phase in Phase):
             continue
-        action, compensate = (_progress(shelf, step.name, phase) for phase in Phase)
+        action, compensate = (_progress(row, step.name, phase) for phase in Phase)
         if action is StepStatus.DONE and compensate is None and (effects, compensations) != (1, 0):
             yield f"{step.name} is done and happened {effects} times, compensated {compensations} times"
         if action is StepStatus.DONE and not effects:
@@ -207,10 +213,10 @@ def _ledger(world: World) -> Iterator[str]:
 
 
 def _all_or_nothing(world: World, name: str, balance: int) -> Iterator[str]:
-    step, status = world.definition.steps[name], world.shelf.instance.status
+    step, status = world.definition.steps[name], world.status
     if status is Status.COMPLETED and balance != 1:
         yield f"the saga is completed, and {name} stands at {balance}"
     if status is Status.COMPENSATED and step.compensation is not None and balance != 0:
         yield f"the saga is compensated, and {name} stands at {balance}"
-    if status is Status.COMPENSATED and step.pivot and balance != 0 and not world.history.compensation_ordered:
+    if status is Status.COMPENSATED and step.pivot and balance != 0 and not world.history.compensation_commanded:
         yield "the saga is compensated, and its pivot happened"

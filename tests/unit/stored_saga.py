@@ -1,4 +1,4 @@
-"""A store for one saga, with the rules of the contract: claims, the fence, the version, mail that is taken or seen."""
+"""One stored saga, with the rules of the store contract: claims, fence, version, messages that are taken or seen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAGA_ID = UUID(int=5)
 
 
 class Fenced(Exception):
-    """Somebody else has the saga."""
+    """Another worker has the saga."""
 
 
 def fresh() -> Instance:
@@ -43,7 +43,7 @@ def fresh() -> Instance:
 
 
 @dataclass(slots=True)
-class Shelf:
+class StoredSaga:
     """The saga as stored, and the time as the database tells it."""
 
     now: datetime = EPOCH
