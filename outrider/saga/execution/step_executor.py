@@ -412,7 +412,7 @@ def describe_failure(action: Step, error: BaseException) -> str:
     """Describe an error, with the function of the step and the source location.
 
     >>> from outrider.saga.model import Phase
-    >>> told(CallAction("charge", Phase.ACTION, 1, "key"), ValueError("no such card"))
+    >>> describe_failure(CallAction("charge", Phase.ACTION, 1, "key"), ValueError("no such card"))
     'ValueError: no such card'
     """
     text = describe(error)
