@@ -26,9 +26,9 @@ from outrider.retry import RetryPolicy
 from outrider.stores.postgres import PostgresInbox
 from outrider.telemetry.events import Handled, HandlerRetried
 from outrider.testing import RecordingObserver
-from tests.acceptance.end_to_end.post import ANSWER_SECONDS_MAX, PARTITIONS, KafkaPost
-from tests.chaos.consumers import EMPTY, relaying
-from tests.chaos.relays import until
+from tests.support.consumer_process import EMPTY, relaying
+from tests.support.destinations import ANSWER_SECONDS_MAX, PARTITIONS, KafkaPost
+from tests.support.relay_process import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -32,7 +32,7 @@ from outrider.testing import RecordingObserver
 from outrider.testing.contracts.source import eventually
 from outrider.testing.servers.kafka import create_topic, delete_topics
 from outrider.wire import decode
-from tests.acceptance.malformed import TYPE, deliveries
+from tests.acceptance.malformed_deliveries import TYPE, deliveries
 
 pytestmark = pytest.mark.timeout(180)
 

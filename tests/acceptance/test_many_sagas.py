@@ -18,9 +18,9 @@ import pytest
 
 from outrider.event import Message
 from outrider.saga import SagaRegistry
-from tests.chaos.relays import at
-from tests.chaos.saga_ledger import FINE, SOLD_OUT, TABLES, UNDELIVERABLE, balanced, order_saga
-from tests.chaos.saga_workers import Orders, Shop, all_ended
+from tests.support.relay_process import at
+from tests.support.saga_ledger import FINE, SOLD_OUT, TABLES, UNDELIVERABLE, balanced, order_saga
+from tests.support.saga_worker_process import Orders, Shop, all_ended
 from tests.support.sizes import FULL, sized
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos, pytest.mark.timeout(300)]

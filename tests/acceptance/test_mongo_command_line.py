@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from outrider import Event, Outbox
 from outrider.cli import app
-from tests.chaos import mongo_services as services
+from tests.support import mongo_services as services
 
 pytestmark = pytest.mark.mongo
 

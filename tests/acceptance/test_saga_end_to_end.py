@@ -11,8 +11,8 @@ import pytest
 from outrider import app
 from outrider.saga.model import Phase, Status, StepStatus
 from outrider.telemetry.events import SagaStepFailed
-from tests.acceptance.saga_town import Town, stock_inbox, town
-from tests.unit.saga_shop import until
+from tests.support.saga_services import Town, stock_inbox, town
+from tests.support.saga_shop import until
 
 pytestmark = [pytest.mark.timeout(60)]
 MOVES = "SELECT id, what FROM moves ORDER BY id, what DESC"

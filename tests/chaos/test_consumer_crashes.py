@@ -12,9 +12,9 @@ import pytest
 
 from outrider import app
 from outrider.testing.servers.kafka import create_topic, delete_topics
-from tests.chaos.consumers import EMPTY, Work, exactly_once_in_order, relaying, stage
-from tests.chaos.crashing_consumer import NEVER, POINTS, TABLE, Fuse, build, consumer_of
-from tests.chaos.relays import until
+from tests.support.consumer_process import EMPTY, Work, exactly_once_in_order, relaying, stage
+from tests.support.crashing_consumer import NEVER, POINTS, TABLE, Fuse, build, consumer_of
+from tests.support.relay_process import until
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos, pytest.mark.timeout(300)]

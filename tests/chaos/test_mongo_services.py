@@ -21,8 +21,8 @@ from outrider.stores.mongo import MongoSchema
 from outrider.testing.servers.kafka import create_topic, delete_topics
 from outrider.testing.servers.mongo import MongoServer
 from tests.acceptance.end_to_end.mongo_shop import FORGETFUL
-from tests.chaos import mongo_services as services
-from tests.chaos.relays import PATIENCE_SECONDS, at, relays
+from tests.support import mongo_services as services
+from tests.support.relay_process import PATIENCE_SECONDS, at, relays
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.mongo, pytest.mark.chaos, pytest.mark.timeout(300)]

@@ -13,7 +13,7 @@ import pytest
 from outrider import app
 from outrider.saga.model import SagaCriteria
 from outrider.telemetry.events import SagaAdvanced
-from tests.acceptance.saga_town import Bank, Town, stock_inbox, town
+from tests.support.saga_services import Bank, Town, stock_inbox, town
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 

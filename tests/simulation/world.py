@@ -11,11 +11,11 @@ from outrider.brokers.base import Capabilities
 from outrider.event import OnDeadLetter
 from outrider.outbox.optimistic import OptimisticWriter
 from outrider.stores.memory import MemoryStore
-from tests.simulation.chaos import FaultMaker, Operator
 from tests.simulation.checks import at_rest, findings
-from tests.simulation.crew import Crew
-from tests.simulation.exchange import Exchange, ModelBroker
+from tests.simulation.faults import FaultMaker, Operator
+from tests.simulation.model_broker import Exchange, ModelBroker
 from tests.simulation.record import Graveyard, Record, Step
+from tests.simulation.relays import Crew
 from tests.simulation.virtual import VirtualClock, VirtualLoop
 from tests.simulation.wire import DistantStore, Weather, Wire
 from tests.simulation.writers import Scene, StreamPlan, Writer

@@ -11,8 +11,8 @@ from outrider.stores.mongo import MongoSchema
 from outrider.stores.sqlite import SqliteSchema
 from outrider.testing.servers.mongo import MongoServer
 from tests.acceptance.end_to_end.mongo_shop import FORGETFUL, MongoShop
-from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, SqliteShop
+from tests.support.destinations import KafkaPost, RabbitPost
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.end_to_end.crew import (
+from tests.acceptance.end_to_end.mongo_shop import MongoShop
+from tests.acceptance.end_to_end.relay_progress import (
     EMPTY,
     SHARED,
     STARTED,
@@ -16,10 +17,9 @@ from tests.acceptance.end_to_end.crew import (
     until,
     until_told,
 )
-from tests.acceptance.end_to_end.mongo_shop import MongoShop
-from tests.acceptance.end_to_end.post import KafkaPost, Post, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, Shop, SqliteShop, deals
-from tests.chaos.relays import RelayProcess, relays
+from tests.support.destinations import KafkaPost, Post, RabbitPost
+from tests.support.relay_process import RelayProcess, relays
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]

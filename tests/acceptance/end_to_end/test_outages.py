@@ -12,7 +12,7 @@ from outrider.stores.postgres import PostgresSchema
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
 from outrider.testing.servers.postgres import PostgresServer
 from outrider.testing.servers.rabbitmq import RabbitServer
-from tests.acceptance.end_to_end.crew import (
+from tests.acceptance.end_to_end.relay_progress import (
     EMPTY,
     PACE,
     SMALL_STEPS,
@@ -22,9 +22,9 @@ from tests.acceptance.end_to_end.crew import (
     until,
     until_told,
 )
-from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, Shop, deals
-from tests.chaos.relays import QUICK, RelayProcess, relays
+from tests.support.destinations import KafkaPost, RabbitPost
+from tests.support.relay_process import QUICK, RelayProcess, relays
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(240)]

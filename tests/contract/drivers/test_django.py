@@ -14,7 +14,7 @@ from django.db.utils import ConnectionHandler
 import outrider
 from outrider import Outbox
 from outrider.drivers.commit_hooks import after_commit
-from tests.contract.drivers.case import placed
+from tests.contract.drivers.connection_case import placed
 from tests.contract.drivers.databases import SqliteDatabase
 from tests.contract.drivers.django_case import ALIAS, described
 

@@ -11,8 +11,8 @@ import pytest
 from outrider import Event, InvalidEvent, NotInTransaction
 from outrider.event import uuid7
 from outrider.saga.model import MessageKind, NewSaga, NewSagaMessage, Phase
-from tests.contract.drivers.case import Case, Undo, placed
-from tests.contract.drivers.kinds import POSTGRES, SQLITE, Chosen, chosen_of, params
+from tests.contract.drivers.connection_case import Case, Undo, placed
+from tests.contract.drivers.connection_kinds import POSTGRES, SQLITE, Chosen, chosen_of, params
 
 
 @pytest.fixture(params=params(POSTGRES, SQLITE))

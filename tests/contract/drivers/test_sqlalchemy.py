@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 import outrider
 from outrider import NotInTransaction, Transient, UsageError
 from outrider.drivers.commit_hooks import after_commit
-from tests.contract.drivers.alchemy import AlchemySqliteByHand, AlchemySqliteSession, Note
-from tests.contract.drivers.case import Undo, placed
+from tests.contract.drivers.connection_case import Undo, placed
 from tests.contract.drivers.databases import SqliteDatabase
+from tests.contract.drivers.sqlalchemy_cases import AlchemySqliteByHand, AlchemySqliteSession, Note
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 
 from outrider import Outbox, Waker
 from outrider.stores.postgres import PostgresStore
-from tests.contract.drivers.alchemy import AlchemySession
-from tests.contract.drivers.case import Case, placed
+from tests.contract.drivers.connection_case import Case, placed
 from tests.contract.drivers.databases import PostgresDatabase
 from tests.contract.drivers.django_case import Django
-from tests.contract.drivers.plain import AsyncpgConnection, Psycopg
+from tests.contract.drivers.driver_cases import AsyncpgConnection, Psycopg
+from tests.contract.drivers.sqlalchemy_cases import AlchemySession
 
 pytestmark = pytest.mark.postgres
 

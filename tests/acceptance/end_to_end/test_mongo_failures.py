@@ -1,0 +1,108 @@
+"""MongoDB in trouble while writers stage and relays drain: conflicts, lost connections, commits in doubt, elections.
+
+A relay is killed besides. Nothing is lost, every key keeps its order, and no event is blamed for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import AsyncMongoClient
+
+from tests.acceptance.end_to_end.mongo_shop import MongoShop
+from tests.acceptance.end_to_end.relay_progress import EMPTY, STARTED, everything_arrived, until, until_told
+from tests.acceptance.end_to_end.shop import deals
+from tests.support.destinations import KafkaPost, Post, RabbitPost
+from tests.support.relay_process import RelayProcess, relays
+
+pytestmark = [pytest.mark.mongo, pytest.mark.chaos, pytest.mark.timeout(300)]
+
+KEYS = 100
+PACE = ("--lease-seconds", "4", "--publish-timeout-seconds", "1.5", "--batch-max", "100", "--poll-seconds-max", "0.5")
+WRITES = ["insert", "update", "delete", "findAndModify"]
+IN_DOUBT = {"code": 64, "errmsg": "waiting for replication timed out"}
+TIMES = 4
+STEP_DOWN_SECONDS = 2
+FAULT_MILLISECONDS_MAX = 60_000
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "write conflicts": {"failCommands": WRITES, "errorCode": 112},
+    "lost connections": {"failCommands": [*WRITES, "find", "aggregate"], "closeConnection": True},
+    "commits that nobody heard": {"failCommands": ["commitTransaction"], "closeConnection": True},
+    "commits in doubt": {"failCommands": ["commitTransaction"], "writeConcernError": IN_DOUBT},
+    "another primary": {"failCommands": [*WRITES, "find", "aggregate", "commitTransaction"], "errorCode": 10107},
+}
+WRITERS, RELAYS = "shop", "outrider"
+"""How the clients are known to the server."""
+
+
+async def _inject(client: AsyncMongoClient[Any], who: str, fault: dict[str, Any]) -> None:
+    """Let some commands of somebody's fail, and return when they have."""
+    point = {"configureFailPoint": "failCommand", "mode": {"times": TIMES}, "data": {**fault, "appName": who}}
+    before = (await client.admin.command(point))["count"]
+    until_failed = {"waitForFailPoint": "failCommand", "timesEntered": before + TIMES}
+    await client.admin.command({**until_failed, "maxTimeMS": FAULT_MILLISECONDS_MAX})
+
+
+async def _step_down(client: AsyncMongoClient[Any]) -> None:
+    """Let the only node resign; after a while it elects itself again."""
+    resign = {"replSetStepDown": STEP_DOWN_SECONDS, "force": True, "secondaryCatchUpPeriodSecs": 0}
+    await client.admin.command(resign)
+    # Whoever wants to write waits for a primary.
+    await client["shop"]["resigned"].insert_one({})
+
+
+async def _all_that_can_go_wrong(client: AsyncMongoClient[Any]) -> None:
+    for fault in FAULTS.values():
+        for who in (WRITERS, RELAYS):
+            await _inject(client, who, fault)
+    await _step_down(client)
+
+
+async def _nothing_changes(shop: MongoShop, post: Post, folder: Path) -> None:
+    """Do business as long as there is trouble, with a relay killed in the middle of it."""
+    async with relays(shop.url, post.url, folder, 2, *PACE) as crew:
+        await until(shop, crew, *STARTED)
+        async with AsyncMongoClient[Any](shop.url) as client:
+            trouble = asyncio.create_task(_all_that_can_go_wrong(client))
+            sold = await _business(shop, post.topic, trouble)
+            await crew.pop(0).kill()
+            crew.append(await RelayProcess.start(shop.url, post.url, folder, *PACE))
+            trouble = asyncio.create_task(_step_down(client))
+            sold += await _business(shop, post.topic, trouble, seed=1000)
+        await until(shop, crew, *EMPTY)
+        # Who is told to stop before it runs is simply ended.
+        await until_told(folder, crew, "relay started", 3)
+        assert [await relay.stop() for relay in crew] == [0, 0]
+    ledger = await post.ledger()
+    assert len(ledger.ids) == sold
+    assert shop.compensated
+    await everything_arrived(shop, ledger)
+
+
+async def _business(shop: MongoShop, topic: str, trouble: asyncio.Task[None], *, seed: int = 0) -> int:
+    """Sell until the trouble is over; return how much was sold."""
+    sold = 0
+    while not trouble.done():
+        seed += 1
+        await shop.work(deals(2 * KEYS, KEYS, seed=seed), topic)
+        sold += 2 * KEYS
+    await trouble
+    return sold
+
+
+@pytest.mark.kafka
+async def test_nothing_is_lost_on_the_way_to_kafka(
+    mongo_shop: MongoShop, kafka_post: KafkaPost, tmp_path: Path
+) -> None:
+    await _nothing_changes(mongo_shop, kafka_post, tmp_path)
+
+
+@pytest.mark.rabbitmq
+async def test_nothing_is_lost_on_the_way_to_rabbitmq(
+    mongo_shop: MongoShop, rabbit_post: RabbitPost, tmp_path: Path
+) -> None:
+    await _nothing_changes(mongo_shop, rabbit_post, tmp_path)

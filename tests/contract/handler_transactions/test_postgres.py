@@ -1,0 +1,53 @@
+"""The contracts of the inbox and of the sagas on PostgreSQL, over every kind of transactions that can be lent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider.testing.contracts import InboxBench, InboxContract, SagaBench
+from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules
+from outrider.testing.contracts.saga_claims import ConcurrencyRules
+from outrider.testing.contracts.saga_turns import HandlerTransactionRules
+from tests.contract.handler_transactions.contract_benches import LentRules, LentTurnRules, lent_inbox, lent_sagas
+from tests.contract.handler_transactions.transaction_kinds import KINDS, REPEATED, Kind
+
+pytestmark = pytest.mark.postgres
+
+MAIN = pytest.mark.parametrize("postgres_kind", KINDS, indirect=True, ids=lambda kind: kind.__name__)
+OTHERS = pytest.mark.parametrize("postgres_kind", REPEATED, indirect=True, ids=lambda kind: kind.__name__)
+
+
+class _Inbox:
+    @pytest.fixture
+    async def bench(self, postgres_kind: Kind) -> AsyncIterator[InboxBench]:
+        async with lent_inbox(postgres_kind) as bench:
+            yield bench
+
+
+class _Sagas:
+    @pytest.fixture
+    async def bench(self, postgres_kind: Kind) -> AsyncIterator[SagaBench]:
+        async with lent_sagas(postgres_kind) as bench:
+            yield bench
+
+
+@MAIN
+class TestLentInbox(_Inbox, InboxContract):
+    pass
+
+
+@OTHERS
+class TestRepeatedLentInbox(_Inbox, ReceiptRules, HandlerRules):
+    pass
+
+
+@MAIN
+class TestLentSagas(_Sagas, LentRules, LentTurnRules, ConcurrencyRules):
+    pass
+
+
+@OTHERS
+class TestRepeatedLentSagas(_Sagas, LentRules, HandlerTransactionRules):
+    pass

@@ -1,0 +1,132 @@
+"""Two transactions of an inbox at once on MongoDB: who gives way to whom, and what is seen after that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
+
+from outrider.errors import NotInTransaction, Transient, UsageError
+from outrider.inbox.model import Receipts
+from outrider.stores.mongo import MongoInbox
+from outrider.stores.mongo.handler_transactions import WRITE_CONFLICT, GuestTransaction
+from tests.support.inbox_locks import InboxLocks, Meets, arrival, dead_letter, letters, row
+
+pytestmark = pytest.mark.mongo
+
+
+class Referee(CommandListener):
+    """Hears of every write that the server refuses because of a transaction that is open."""
+
+    def __init__(self) -> None:
+        self._refused = asyncio.Event()
+
+    async def refuses(self) -> None:
+        """Return once another write has been refused."""
+        self._refused.clear()
+        async with asyncio.timeout(20):
+            await self._refused.wait()
+
+    def started(self, event: CommandStartedEvent) -> None:
+        pass
+
+    def succeeded(self, event: CommandSucceededEvent) -> None:
+        pass
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        if event.failure.get("code") == WRITE_CONFLICT:
+            self._refused.set()
+
+
+@pytest.fixture
+def referee() -> Referee:
+    return Referee()
+
+
+@pytest.fixture
+async def client(mongo_url: str, referee: Referee) -> AsyncIterator[AsyncMongoClient[dict[str, Any]]]:
+    async with AsyncMongoClient[dict[str, Any]](mongo_url, event_listeners=[referee]) as client:
+        yield client
+
+
+@pytest.fixture
+async def inbox(client: AsyncMongoClient[dict[str, Any]], mongo_schema: str) -> MongoInbox:
+    return MongoInbox.over(client, schema=mongo_schema)
+
+
+@pytest.fixture
+def meets(referee: Referee) -> Meets:
+    return referee.refuses
+
+
+class TestLocks(InboxLocks):
+    pass
+
+
+async def test_of_two_holds_of_a_stream_written_at_once_one_leaves_no_trace_and_may_be_tried_again(
+    inbox: MongoInbox,
+) -> None:
+    """Without a gate a stream has no document to lock, so both make its first one."""
+    async with inbox.transaction() as tx:
+        await dead_letter(inbox, tx, arrival(1), arrival(2), arrival(3))
+        with pytest.raises(Transient, match="WriteConflict"):
+            async with inbox.transaction() as other:
+                await dead_letter(inbox, other, arrival(4), arrival(5))
+    assert await row(inbox) == (None, "dead_letter", 2)
+    assert await inbox.admin.replay(await letters(inbox), "ann") == 1
+    assert await row(inbox) == (None, "draining", 3)
+
+
+async def test_people_who_replay_and_discard_one_held_stream_at_once_let_it_go(inbox: MongoInbox) -> None:
+    for number in range(6):
+        async with inbox.transaction() as tx:
+            await dead_letter(inbox, tx, arrival(number))
+    admin, ids = inbox.admin, await letters(inbox)
+    people = [*(admin.replay([id_], "ann") for id_ in ids[:4]), *(admin.discard([id_], "bob") for id_ in ids[4:])]
+    assert await asyncio.gather(*people) == [1] * 6
+    assert await row(inbox) == (None, "draining", 4)
+
+
+async def test_in_a_transaction_of_the_applications_own_the_servers_wish_to_repeat_it_is_passed_on(
+    inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]], referee: Referee
+) -> None:
+    once = arrival(1)
+
+    async def record_receipts(session: AsyncClientSession) -> Receipts:
+        return await inbox.record_receipts(GuestTransaction(session, inbox._database), "billing", [once], ordered=False)
+
+    async with client.start_session() as mine:
+        async with inbox.transaction() as tx:
+            await inbox.record_receipts(tx, "billing", [once], ordered=False)
+            work = asyncio.create_task(mine.with_transaction(record_receipts))
+            await referee.refuses()
+            assert not work.done()
+        assert (await work).fresh == frozenset()
+
+
+async def test_a_transaction_of_the_applications_own_client_holds_whatever_becomes_of_an_event(
+    inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]]
+) -> None:
+    head, follower = arrival(1), arrival(2)
+    async with client.start_session() as mine, await mine.start_transaction():
+        await dead_letter(inbox, GuestTransaction(mine, inbox._database), head, follower)
+    assert await inbox.admin.counts("billing") == {"waiting": 1, "blocked_streams": 1, "dead_letters": 1}
+
+
+async def test_a_session_without_a_transaction_is_refused_with_the_remedy(
+    inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]]
+) -> None:
+    async with client.start_session() as session:
+        with pytest.raises(NotInTransaction, match=r"await session.start_transaction\(\)"):
+            GuestTransaction(session, inbox._database)
+
+
+async def test_a_synchronous_session_is_refused_with_the_remedy(inbox: MongoInbox, mongo_url: str) -> None:
+    refused = pytest.raises(UsageError, match="no session of an AsyncMongoClient")
+    with MongoClient[dict[str, Any]](mongo_url) as client, client.start_session() as session, refused:
+        GuestTransaction(session, inbox._database)  # type: ignore[arg-type]
