@@ -114,7 +114,7 @@ def deliveries(topic: str, count: int, seed: int) -> Iterator[Delivery]:
     rng = random.Random(seed)
     numbers = dict.fromkeys(range(KEYS), 0)
     made: list[Draft] = []
-    for place in range(count):
+    for offset in range(count):
         if made and rng.random() < 0.05:
             draft = rng.choice(made)
         else:
@@ -125,7 +125,7 @@ def deliveries(topic: str, count: int, seed: int) -> Iterator[Delivery]:
                 for mishap in rng.choices(MISHAPS, k=rng.randint(1, 3)):
                     mishap(draft, rng)
             made.append(draft)
-        yield Delivery(topic, draft.key, draft.body, dict(draft.headers), "fuzz#1", f"{topic}/0/{place}", place)
+        yield Delivery(topic, draft.key, draft.body, dict(draft.headers), "fuzz#1", f"{topic}/0/{offset}", offset)
 
 
 def _good(key: str, number: int, rng: random.Random) -> Draft:

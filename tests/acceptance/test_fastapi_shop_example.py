@@ -64,8 +64,8 @@ def test_at_most_five_lines_change_and_none_is_lost() -> None:
 
 
 def test_the_readme_shows_the_whole_difference() -> None:
-    told = (FOLDER / "README.md").read_text()
-    shown = re.findall(r"^\+(.*\S.*)$", told, re.MULTILINE)
+    page = (FOLDER / "README.md").read_text()
+    shown = re.findall(r"^\+(.*\S.*)$", page, re.MULTILINE)
     assert shown == [line[2:] for line in changes()]
 
 

@@ -37,7 +37,7 @@ LOCALS = ("create effected", "cancel effected", "confirm effected")
 CALL_SECONDS, REPLY_SECONDS = 3.0, 15.0 if FULL else 5.0
 OPTIONS = ("--processes", "2", "--concurrency", "500", "--poll-seconds-max", "0.2", "--log-level", "error")
 ATTEMPTS = "SELECT step, sum(attempts) FROM outrider.saga_step WHERE phase = 'action' GROUP BY step"
-TROUBLES = "SELECT detail FROM outrider.saga_audit_log WHERE what LIKE '%retrying'"
+ERRORS = "SELECT detail FROM outrider.saga_audit_log WHERE what LIKE '%retrying'"
 
 
 def luck(*about: object) -> float:
@@ -97,9 +97,9 @@ async def workers(shop: Shop) -> AsyncIterator[asyncio.subprocess.Process]:
     target = f"{__name__}:sagas"
     command = [sys.executable, "-m", "outrider", "saga", "run", target, "--store", shop.store, "--broker", shop.broker]
     environment = {**os.environ, DATABASE: shop.store, "PYTHONPATH": str(ROOT)}
-    with (shop.folder / "workers.log").open("ab") as told:
+    with (shop.folder / "workers.log").open("ab") as log_file:
         process = await asyncio.create_subprocess_exec(
-            *command, *OPTIONS, stdout=told, stderr=told, cwd=ROOT, env=environment
+            *command, *OPTIONS, stdout=log_file, stderr=log_file, cwd=ROOT, env=environment
         )
     try:
         yield process
@@ -118,15 +118,15 @@ async def test_many_sagas_end_well_while_steps_fail_and_answers_are_lost(
     await conn.execute(TABLES)
     shop, orders = Shop(postgres_url, at(tmp_path / "log.db"), tmp_path), Orders(random.Random(7))
     await orders.place(conn, Counter(KINDS).elements())
-    async with shop.town(losing()), workers(shop) as running:
+    async with shop.services(losing()), workers(shop) as running:
         await all_ended(conn, len(orders.ids), seconds_max=240)
         running.terminate()
         assert await running.wait() == 0
     await balanced(conn, orders.ids)
     attempts = dict(await conn.fetch(ATTEMPTS))
-    troubles = "\n".join(row["detail"] for row in await conn.fetch(TROUBLES))
+    errors = "\n".join(row["detail"] for row in await conn.fetch(ERRORS))
     calls = attempts["charge"] + attempts["ship"]
-    broken = troubles.count(f"RuntimeError: {BROKEN}")
+    broken = errors.count(f"RuntimeError: {BROKEN}")
     assert broken > FAILED_SHARE_MIN * FAILURES * (calls + attempts["create"] + attempts["confirm"])
-    assert troubles.count(f"no result within {CALL_SECONDS} s") > LATE_SHARE_MIN * TIMEOUTS * calls
-    assert troubles.count(f"no answer within {REPLY_SECONDS} s") > LATE_SHARE_MIN * TIMEOUTS * attempts["reserve"]
+    assert errors.count(f"no result within {CALL_SECONDS} s") > LATE_SHARE_MIN * TIMEOUTS * calls
+    assert errors.count(f"no answer within {REPLY_SECONDS} s") > LATE_SHARE_MIN * TIMEOUTS * attempts["reserve"]

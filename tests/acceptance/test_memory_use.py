@@ -48,6 +48,6 @@ def _run(command: list[str]) -> tuple[int, float]:
 
     The kernel counts what the parent had when it started the child, and a process that has run other tests had much.
     """
-    told = subprocess.run([sys.executable, "-c", LAUNCHER, *command], stdout=subprocess.PIPE, text=True, check=True)
-    status, megabytes = told.stdout.splitlines()[-1].split()
+    output = subprocess.run([sys.executable, "-c", LAUNCHER, *command], stdout=subprocess.PIPE, text=True, check=True)
+    status, megabytes = output.stdout.splitlines()[-1].split()
     return int(status), float(megabytes)

@@ -30,7 +30,7 @@ async def test_a_worker_killed_at_every_point_leaves_no_saga_half_done(
     rng = random.Random(seed)
     await conn.execute(TABLES)
     shop, orders = Shop(postgres_url, at(tmp_path / "log.db"), tmp_path), Orders(rng)
-    async with shop.town():
+    async with shop.services():
         for point in rng.sample(POINTS, len(POINTS)):
             await orders.place(conn, KINDS)
             await shop.crash(conn, point, rng.randint(1, PASSES_MAX))

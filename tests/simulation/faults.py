@@ -11,9 +11,9 @@ from uuid import UUID
 from outrider.event import OnDeadLetter
 from outrider.outbox.model import Criteria, State
 from outrider.stores.memory import MemoryStore
-from tests.simulation.model_broker import Exchange
+from tests.simulation.model_broker import BrokerModel
 from tests.simulation.record import Record
-from tests.simulation.relays import Crew
+from tests.simulation.relays import RelayGroup
 
 ALL = Criteria(limit=10_000)
 
@@ -22,8 +22,8 @@ ALL = Criteria(limit=10_000)
 class FaultMaker:
     """Freezes, kills and replaces relays; takes the broker down."""
 
-    crew: Crew
-    exchange: Exchange
+    relays: RelayGroup
+    broker_model: BrokerModel
     record: Record
     rng: random.Random
     topics: list[str]
@@ -36,28 +36,28 @@ class FaultMaker:
             self.rng.choice(faults)()
 
     def _freeze(self) -> None:
-        self.crew.freeze(self._victim(), self.rng.uniform(0.5, 2.5 * self.crew.settings.lease_seconds))
+        self.relays.freeze(self._victim(), self.rng.uniform(0.5, 2.5 * self.relays.settings.lease_seconds))
 
     def _kill(self) -> None:
-        self.crew.kill(self._victim())
+        self.relays.kill(self._victim())
 
     def _vanish(self) -> None:
-        self.crew.vanish(self._victim())
+        self.relays.vanish(self._victim())
 
     def _stop(self) -> None:
-        self.crew.stop(self._victim())
+        self.relays.stop(self._victim())
 
     def _victim(self) -> str:
-        return self.rng.choice(list(self.crew.members))
+        return self.rng.choice(list(self.relays.members))
 
     def _outage(self) -> None:
         destination = self.rng.choice(("", *self.topics))
-        self.exchange.down[destination] = self.exchange.down.get(destination, 0) + 1
+        self.broker_model.down[destination] = self.broker_model.down.get(destination, 0) + 1
         self.record.note("broker", "down", (destination or "all",))
         asyncio.get_running_loop().call_later(self.rng.uniform(0.2, 8), self._over, destination)
 
     def _over(self, destination: str) -> None:
-        self.exchange.down[destination] -= 1
+        self.broker_model.down[destination] -= 1
         self.record.note("broker", "up", (destination or "all",))
 
 
@@ -74,8 +74,8 @@ class Operator:
         """Look after the dead letters until cancelled."""
         while True:
             await asyncio.sleep(gap_seconds if self.calm else self.rng.expovariate(1 / gap_seconds))
-            for letter in await self.store.admin.dead_letters(ALL):
-                await self._decide(letter["event_id"], letter["policy"] == OnDeadLetter.BLOCK)
+            for dead_letter in await self.store.admin.dead_letters(ALL):
+                await self._decide(dead_letter["event_id"], dead_letter["policy"] == OnDeadLetter.BLOCK)
             if not self.calm and self.rng.random() < 0.2:
                 await self._bury()
 

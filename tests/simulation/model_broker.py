@@ -18,7 +18,7 @@ HEALTHY = Fate()
 
 
 @dataclass(slots=True)
-class Exchange:
+class BrokerModel:
     """The server, shared by all relays. `down` holds destinations that are out; the empty name is everything."""
 
     record: Record
@@ -28,19 +28,19 @@ class Exchange:
 
     def take(self, messages: Sequence[Message]) -> list[PublishResult]:
         """Decide about the messages of one call, in order. Once the connection breaks, no verdict gets back."""
-        verdicts: list[PublishResult] = []
+        results: list[PublishResult] = []
         failed: dict[tuple[str, str], PublishResult] = {}
         for message in messages:
             stream = (message.topic, message.key)
-            verdict = failed.get(stream) or self._verdict(message)
-            if isinstance(verdict, Unknown) and not verdict.destination:
-                return [verdict] * len(messages)
-            if self.ordered and not isinstance(verdict, Confirmed):
-                failed[stream] = verdict
-            verdicts.append(verdict)
-        return verdicts
+            result = failed.get(stream) or self._result(message)
+            if isinstance(result, Unknown) and not result.destination:
+                return [result] * len(messages)
+            if self.ordered and not isinstance(result, Confirmed):
+                failed[stream] = result
+            results.append(result)
+        return results
 
-    def _verdict(self, message: Message) -> PublishResult:
+    def _result(self, message: Message) -> PublishResult:
         if self.down.get(""):
             return Unknown("the broker is down")
         if self.down.get(message.topic):
@@ -64,10 +64,14 @@ class ModelBroker:
     """A relay's connection to the exchange."""
 
     def __init__(
-        self, exchange: Exchange, wire: Wire, capabilities: Capabilities, published: Callable[[], None] = lambda: None
+        self,
+        broker_model: BrokerModel,
+        wire: Wire,
+        capabilities: Capabilities,
+        published: Callable[[], None] = lambda: None,
     ) -> None:
         self.capabilities = capabilities
-        self._exchange, self._wire, self._published = exchange, wire, published
+        self._exchange, self._wire, self._published = broker_model, wire, published
 
     async def start(self) -> None:
         """The line is always there; what it carries may not arrive."""

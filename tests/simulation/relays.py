@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from outrider import Relay, RelaySettings, Transient
 from outrider.brokers.base import Capabilities
 from outrider.stores.memory import MemoryStore
-from tests.simulation.model_broker import Exchange, ModelBroker
+from tests.simulation.model_broker import BrokerModel, ModelBroker
 from tests.simulation.record import Record
 from tests.simulation.virtual import VirtualClock, VirtualLoop, as_actor
 from tests.simulation.wire import DistantStore, Weather, Wire
@@ -25,12 +25,12 @@ class Member:
 
 
 @dataclass(slots=True)
-class Crew:
+class RelayGroup:
     """Keeps a number of relays running, whatever happens to them."""
 
     loop: VirtualLoop
     store: MemoryStore
-    exchange: Exchange
+    broker_model: BrokerModel
     record: Record
     settings: RelaySettings
     weather: Weather
@@ -42,7 +42,7 @@ class Crew:
     hired: int = 0
     closed: bool = False
 
-    def hire(self) -> None:
+    def add(self) -> None:
         """Start a relay with a clock of its own origin."""
         if self.closed:
             return
@@ -50,7 +50,7 @@ class Crew:
         name = f"r{self.hired}"
         rng = self.dice(name)
         wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
-        broker = ModelBroker(self.exchange, wire, self.capabilities, lambda: self._swoon(name, rng))
+        broker = ModelBroker(self.broker_model, wire, self.capabilities, lambda: self._swoon(name, rng))
         relay = Relay(
             DistantStore(self.store, wire, self.record),
             broker,
@@ -87,7 +87,7 @@ class Crew:
         self.record.note(name, "vanished")
         self.gone.append(self.members.pop(name))
         self.loop.freeze(name)
-        self.hire()
+        self.add()
 
     def stop(self, name: str) -> None:
         """Ask a relay to stop."""
@@ -138,4 +138,4 @@ class Crew:
         if error is not None and not isinstance(error, Transient):
             self.record.crashes.append(f"{name} crashed: {error!r}")
         self.record.note(name, "ended", (type(error).__name__,))
-        self.hire()
+        self.add()

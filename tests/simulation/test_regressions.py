@@ -73,11 +73,11 @@ async def run_for(relay: Relay, seconds: float) -> None:
 
 
 async def put(
-    store: MemoryStore, *keys: str, hold: OptimisticClaim | None = None, priority: int = Priority.NORMAL
+    store: MemoryStore, *keys: str, claim: OptimisticClaim | None = None, priority: int = Priority.NORMAL
 ) -> None:
     async with store.transaction() as tx:
         events = [Event("changed", {}, key=key, topic="orders", priority=priority) for key in keys]
-        await Outbox().place(tx, drafts(events, StagingRules()), hold)
+        await Outbox().place(tx, drafts(events, StagingRules()), claim)
 
 
 async def owner_of(store: MemoryStore) -> Lease:
@@ -213,15 +213,15 @@ async def test_what_follows_a_skipped_event_in_the_same_write_is_not_stranded() 
 def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> None:
     """The relay has the event in flight by then; without it, what it parks behind it would have no head."""
     loop = VirtualLoop()
-    store, hold = MemoryStore(lanes=1, clock=VirtualClock(loop)), OptimisticClaim("writer", 2)
+    store, claim = MemoryStore(lanes=1, clock=VirtualClock(loop)), OptimisticClaim("writer", 2)
 
     async def life() -> None:
         lease = await owner_of(store)
-        await put(store, "A", hold=hold)
+        await put(store, "A", claim=claim)
         await put(store, "A")
         await asyncio.sleep(3)
         head, follower = await fetched(store, lease)
-        await store.settle_claim(hold, [head[0].event_id], [])
+        await store.settle_claim(claim, [head[0].event_id], [])
         await store.settle(lease, Settlements.of([Settlement(*head, Retry(1, {})), Settlement(*follower, PARK)]))
 
     live(loop, life())

@@ -58,10 +58,10 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     code = "import tests.simulation.test_simulation as t; print(t.fingerprint(range(10)))"
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
         )
-        assert told.stdout.strip() == fingerprint(range(10))
+        assert output.stdout.strip() == fingerprint(range(10))
 
 
 def fingerprint(seeds: range) -> str:

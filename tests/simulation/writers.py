@@ -16,7 +16,7 @@ from outrider.stores.memory import MemoryStore, MemoryTransaction
 from tests.simulation.record import Entry, Fate, Record
 
 
-class Undo(Exception):
+class RollBack(Exception):
     """A writer changed its mind."""
 
 
@@ -96,7 +96,7 @@ class Writer:
         except BaseException as error:
             tx.rollback()
             self.scene.record.note(self.name, "rollback")
-            if not isinstance(error, Undo):
+            if not isinstance(error, RollBack):
                 raise
         else:
             self._commit(tx, made)
@@ -117,15 +117,15 @@ class Writer:
         elif drawn < 0.5:
             await asyncio.sleep(self.rng.uniform(0, 0.1))
         if self.rng.random() < 0.12:
-            raise Undo
+            raise RollBack
         return made
 
     async def _undone(self, tx: MemoryTransaction, batch: OptimisticBatch, plans: list[StreamPlan]) -> None:
         try:
             async with tx.savepoint():
                 await self._stage(tx, batch, plans, 0)
-                raise Undo
-        except Undo:
+                raise RollBack
+        except RollBack:
             self.scene.record.note(self.name, "savepoint undone")
 
     async def _stage(
@@ -166,11 +166,11 @@ class Writer:
         nacks = rng.choice((1, 1, 2)) if rng.random() < 0.15 * mischief and poison != "break" else 0
         return Fate(nacks, int(rng.random() < 0.05 * mischief), poison, rng.random() < 0.5)
 
-    def _enter(self, event: Event, plan: StreamPlan, fate: Fate, place: tuple[int, int, int]) -> None:
+    def _enter(self, event: Event, plan: StreamPlan, fate: Fate, numbers: tuple[int, int, int]) -> None:
         assert event.event_id is not None
         self.count += 1
         stream = (plan.topic, event.key or str(event.event_id), band_of(plan.priority))
-        entry = Entry(f"{self.name}.{self.count}", stream, plan.mode == "numbered", *place, fate)
+        entry = Entry(f"{self.name}.{self.count}", stream, plan.mode == "numbered", *numbers, fate)
         self.scene.record.entries[event.event_id] = entry
 
     def _commit(self, tx: MemoryTransaction, made: list[Event]) -> None:

@@ -41,8 +41,10 @@ class Work:
         """Start a process, which may have to die at a point."""
         facts = [str(os.getpid()), self.store, self.broker, self.topic, point, str(count), json.dumps(self.settings)]
         command = [sys.executable, "-m", "tests.support.crashing_consumer", *facts]
-        with (self.folder / "consumers.log").open("ab") as told:
-            return ConsumerProcess(await asyncio.create_subprocess_exec(*command, stdout=told, stderr=told, cwd=ROOT))
+        with (self.folder / "consumers.log").open("ab") as log_file:
+            return ConsumerProcess(
+                await asyncio.create_subprocess_exec(*command, stdout=log_file, stderr=log_file, cwd=ROOT)
+            )
 
     async def until_started(self, count: int) -> None:
         """Wait until so many processes have said that they have started."""
@@ -119,5 +121,5 @@ async def exactly_once_in_order(conn: Any, staged: list[UUID], per_key: dict[str
     assert len(effects) == len(set(effects))
     assert set(effects) == set(staged)
     assert dict(await conn.fetch(EFFECTS)) == {key: list(range(1, count + 1)) for key, count in per_key.items()}
-    troubles = "SELECT (SELECT count(*) FROM outrider.inbox_dead_letter), (SELECT count(*) FROM outrider.inbox_held)"
-    assert tuple(await conn.fetchrow(troubles)) == (0, 0)
+    leftovers = "SELECT (SELECT count(*) FROM outrider.inbox_dead_letter), (SELECT count(*) FROM outrider.inbox_held)"
+    assert tuple(await conn.fetchrow(leftovers)) == (0, 0)

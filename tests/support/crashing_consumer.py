@@ -87,9 +87,9 @@ class FusedStore:
         await committing
 
     async def record_receipts(
-        self, tx: Any, consumer: str, arrivals: Sequence[ReceivedEvent], *, ordered: bool
+        self, tx: Any, consumer: str, events: Sequence[ReceivedEvent], *, ordered: bool
     ) -> Receipts:
-        admitted = await self._store.record_receipts(tx, consumer, arrivals, ordered=ordered)
+        admitted = await self._store.record_receipts(tx, consumer, events, ordered=ordered)
         if admitted.fresh:
             self._fuse.burn("receipt_written")
         return admitted

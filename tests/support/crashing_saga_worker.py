@@ -215,9 +215,9 @@ async def main(store_url: str, broker_url: str, point: str, count: int, note: Pa
 
 def run_once(log: Path, *task: Any) -> None:
     """Be a process that works, and says what it does in a file."""
-    with log.open("ab", buffering=0) as told:
-        os.dup2(told.fileno(), 1)
-        os.dup2(told.fileno(), 2)
+    with log.open("ab", buffering=0) as log_file:
+        os.dup2(log_file.fileno(), 1)
+        os.dup2(log_file.fileno(), 2)
     die_with_parent(os.getppid())
     app.configure_logging(json=True, level="WARNING")
     asyncio.run(main(*task))

@@ -22,7 +22,7 @@ PARTITIONS = 4
 END = "the end"
 
 
-class Arrival(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A message as a consumer sees it."""
 
     message_id: str
@@ -33,23 +33,23 @@ class Arrival(NamedTuple):
 class Ledger:
     """What arrived, told apart into first deliveries and repeats."""
 
-    def __init__(self, arrivals: Sequence[Arrival]) -> None:
-        times = Counter(arrival.message_id for arrival in arrivals)
+    def __init__(self, messages: Sequence[ReceivedMessage]) -> None:
+        times = Counter(message.message_id for message in messages)
         self.ids = set(times)
         self.repeats = sum(count - 1 for count in times.values())
         self.order: dict[str, list[int]] = defaultdict(list)
-        for arrival in dict.fromkeys(arrivals):
-            self.order[arrival.key].append(arrival.sequence)
+        for message in dict.fromkeys(messages):
+            self.order[message.key].append(message.sequence)
 
 
-class Post(ABC):
+class Destination(ABC):
     """A broker with a place of its own for each test."""
 
     url: str
     topic: str
 
     @abstractmethod
-    async def read(self) -> list[Arrival]:
+    async def read(self) -> list[ReceivedMessage]:
         """Return everything that has arrived so far; in the order of arrival, as far as keys are concerned."""
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Post(ABC):
         return Ledger(await self.read())
 
 
-class KafkaPost(Post):
+class KafkaDestination(Destination):
     """A topic with several partitions."""
 
     def __init__(self, bootstrap: str, **config: str) -> None:
@@ -84,15 +84,15 @@ class KafkaPost(Post):
         wanted = kafka.ConfigResource(kafka.ConfigResource.Type.TOPIC, self.topic, incremental_configs=[entry])
         admin.incremental_alter_configs([wanted])[wanted].result(ANSWER_SECONDS_MAX)
 
-    async def read(self) -> list[Arrival]:
+    async def read(self) -> list[ReceivedMessage]:
         parts = [await asyncio.to_thread(read_topic, self.bootstrap, topic) for topic in self.topics]
-        return [arrival for part in parts for arrival in part]
+        return [message for part in parts for message in part]
 
     async def remove(self) -> None:
         await asyncio.to_thread(delete_topics, self.bootstrap, self.topic)
 
 
-class RabbitPost(Post):
+class RabbitDestination(Destination):
     """An exchange, and a queue that takes what comes by certain topics."""
 
     topic = "purchases"
@@ -102,9 +102,9 @@ class RabbitPost(Post):
         self.server_url = server_url
         queues = ",".join(f"{self.name}:{topic}" for topic in (self.topic, *others))
         self.url = f"{server_url}?exchange={self.name}&declare={queues}"
-        self._arrived: list[Arrival] = []
+        self._arrived: list[ReceivedMessage] = []
 
-    async def read(self) -> list[Arrival]:
+    async def read(self) -> list[ReceivedMessage]:
         async with self.channel() as channel:
             self._arrived += await read_queue(channel, self.name)
         return self._arrived
@@ -121,19 +121,19 @@ class RabbitPost(Post):
             yield channel
 
 
-def read_topic(bootstrap: str, topic: str) -> list[Arrival]:
+def read_topic(bootstrap: str, topic: str) -> list[ReceivedMessage]:
     """Read a topic from its start to its end, partition by partition."""
     options = {"bootstrap.servers": bootstrap, "group.id": uuid4().hex, "log_level": 0, "fetch.wait.max.ms": 50}
     consumer: Any = Consumer({**options, "enable.auto.commit": False, "enable.partition.eof": True})
     unread = set(consumer.list_topics(topic, timeout=ANSWER_SECONDS_MAX).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, number, 0) for number in unread])
-    found: list[Arrival] = []
+    found: list[ReceivedMessage] = []
     while unread:
         taken = consumer.consume(1000, timeout=0.2)
         for message in taken:
             if message.error() is None:
                 headers = {name: value.decode() for name, value in message.headers()}
-                found.append(Arrival(headers["message_id"], message.key().decode(), int(headers["sequence"])))
+                found.append(ReceivedMessage(headers["message_id"], message.key().decode(), int(headers["sequence"])))
             else:
                 assert message.error().code() == KafkaError._PARTITION_EOF
                 unread.discard(message.partition())
@@ -141,9 +141,9 @@ def read_topic(bootstrap: str, topic: str) -> list[Arrival]:
     return found
 
 
-async def read_queue(channel: aio_pika.abc.AbstractChannel, name: str) -> list[Arrival]:
+async def read_queue(channel: aio_pika.abc.AbstractChannel, name: str) -> list[ReceivedMessage]:
     """Take everything out of a queue. A message of our own, put in last, shows where the end is."""
-    found: list[Arrival] = []
+    found: list[ReceivedMessage] = []
     ended = asyncio.Event()
 
     async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
@@ -151,7 +151,7 @@ async def read_queue(channel: aio_pika.abc.AbstractChannel, name: str) -> list[A
             ended.set()
             return
         headers = {name: str(value) for name, value in message.headers.items()}
-        found.append(Arrival(str(message.message_id), headers["key"], int(headers["sequence"])))
+        found.append(ReceivedMessage(str(message.message_id), headers["key"], int(headers["sequence"])))
 
     queue = await channel.get_queue(name)
     await channel.default_exchange.publish(aio_pika.Message(b"", message_id=END), routing_key=name)

@@ -54,12 +54,12 @@ def sides(diff: str) -> tuple[str, str]:
     return before, after
 
 
-def load(code: str, place: str, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def load(code: str, name: str, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Run a snippet as a module of its own, since dataclasses look for theirs; return its names."""
     module = ModuleType("snippet")
     patch.setitem(sys.modules, "snippet", module)
     # Without what this file imports from the future.
-    exec(compile(code, place, "exec", dont_inherit=True), vars(module))
+    exec(compile(code, name, "exec", dont_inherit=True), vars(module))
     return vars(module)
 
 

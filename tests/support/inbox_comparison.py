@@ -22,14 +22,14 @@ BANDS = {"a": "normal", "b": "normal", "c": "high"}
 class Pair:
     """Two inboxes that are told the same things; every answer is compared."""
 
-    def __init__(self, known: InboxBench, other: InboxBench, dice: random.Random) -> None:
+    def __init__(self, known: InboxBench, other: InboxBench, rng: random.Random) -> None:
         self.benches = (known, other)
-        self.dice = dice
+        self.rng = rng
         self.sent: list[Delivery] = []
         settings: dict[str, Any] = {
-            "ordering": dice.choice(["off", "monotonic", "strict"]),
-            "first_sequence": dice.choice(["one", "first_seen"]),
-            "on_dead_letter": dice.choice(["block", "skip"]),
+            "ordering": rng.choice(["off", "monotonic", "strict"]),
+            "first_sequence": rng.choice(["one", "first_seen"]),
+            "on_dead_letter": rng.choice(["block", "skip"]),
             "batch_max": 4,
         }
         self.hands = [bench.consumer(**settings) for bench in self.benches]
@@ -38,11 +38,11 @@ class Pair:
         """Deliver a batch in which nothing fails: otherwise it would be tried again piece by piece, beside a drain."""
         for bench in self.benches:
             bench.failing.clear()
-        await self._deliver([self._delivery() for _ in range(self.dice.randrange(1, 5))])
+        await self._deliver([self._delivery() for _ in range(self.rng.randrange(1, 5))])
 
     async def deliver_to_failing_handlers(self) -> None:
-        error = self.dice.choice([RuntimeError("broken"), Permanent("never")])
-        name, times = f"{self.dice.choice([*BANDS])}:{self.dice.randrange(1, 9)}", self.dice.randrange(1, 4)
+        error = self.rng.choice([RuntimeError("broken"), Permanent("never")])
+        name, times = f"{self.rng.choice([*BANDS])}:{self.rng.randrange(1, 9)}", self.rng.randrange(1, 4)
         for bench in self.benches:
             bench.fail(name, *[error] * times)
         await self._deliver([self._delivery()])
@@ -53,27 +53,27 @@ class Pair:
         assert done[0] == done[1]
 
     def _delivery(self) -> Delivery:
-        dice, key = self.dice, self.dice.choice([*BANDS])
-        if self.sent and dice.random() < 0.2:
-            return dice.choice(self.sent)
-        number = dice.choice([None, *range(1, 9)])
-        event_id = UUID(int=dice.getrandbits(128), version=4)
-        if number is not None and dice.random() < 0.05:
+        rng, key = self.rng, self.rng.choice([*BANDS])
+        if self.sent and rng.random() < 0.2:
+            return rng.choice(self.sent)
+        number = rng.choice([None, *range(1, 9)])
+        event_id = UUID(int=rng.getrandbits(128), version=4)
+        if number is not None and rng.random() < 0.05:
             return marker(number, key=key)
         made = delivery(number, key=key, event_id=event_id, band=BANDS[key])
-        return made._replace(body=b"{") if dice.random() < 0.1 else made
+        return made._replace(body=b"{") if rng.random() < 0.1 else made
 
-    async def desk_work(self) -> None:
-        verb = self.dice.choice(["replay", "discard", "release"])
+    async def run_admin_command(self) -> None:
+        verb = self.rng.choice(["replay", "discard", "release"])
         if verb == "release":
-            stream = InboxStream("orders", self.dice.choice([*BANDS]), self.dice.choice([0, 1]))
+            stream = InboxStream("orders", self.rng.choice([*BANDS]), self.rng.choice([0, 1]))
             answers: list[Any] = [await bench.store.admin.skip_gap("billing", stream, "ann") for bench in self.benches]
         else:
-            letters = [await self._letters(bench) for bench in self.benches]
-            chosen = self.dice.sample(range(len(letters[0])), min(len(letters[0]), 2))
+            dead_letters = [await self._dead_letters(bench) for bench in self.benches]
+            chosen = self.rng.sample(range(len(dead_letters[0])), min(len(dead_letters[0]), 2))
             answers = [
-                await getattr(bench.store.admin, verb)([found[place]["id"] for place in chosen], "ann")
-                for bench, found in zip(self.benches, letters, strict=True)
+                await getattr(bench.store.admin, verb)([found[side]["id"] for side in chosen], "ann")
+                for bench, found in zip(self.benches, dead_letters, strict=True)
             ]
         assert answers[0] == answers[1]
 
@@ -92,10 +92,10 @@ class Pair:
         states = [await self._state(bench) for bench in self.benches]
         assert states[1] == states[0]
 
-    async def _letters(self, bench: InboxBench) -> list[dict[str, Any]]:
+    async def _dead_letters(self, bench: InboxBench) -> list[dict[str, Any]]:
         """List dead letters, in an order that does not depend on which stream was faster."""
-        letters = await bench.store.admin.dead_letters(InboxCriteria(limit=1000))
-        return sorted(letters, key=lambda letter: letter["event_id"])
+        dead_letters = await bench.store.admin.dead_letters(InboxCriteria(limit=1000))
+        return sorted(dead_letters, key=lambda dead_letter: dead_letter["event_id"])
 
     async def _state(self, bench: InboxBench) -> tuple[Any, ...]:
         streams = [
@@ -108,20 +108,20 @@ class Pair:
             by_key,
             await bench.store.admin.counts(),
             sorted(streams),
-            [_named(x) for x in await self._letters(bench)],
+            [_named(x) for x in await self._dead_letters(bench)],
         )
 
 
-def _named(letter: dict[str, Any]) -> dict[str, Any]:
+def _named(dead_letter: dict[str, Any]) -> dict[str, Any]:
     """All of a dead letter that stores must agree on."""
-    return {name: value for name, value in letter.items() if name not in ("id", "dead_lettered_at")}
+    return {name: value for name, value in dead_letter.items() if name not in ("id", "dead_lettered_at")}
 
 
 async def compare_with_memory(bench: InboxBench, seed: int) -> None:
-    dice, clock = random.Random(seed), ManualClock()
-    pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, dice)
-    verbs = [pair.deliver, pair.deliver, pair.deliver_to_failing_handlers, pair.desk_work, pair.prune]
+    rng, clock = random.Random(seed), ManualClock()
+    pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, rng)
+    verbs = [pair.deliver, pair.deliver, pair.deliver_to_failing_handlers, pair.run_admin_command, pair.prune]
     for _ in range(STEPS):
-        await dice.choice(verbs)()
+        await rng.choice(verbs)()
         await pair.drain()
         await pair.compare()

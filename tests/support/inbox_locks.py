@@ -35,23 +35,23 @@ BURIED = InboxDeadLettered(DeadLetterReason.PERMANENT_FAILURE, {"error": "no"}, 
 HELD = StreamState(None, InboxBlockReason.DEAD_LETTER, 0)
 
 
-def arrival(number: int | None = None, **options: Any) -> ReceivedEvent:
+def received(number: int | None = None, **options: Any) -> ReceivedEvent:
     return decode(delivery(number, **options))
 
 
-async def record_receipts(inbox: InboxStore, *arrivals: ReceivedEvent, ordered: bool = False) -> Receipts:
+async def record_receipts(inbox: InboxStore, *events: ReceivedEvent, ordered: bool = False) -> Receipts:
     """Admit and conclude at once, whatever is fresh: applied."""
     async with inbox.transaction() as tx:
-        admitted = await inbox.record_receipts(tx, "billing", arrivals, ordered=ordered)
-        fresh = [EventOutcome(a, Applied()) for a in arrivals if a.event_id in admitted.fresh]
+        admitted = await inbox.record_receipts(tx, "billing", events, ordered=ordered)
+        fresh = [EventOutcome(a, Applied()) for a in events if a.event_id in admitted.fresh]
         await inbox.record_outcomes(tx, "billing", fresh, {})
     return admitted
 
 
-async def dead_letter(inbox: InboxStore, tx: Any, *arrivals: ReceivedEvent) -> None:
+async def dead_letter(inbox: InboxStore, tx: Any, *events: ReceivedEvent) -> None:
     """Bury the first, and let the others wait behind it."""
-    await inbox.record_receipts(tx, "billing", arrivals, ordered=False)
-    head, *others = arrivals
+    await inbox.record_receipts(tx, "billing", events, ordered=False)
+    head, *others = events
     entries = [EventOutcome(head, BURIED), *(EventOutcome(other, Held()) for other in others)]
     await inbox.record_outcomes(tx, "billing", entries, {STREAM: HELD._replace(waiting=len(others))})
 
@@ -61,16 +61,16 @@ async def row(inbox: InboxStore) -> tuple[Any, ...]:
     return row["seen"], row["cause"], row["waiting"]
 
 
-async def letters(inbox: InboxStore) -> list[int]:
+async def dead_letter_ids(inbox: InboxStore) -> list[int]:
     return [letter["id"] for letter in await inbox.admin.dead_letters(InboxCriteria())]
 
 
 async def draining(inbox: InboxStore, *numbers: int) -> list[ReceivedEvent]:
     """Make a stream that drains, with such events."""
-    head, *waiting = [arrival(number) for number in (0, *numbers)]
+    head, *waiting = [received(number) for number in (0, *numbers)]
     async with inbox.transaction() as tx:
         await dead_letter(inbox, tx, head, *waiting)
-    assert await inbox.admin.discard(await letters(inbox), "ann") == 1
+    assert await inbox.admin.discard(await dead_letter_ids(inbox), "ann") == 1
     assert await inbox.draining("billing", 10) == [STREAM]
     return waiting
 
@@ -92,8 +92,8 @@ class InboxLocks:
     async def test_a_second_delivery_waits_for_the_first_and_is_then_a_duplicate(
         self, inbox: InboxStore, meets: Meets, ordered: bool, others: int
     ) -> None:
-        once = arrival(1)
-        batch = [once, *(arrival(1, key=f"k{n}") for n in range(others))]
+        once = received(1)
+        batch = [once, *(received(1, key=f"k{n}") for n in range(others))]
         async with inbox.transaction() as tx:
             assert (await inbox.record_receipts(tx, "billing", [once], ordered=ordered)).fresh == {once.event_id}
             second = asyncio.create_task(record_receipts(inbox, *batch, ordered=ordered))
@@ -108,8 +108,8 @@ class InboxLocks:
     async def test_a_second_delivery_takes_over_when_the_first_is_rolled_back(
         self, inbox: InboxStore, meets: Meets, ordered: bool, others: int
     ) -> None:
-        once = arrival(1)
-        batch = [once, *(arrival(1, key=f"k{n}") for n in range(others))]
+        once = received(1)
+        batch = [once, *(received(1, key=f"k{n}") for n in range(others))]
         first = inbox.transaction()
         await inbox.record_receipts(await first.__aenter__(), "billing", [once], ordered=ordered)
         second = asyncio.create_task(record_receipts(inbox, *batch, ordered=ordered))
@@ -122,7 +122,7 @@ class InboxLocks:
     async def test_a_batch_that_waited_for_a_receipt_sees_the_hold_committed_meanwhile(
         self, inbox: InboxStore, meets: Meets
     ) -> None:
-        head, follower = arrival(1), arrival(2)
+        head, follower = received(1), received(2)
         async with inbox.transaction() as tx:
             await dead_letter(inbox, tx, head)
             batch = asyncio.create_task(record_receipts(inbox, head, follower))
@@ -135,8 +135,8 @@ class InboxLocks:
     async def test_an_event_that_came_to_wait_while_its_second_delivery_stood_in_line_is_no_news(
         self, inbox: InboxStore, meets: Meets, others: int
     ) -> None:
-        early = arrival(2)
-        batch = [early, *(arrival(1, key=f"k{n}") for n in range(others))]
+        early = received(2)
+        batch = [early, *(received(1, key=f"k{n}") for n in range(others))]
         async with inbox.transaction() as tx:
             await inbox.record_receipts(tx, "billing", [early], ordered=True)
             second = asyncio.create_task(record_receipts(inbox, *batch, ordered=True))
@@ -155,7 +155,7 @@ class InboxLocks:
             await finish_draining(inbox, one)
             assert await inbox.claim_held(other, "billing", STREAM, by_sequence=False, limit=10) is None
             # Its transaction is as good as new.
-            assert (await inbox.record_receipts(other, "billing", [arrival(1, key="B-1")], ordered=True)).states
+            assert (await inbox.record_receipts(other, "billing", [received(1, key="B-1")], ordered=True)).states
         async with inbox.transaction() as tx:
             assert await inbox.claim_held(tx, "billing", STREAM, by_sequence=False, limit=10) is None
 
@@ -164,7 +164,7 @@ class InboxLocks:
         self, inbox: InboxStore, meets: Meets, others: int
     ) -> None:
         await draining(inbox, 1)
-        late = [arrival(2), *(arrival(1, key=f"k{n}") for n in range(others))]
+        late = [received(2), *(received(1, key=f"k{n}") for n in range(others))]
         async with inbox.transaction() as tx:
             await finish_draining(inbox, tx)
             waiting = asyncio.create_task(record_receipts(inbox, *late))
@@ -175,7 +175,7 @@ class InboxLocks:
         self, inbox: InboxStore, meets: Meets
     ) -> None:
         await draining(inbox, 1)
-        skipped = arrival(2)
+        skipped = received(2)
         async with inbox.transaction() as tx:
             await inbox.record_receipts(tx, "billing", [skipped], ordered=False)
             await inbox.record_outcomes(
@@ -183,14 +183,14 @@ class InboxLocks:
             )
         async with inbox.transaction() as tx:
             await finish_draining(inbox, tx)
-            replay = asyncio.create_task(inbox.admin.replay(await letters(inbox), "ann"))
+            replay = asyncio.create_task(inbox.admin.replay(await dead_letter_ids(inbox), "ann"))
             await meets()
         assert await replay == 1
         assert await row(inbox) == (None, "draining", 1)
 
     async def test_an_arrival_that_comes_first_joins_the_drain_and_is_not_stranded(self, inbox: InboxStore) -> None:
         await draining(inbox, 1)
-        late = arrival(2)
+        late = received(2)
         async with inbox.transaction() as tx:
             admitted = await inbox.record_receipts(tx, "billing", [late], ordered=False)
             assert admitted.states == {STREAM: StreamState(None, InboxBlockReason.DRAINING, 1)}
@@ -208,19 +208,19 @@ class InboxLocks:
         self, inbox: InboxStore
     ) -> None:
         keys = [f"k{n}" for n in range(20)]
-        batches = [[arrival(1, key=key) for key in order] for order in (keys, keys[::-1]) for _ in range(4)]
+        batches = [[received(1, key=key) for key in order] for order in (keys, keys[::-1]) for _ in range(4)]
         admitted = await asyncio.gather(*(record_receipts(inbox, *batch, ordered=True) for batch in batches))
         assert sum(len(one.fresh) for one in admitted) == len(batches) * len(keys)
 
     async def test_a_person_and_a_consumer_decide_about_a_stream_one_after_another(
         self, inbox: InboxStore, meets: Meets
     ) -> None:
-        head, follower = arrival(1), arrival(2)
+        head, follower = received(1), received(2)
         async with inbox.transaction() as tx:
             await dead_letter(inbox, tx, head)
         async with inbox.transaction() as tx:
             await inbox.record_receipts(tx, "billing", [follower], ordered=False)
-            replay = asyncio.create_task(inbox.admin.replay(await letters(inbox), "ann"))
+            replay = asyncio.create_task(inbox.admin.replay(await dead_letter_ids(inbox), "ann"))
             await meets()
             await inbox.record_outcomes(
                 tx, "billing", [EventOutcome(follower, Held())], {STREAM: HELD._replace(waiting=1)}

@@ -109,7 +109,7 @@ async def confirm(run: StepContext[Order], session: Any) -> None:
 
 
 sagas = SagaRegistry(order)
-stock, barrier = Inbox(), Participant("stock")
+stock, participant = Inbox(), Participant("stock")
 stock.consumer("stock", concurrency=4, retry=SOON)
 
 
@@ -127,9 +127,9 @@ async def _put_back(command: Event, session: Any) -> Event:
 
 @stock.handler("stock.reserve", consumer="stock", topic="stock")
 async def take(command: Event, session: Any) -> None:
-    await barrier.act(session, command, _take)
+    await participant.act(session, command, _take)
 
 
 @stock.handler("stock.release", consumer="stock", topic="stock")
 async def put_back(command: Event, session: Any) -> None:
-    await barrier.compensate(session, command, _put_back, nothing=Event("stock.released", {}))
+    await participant.compensate(session, command, _put_back, nothing=Event("stock.released", {}))

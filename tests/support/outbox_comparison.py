@@ -54,12 +54,12 @@ class TestClock:
 class Pair:
     """Two stores that are told the same things; every answer is compared."""
 
-    def __init__(self, sqlite: SqliteStore, clock: TestClock, dice: random.Random) -> None:
+    def __init__(self, sqlite: SqliteStore, clock: TestClock, rng: random.Random) -> None:
         self.memory = MemoryStore(lanes=LANES, clock=clock)
         self.sqlite = sqlite
         self.stores: tuple[Any, Any] = (self.memory, sqlite)
         self.clock = clock
-        self.dice = dice
+        self.rng = rng
         self.lease = Lease("relay")
         self.ids: list[UUID] = []
 
@@ -71,36 +71,36 @@ class Pair:
         self.lease = leases[0]
 
     async def stage(self) -> None:
-        made = [self._draft() for _ in range(self.dice.randrange(1, 6))]
+        made = [self._draft() for _ in range(self.rng.randrange(1, 6))]
         plain, numbered = made[::2], made[1::2]
         chosen = [*plain, *(draft._replace(sequence=None) for draft in numbered)]
         drafts = StageRequest(chosen[: len(plain)], chosen[len(plain) :], True)
-        hold = self.dice.choice([None, BLOCK])
+        claim = self.rng.choice([None, BLOCK])
         async with self.memory.transaction() as tx:
-            expected = await tx.stage(drafts, hold)
+            expected = await tx.stage(drafts, claim)
         with closing(sqlite3.connect(self.sqlite.database.path, isolation_level=None)) as conn:
             conn.execute("BEGIN")
-            assert stage(conn, drafts, hold, clock=self.clock) == expected
+            assert stage(conn, drafts, claim, clock=self.clock) == expected
             conn.execute("COMMIT")
-        if hold and self.dice.random() < 0.7:
-            await self._settle_hold([p.event_id for p in expected if p.optimistic])
+        if claim and self.rng.random() < 0.7:
+            await self._settle_claim([p.event_id for p in expected if p.optimistic])
 
     def _draft(self) -> NewEvent:
-        dice = self.dice
-        event_id = UUID(int=dice.getrandbits(128), version=4)
-        if self.ids and dice.random() < 0.1:
-            event_id = dice.choice(self.ids)
+        rng = self.rng
+        event_id = UUID(int=rng.getrandbits(128), version=4)
+        if self.ids and rng.random() < 0.1:
+            event_id = rng.choice(self.ids)
         self.ids.append(event_id)
-        available = dice.choice([None, None, None, self.clock.now() + timedelta(seconds=dice.randrange(20))])
-        key = dice.choice([None, "", "a", "b", "c", "d"])
-        aggregate = dice.choice([None, "x", "y"])
+        available = rng.choice([None, None, None, self.clock.now() + timedelta(seconds=rng.randrange(20))])
+        key = rng.choice([None, "", "a", "b", "c", "d"])
+        aggregate = rng.choice([None, "x", "y"])
         return NewEvent(
-            event_id, "t", None, aggregate, '{"n":1}', "{}", dice.choice(["p", "q"]), key, None, dice.choice([1, 5, 9]),
-            1, None, dice.choice([None, 7]), None, None, None, available,
+            event_id, "t", None, aggregate, '{"n":1}', "{}", rng.choice(["p", "q"]), key, None, rng.choice([1, 5, 9]),
+            1, None, rng.choice([None, 7]), None, None, None, available,
         )  # fmt: skip
 
-    async def _settle_hold(self, ids: list[UUID]) -> None:
-        cut = self.dice.randrange(len(ids) + 1)
+    async def _settle_claim(self, ids: list[UUID]) -> None:
+        cut = self.rng.randrange(len(ids) + 1)
         answers = []
         for store in self.stores:
             answers.append([named(event) for event in await store.renew_claim(BLOCK, ids)])
@@ -112,7 +112,7 @@ class Pair:
         return fetched.events
 
     async def fetch_and_settle(self) -> None:
-        quotas = {lane: self.dice.randrange(1, 8) for lane in range(3 * LANES)}
+        quotas = {lane: self.rng.randrange(1, 8) for lane in range(3 * LANES)}
         expected, found = [await store.fetch(self.lease, quotas) for store in self.stores]
         assert list(map(named, found.events)) == list(map(named, expected.events))
         assert (found.lanes, found.blocked_lanes) == (expected.lanes, expected.blocked_lanes)
@@ -133,7 +133,7 @@ class Pair:
         await self._settle(expected.events, found.events, outcomes, [])
 
     async def work_due(self) -> None:
-        room = self.dice.randrange(1, 9)
+        room = self.rng.randrange(1, 9)
         dues = [await store.due(self.lease, 10_000) for store in self.stores]
         assert canonical(dues[0]) == canonical(dues[1])
         assert dues[0].next_seconds == dues[1].next_seconds
@@ -144,7 +144,7 @@ class Pair:
     async def _work_stream(self, expected: DueStream, found: DueStream) -> None:
         if not expected.events:
             await self._settle([], [], [], [expected.stream])
-        elif self.dice.random() < 0.6:
+        elif self.rng.random() < 0.6:
             await self._settle(expected.events, found.events, [CONFIRMED] * len(expected.events), [])
         else:
             await self._settle(expected.events[:1], found.events[:1], [self._outcome(expected.events[0])], [])
@@ -152,15 +152,15 @@ class Pair:
     def _outcome(self, event: OutboxRow) -> Outcome:
         if event.readiness == Readiness.EARLY:
             return Defer()
-        failure = {"kind": self.dice.choice(["refused", "unresolved"])}
-        policy = self.dice.choice([OnDeadLetter.BLOCK, OnDeadLetter.SKIP])
-        delay = self.dice.randrange(9)
+        failure = {"kind": self.rng.choice(["refused", "unresolved"])}
+        policy = self.rng.choice([OnDeadLetter.BLOCK, OnDeadLetter.SKIP])
+        delay = self.rng.randrange(9)
         bad: list[Outcome] = [
             Retry(delay, failure),
             Defer(delay),
             DeadLettered(DeadLetterReason.POISON_MESSAGE, failure, policy),
         ]
-        return self.dice.choice([CONFIRMED, CONFIRMED, *bad])
+        return self.rng.choice([CONFIRMED, CONFIRMED, *bad])
 
     async def _settle(
         self,
@@ -175,11 +175,11 @@ class Pair:
             applied.append(await store.settle(self.lease, Settlements.of(chosen, emptied)))
         assert applied[0] == applied[1]
 
-    async def desk_work(self) -> None:
-        verb = self.dice.choice(["replay", "discard", "bury", "none"])
-        chosen = self.dice.sample(self.ids, min(len(self.ids), 3))
+    async def run_admin_command(self) -> None:
+        verb = self.rng.choice(["replay", "discard", "bury", "none"])
+        chosen = self.rng.sample(self.ids, min(len(self.ids), 3))
         if verb == "bury":
-            policy = self.dice.choice(list(OnDeadLetter))
+            policy = self.rng.choice(list(OnDeadLetter))
             # The memory store lets a skip lift another event's hold; the SQLite store does not. Kept out of the way.
             held = {held.stream for held in await self.memory.admin.blocked_streams(10_000)}
             for event in [e for e in await self._all(self.memory) if stream_of(e) not in held][:1]:

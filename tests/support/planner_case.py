@@ -85,77 +85,77 @@ class Case:
     """A saga, a worker that holds it as long as it must, and the time."""
 
     def __init__(self, *groups: Step | list[Step]) -> None:
-        self.definition, self.shelf, self.events, self.epoch = saga(*groups), StoredSaga(), 0, 0
-        self.plan = self.tell(Claimed())
+        self.definition, self.stored, self.events, self.epoch = saga(*groups), StoredSaga(), 0, 0
+        self.plan = self.advance(Claimed())
 
-    def tell(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
+    def advance(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
         """Let time pass, tell the plan, and save what it says; commands that are overdue are where it is said."""
-        self.shelf.now += timedelta(seconds=seconds)
-        self.shelf.instance = replace(self.shelf.instance, owner="w", epoch=1)
-        record = self.shelf.load()
+        self.stored.now += timedelta(seconds=seconds)
+        self.stored.instance = replace(self.stored.instance, owner="w", epoch=1)
+        record = self.stored.load()
         undelivered = {event_id: where for event_id in overdue(record) if where}
         self.plan = advance(self.definition, record, inputs, random.Random(1), undelivered)
-        self.shelf.save("w", 1, self.plan)
+        self.stored.save("w", 1, self.plan)
         return self.plan
 
     def succeeds(self, *steps: str, phase: Phase = ACTION) -> Plan:
-        return self.tell(*(Succeeded(step, phase) for step in steps))
+        return self.advance(*(Succeeded(step, phase) for step in steps))
 
     def declines(self, step: str, phase: Phase = ACTION) -> Plan:
-        return self.tell(StepDeclined(step, phase, "no"))
+        return self.advance(StepDeclined(step, phase, "no"))
 
     def raises(self, step: str, phase: Phase = ACTION) -> Plan:
-        return self.tell(Raised(step, phase, "broke"))
+        return self.advance(Raised(step, phase, "broke"))
 
     def times_out(self, step: str, phase: Phase = ACTION) -> Plan:
-        return self.tell(TimedOut(step, phase))
+        return self.advance(TimedOut(step, phase))
 
     def exhausts(self, step: str, phase: Phase = ACTION, *, unknown: bool = False) -> Plan:
         """Fail the two attempts that there are."""
         for _ in range(2):
-            self.tell(seconds=5)
+            self.advance(seconds=5)
             self.times_out(step, phase) if unknown else self.raises(step, phase)
         return self.plan
 
     def deliver(self, name: str, step: str | None = None, key: str | None = None) -> None:
         self.events += 1
         kind = MessageKind.OPERATOR if name in ("retry", "compensate", "mark_done", "dance") else MessageKind.REPLY
-        self.shelf.deliver(kind, name, key_of(SAGA_ID, step) if step else key, UUID(int=self.events))
+        self.stored.deliver(kind, name, key_of(SAGA_ID, step) if step else key, UUID(int=self.events))
 
     def answer(self, name: str, step: str | None = None) -> Plan:
         self.deliver(name, step)
-        return self.tell()
+        return self.advance()
 
     order = answer
 
     @property
     def status(self) -> Status:
-        return self.shelf.instance.status
+        return self.stored.instance.status
 
     @property
     def attention(self) -> bool:
-        return self.shelf.instance.needs_attention
+        return self.stored.instance.needs_attention
 
     @property
     def messages(self) -> list[str]:
-        return [message.name for message in self.shelf.messages.values()]
+        return [message.name for message in self.stored.messages.values()]
 
     def entry(self, step: str, phase: Phase = ACTION) -> JournalEntry:
-        return self.shelf.journal[step, phase]
+        return self.stored.journal[step, phase]
 
     def progress(self, step: str, phase: Phase = ACTION) -> StepStatus:
         return self.entry(step, phase).status
 
     def compensated(self) -> list[str]:
         """Return the steps that are planned to be compensated, are being compensated, or have been, in that order."""
-        lines = [entry for entry in self.shelf.journal.values() if entry.phase is COMPENSATION]
+        lines = [entry for entry in self.stored.journal.values() if entry.phase is COMPENSATION]
         return [entry.step for entry in sorted(lines, key=lambda entry: entry.position)]
 
 
 NAMES = {CallAction: "call", LocalAction: "local", SendCommand: "send"}
 
 
-def told(plan: Plan) -> list[str]:
+def described(plan: Plan) -> list[str]:
     """Return the actions of a plan in words."""
     return [
         f"absorb {action.step}"

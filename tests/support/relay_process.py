@@ -30,8 +30,8 @@ class RelayProcess:
     async def start(cls, store: str, broker: str, folder: Path, *options: str) -> RelayProcess:
         urls = ["--store", store, "--broker", broker, "--parent", str(os.getpid())]
         command = [sys.executable, "-m", "outrider", "relay", *urls, "--json", *options]
-        with (folder / "relays.log").open("ab") as told:
-            return cls(await asyncio.create_subprocess_exec(*command, stdout=told, stderr=told))
+        with (folder / "relays.log").open("ab") as log_file:
+            return cls(await asyncio.create_subprocess_exec(*command, stdout=log_file, stderr=log_file))
 
     def pause(self) -> None:
         os.kill(self._process.pid, signal.SIGSTOP)

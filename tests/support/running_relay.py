@@ -23,7 +23,7 @@ OUTBOX = outrider.Outbox(rules=StagingRules(payload_bytes_max=PAYLOAD_BYTES_MAX)
 SETTINGS = RelaySettings(breaker_seconds_base=0.1, breaker_seconds_max=0.5, poll_seconds_max=0.2, workers=2)
 
 
-class Watch(RecordingObserver):
+class SignallingObserver(RecordingObserver):
     """A notebook that can be waited for."""
 
     def __init__(self) -> None:
@@ -47,18 +47,18 @@ class Watch(RecordingObserver):
 
 
 @dataclass
-class Office:
+class RunningRelay:
     """A relay at work, and those who stage for it."""
 
     broker: Broker
     settings: RelaySettings = SETTINGS
     store: MemoryStore = field(default_factory=MemoryStore)
-    watch: Watch = field(default_factory=Watch)
+    observer: SignallingObserver = field(default_factory=SignallingObserver)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Office]:
+    async def open(self) -> AsyncIterator[RunningRelay]:
         """Let the relay run for the block."""
-        relay = Relay(self.store, self.broker, self.settings, observer=self.watch)
+        relay = Relay(self.store, self.broker, self.settings, observer=self.observer)
         running = asyncio.create_task(relay.run())
         try:
             yield self
@@ -82,30 +82,30 @@ class Office:
             counts = await self.store.admin.counts()
             return all(counts.get(state, 0) == wanted for state, wanted in {"sent": count, **others}.items())
 
-        await self.watch.until(settled)
+        await self.observer.until(settled)
 
-    async def until_noticed(self, kind: type[TelemetryEvent], count: int = 1) -> None:
+    async def until_emitted(self, kind: type[TelemetryEvent], count: int = 1) -> None:
         """Wait until so many facts of a kind were noticed."""
 
-        async def noticed() -> bool:
-            return len(self.watch.of(kind)) >= count
+        async def emitted() -> bool:
+            return len(self.observer.of(kind)) >= count
 
-        await self.watch.until(noticed)
+        await self.observer.until(emitted)
 
     async def until_confirmed(self, count: int) -> None:
         """Wait until at least so many were confirmed."""
 
         async def confirmed() -> bool:
-            return sum(fact.confirmed for fact in self.watch.of(PassCompleted)) >= count
+            return sum(fact.confirmed for fact in self.observer.of(PassCompleted)) >= count
 
-        await self.watch.until(confirmed)
+        await self.observer.until(confirmed)
 
     @property
-    def charged(self) -> list[TelemetryEvent]:
+    def failed_attempts(self) -> list[TelemetryEvent]:
         """What an event was blamed for."""
-        return [*self.watch.of(Retried), *self.watch.of(EventDeadLettered)]
+        return [*self.observer.of(Retried), *self.observer.of(EventDeadLettered)]
 
     @property
     def down(self) -> set[str]:
         """The destinations that were found to be down."""
-        return {fact.destination for fact in self.watch.of(BreakerOpened)}
+        return {fact.destination for fact in self.observer.of(BreakerOpened)}

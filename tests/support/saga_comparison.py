@@ -36,16 +36,16 @@ DEFINITIONS = [("order", 1), ("order", 2), ("refund", 1)]
 class Pair:
     """Two stores that are told the same things; every answer is compared."""
 
-    def __init__(self, known: SagaBench, other: SagaBench, dice: random.Random) -> None:
+    def __init__(self, known: SagaBench, other: SagaBench, rng: random.Random) -> None:
         self.benches = (known, other)
-        self.dice = dice
-        self.events = [UUID(int=dice.getrandbits(128), version=4) for _ in range(12)]
+        self.rng = rng
+        self.events = [UUID(int=rng.getrandbits(128), version=4) for _ in range(12)]
         self.claims: list[tuple[SagaRecord, SagaRecord]] = []
         """What both have claimed at some time, and may have lost since."""
 
     async def start(self) -> None:
-        saga_type, version = self.dice.choice(DEFINITIONS)
-        saga, stays = new_saga(self.dice.choice(NAMES), saga_type, version), self.dice.random() < 0.8
+        saga_type, version = self.rng.choice(DEFINITIONS)
+        saga, stays = new_saga(self.rng.choice(NAMES), saga_type, version), self.rng.random() < 0.8
         answers = []
         for bench in self.benches:
             async with bench.store.transaction() if stays else bench.rolled_back() as tx:
@@ -53,17 +53,16 @@ class Pair:
         assert answers[0] == answers[1]
 
     async def deliver(self) -> None:
-        dice = self.dice
-        ids = [new_saga(dice.choice(NAMES), dice.choice(["order", "refund"])).saga_id for _ in range(3)]
-        mail = [
-            NewSagaMessage(i, dice.choice(list(MessageKind)), "said", None, b"{}", dice.choice(self.events))
-            for i in ids
+        rng = self.rng
+        ids = [new_saga(rng.choice(NAMES), rng.choice(["order", "refund"])).saga_id for _ in range(3)]
+        messages = [
+            NewSagaMessage(i, rng.choice(list(MessageKind)), "said", None, b"{}", rng.choice(self.events)) for i in ids
         ]
-        answers = [await bench.deliver(*mail) for bench in self.benches]
+        answers = [await bench.deliver(*messages) for bench in self.benches]
         assert answers[0] == answers[1]
 
     async def claim(self) -> None:
-        worker, wanted = self.dice.choice(["ann", "bob"]), self.dice.sample(DEFINITIONS, self.dice.randrange(4))
+        worker, wanted = self.rng.choice(["ann", "bob"]), self.rng.sample(DEFINITIONS, self.rng.randrange(4))
         claimed = [
             sorted(await bench.claim(worker, wanted, limit=100), key=lambda record: record.instance.saga_id)
             for bench in self.benches
@@ -72,32 +71,32 @@ class Pair:
         self.claims += zip(*claimed, strict=True)
 
     async def renew(self) -> None:
-        chosen = self.dice.sample(self.claims, min(3, len(self.claims)))
+        chosen = self.rng.sample(self.claims, min(3, len(self.claims)))
         answers = [
-            await bench.store.renew([claim_of(pair[place]) for pair in chosen], 20)
-            for place, bench in enumerate(self.benches)
+            await bench.store.renew([claim_of(pair[side]) for pair in chosen], 20)
+            for side, bench in enumerate(self.benches)
         ]
         assert answers[0] == answers[1]
 
     async def save(self) -> None:
         if not self.claims:
             return
-        dice, pair = self.dice, self.dice.choice(self.claims[-6:])
-        status, entry = dice.choice(list(Status)), self._entry()
+        rng, pair = self.rng, self.rng.choice(self.claims[-6:])
+        status, entry = rng.choice(list(Status)), self._entry()
         fields: dict[str, Any] = {
             "status": status,
-            "needs_attention": dice.random() < 0.2,
-            "retry_count": dice.randrange(5),
+            "needs_attention": rng.random() < 0.2,
+            "retry_count": rng.randrange(5),
         }
         note = AuditEntry(pair[0].instance.status, status, entry.step, "saved", "ann")
-        release, wake = dice.random() < 0.7, dice.choice([None, 0.0, 30.0])
-        taken, seen = ([n for n in range(2) if dice.random() < 0.4] for _ in range(2))
+        release, wake = rng.random() < 0.7, rng.choice([None, 0.0, 30.0])
+        taken, seen = ([n for n in range(2) if rng.random() < 0.4] for _ in range(2))
         # Sometimes decided on what is stored, sometimes on what was claimed.
-        newest = dice.random() < 0.8
+        newest = rng.random() < 0.8
         answers: list[bool] = []
-        for place, bench in enumerate(self.benches):
-            now = await bench.store.admin.show(pair[place].instance.saga_id)
-            record = now if now and newest else pair[place]
+        for side, bench in enumerate(self.benches):
+            now = await bench.store.admin.show(pair[side].instance.saga_id)
+            record = now if now and newest else pair[side]
             numbers = [message.message_id for message in record.messages]
             turn = SagaChange(
                 replace(record.instance, **fields),
@@ -108,17 +107,15 @@ class Pair:
                 release,
                 wake,
             )
-            answers.append(await _saved(bench, claim_of(pair[place]), turn))
+            answers.append(await _saved(bench, claim_of(pair[side]), turn))
         assert answers[0] == answers[1]
 
     def _entry(self) -> JournalEntry:
-        dice = self.dice
-        return JournalEntry(
-            dice.choice("xyz"), dice.choice(list(Phase)), dice.choice(list(StepStatus)), dice.randrange(9)
-        )
+        rng = self.rng
+        return JournalEntry(rng.choice("xyz"), rng.choice(list(Phase)), rng.choice(list(StepStatus)), rng.randrange(9))
 
-    async def barrier(self) -> None:
-        key, phase, stays = self.dice.choice("kl"), self.dice.choice(list(Phase)), self.dice.random() < 0.7
+    async def enter_participant(self) -> None:
+        key, phase, stays = self.rng.choice("kl"), self.rng.choice(list(Phase)), self.rng.random() < 0.7
         answers = []
         for bench in self.benches:
             async with bench.store.transaction() if stays else bench.rolled_back() as tx:
@@ -127,12 +124,12 @@ class Pair:
         assert answers[0] == answers[1]
 
     async def pass_time(self) -> None:
-        seconds = self.dice.choice([1, 10, 40, 5 * 86_400])
+        seconds = self.rng.choice([1, 10, 40, 5 * 86_400])
         for bench in self.benches:
             await bench.advance(seconds=seconds)
 
     async def prune(self) -> None:
-        days = {name: self.dice.choice([1, 8, 30]) for name in ("saga_days", "audit_days", "participant_memory_days")}
+        days = {name: self.rng.choice([1, 8, 30]) for name in ("saga_days", "audit_days", "participant_memory_days")}
         answers = [await bench.store.prune(**days) for bench in self.benches]
         assert answers[0] == answers[1]
 
@@ -176,10 +173,10 @@ def _untimed(line: dict[str, Any]) -> dict[str, Any]:
 
 
 async def compare_with_memory(bench: SagaBench, seed: int) -> None:
-    dice, clock = random.Random(seed), ManualClock()
-    pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, dice)
+    rng, clock = random.Random(seed), ManualClock()
+    pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, rng)
     often = [pair.start, pair.deliver, pair.claim, pair.claim, pair.save, pair.save, pair.save, pair.save]
-    verbs = [*often, pair.renew, pair.barrier, pair.pass_time, pair.prune]
+    verbs = [*often, pair.renew, pair.enter_participant, pair.pass_time, pair.prune]
     for _ in range(STEPS):
-        await dice.choice(verbs)()
+        await rng.choice(verbs)()
         await pair.compare()

@@ -127,7 +127,7 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
 
 def stock_inbox() -> Inbox:
     """Make the service that keeps the goods."""
-    inbox, barrier = Inbox(), Participant("stock")
+    inbox, participant = Inbox(), Participant("stock")
     inbox.consumer("stock", concurrency=4)
 
     async def take(command: Event, tx: Any) -> Event | Rejection:
@@ -143,11 +143,11 @@ def stock_inbox() -> Inbox:
 
     @inbox.handler("stock.reserve", consumer="stock", topic="stock")
     async def reserve(command: Event, tx: Any) -> None:
-        await barrier.act(tx, command, take)
+        await participant.act(tx, command, take)
 
     @inbox.handler("stock.release", consumer="stock", topic="stock")
     async def release(command: Event, tx: Any) -> None:
-        await barrier.compensate(tx, command, put_back, nothing=Event("stock.released", {}))
+        await participant.compensate(tx, command, put_back, nothing=Event("stock.released", {}))
 
     return inbox
 

@@ -18,7 +18,7 @@ from outrider.saga import Participant, Rejection, Saga, SagaRegistry, SagaSettin
 from outrider.saga.model import SagaRecord
 from outrider.saga.store import SagaStore
 from outrider.telemetry.events import Observer, SagaEnded
-from tests.support.saga_shop import Bell
+from tests.support.saga_shop import SignallingObserver
 
 SETTINGS = SagaSettings(lease_seconds=1.5, poll_seconds_max=0.1, shutdown_timeout_seconds=2)
 QUICK = RetryPolicy(base_seconds=0.05, cap_seconds=0.2, jitter=0, max_attempts=20)
@@ -108,7 +108,7 @@ def order_saga(bank: Bank, *, reserve_seconds: float = 30, charge_seconds: float
 
 def stock_inbox(sold_out: Iterable[str] = ()) -> Inbox:
     """Make the participant."""
-    inbox, barrier = Inbox(), Participant("stock")
+    inbox, participant = Inbox(), Participant("stock")
 
     async def take(command: Event, tx: Any) -> Event | Rejection:
         order_id = command.payload["order"]
@@ -123,17 +123,17 @@ def stock_inbox(sold_out: Iterable[str] = ()) -> Inbox:
 
     @inbox.handler("stock.reserve", consumer="stock", topic="stock")
     async def reserve(command: Event, tx: Any) -> None:
-        await barrier.act(tx, command, take)
+        await participant.act(tx, command, take)
 
     @inbox.handler("stock.release", consumer="stock", topic="stock")
     async def release(command: Event, tx: Any) -> None:
-        await barrier.compensate(tx, command, put_back, nothing=Event("stock.released", {}))
+        await participant.compensate(tx, command, put_back, nothing=Event("stock.released", {}))
 
     return inbox
 
 
 @dataclass
-class Town:
+class SagaServices:
     """A database, a broker, and what is running."""
 
     store_url: str
@@ -141,14 +141,14 @@ class Town:
     saga: Saga[Order]
     sagas_store: SagaStore
     bank: Bank
-    bell: Bell = field(default_factory=Bell)
+    observer: SignallingObserver = field(default_factory=SignallingObserver)
 
     @asynccontextmanager
     async def working(self, *, lost: bool = False) -> AsyncIterator[SagaWorker]:
         """Run a saga worker, and the consumer of its replies, around the block; one that is lost gives nothing back."""
         sagas, store = SagaRegistry(self.saga), await app.open_sagas(self.store_url)
-        worker = SagaWorker(store, sagas, outrider.stage, SETTINGS, self.bell)
-        inbox = app.saga_inbox(sagas, observer=self.bell)
+        worker = SagaWorker(store, sagas, outrider.stage, SETTINGS, self.observer)
+        inbox = app.saga_inbox(sagas, observer=self.observer)
         running = asyncio.create_task(worker.run())
         try:
             async with self.consuming(inbox, worker):
@@ -183,8 +183,8 @@ class Town:
 
     async def ended(self, count: int) -> Counter[str]:
         """Wait until so many sagas have ended; return how."""
-        await self.bell.heard(SagaEnded, count)
-        return Counter(fact.status for fact in self.bell.of(SagaEnded))
+        await self.observer.until_emitted(SagaEnded, count)
+        return Counter(fact.status for fact in self.observer.of(SagaEnded))
 
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
         async with self.sagas_store.transaction() as tx:
@@ -199,7 +199,9 @@ class Town:
 
 
 @asynccontextmanager
-async def town(store_url: str, broker_url: str, bank: Bank | None = None, **options: Any) -> AsyncIterator[Town]:
+async def run_services(
+    store_url: str, broker_url: str, bank: Bank | None = None, **options: Any
+) -> AsyncIterator[SagaServices]:
     """Build a town with a relay between its houses."""
     bank = bank or Bank()
     async with AsyncExitStack() as stack:
@@ -214,7 +216,7 @@ async def town(store_url: str, broker_url: str, bank: Bank | None = None, **opti
         relay = Relay(store, broker, RelaySettings(workers=1))
         running = asyncio.create_task(relay.run())
         try:
-            yield Town(store_url, broker_url, order_saga(bank, **options), sagas, bank)
+            yield SagaServices(store_url, broker_url, order_saga(bank, **options), sagas, bank)
         finally:
             relay.stop()
             await running

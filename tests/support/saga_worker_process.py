@@ -79,7 +79,7 @@ class Shop:
             assert await conn.fetchval(VERSION, died["saga_id"]) == died["version"]
 
     @asynccontextmanager
-    async def town(self, lost: Lost | None = None) -> AsyncIterator[None]:
+    async def services(self, lost: Lost | None = None) -> AsyncIterator[None]:
         """Run the relay and the stock around the block, with a broker between them that loses what it is told to."""
         [routes] = stock_inbox().consumers.values()
         inbox, broker = await app.open_inbox(self.store), await app.open_broker(self.broker)
@@ -110,8 +110,8 @@ class LosingBroker:
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Publish what is not lost, and confirm all the same."""
         kept = [message for message in messages if not self._lost(message)]
-        verdicts = iter(await self._broker.publish(kept) if kept else ())
-        return [next(verdicts) if message in kept else CONFIRMED for message in messages]
+        results = iter(await self._broker.publish(kept) if kept else ())
+        return [next(results) if message in kept else CONFIRMED for message in messages]
 
 
 async def all_ended(conn: Any, count: int, *, seconds_max: float = PATIENCE_SECONDS) -> None:

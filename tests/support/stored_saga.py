@@ -53,7 +53,7 @@ class StoredSaga:
     seen: set[int] = field(default_factory=set)
     events: set[UUID] = field(default_factory=set)
     notes: list[AuditEntry] = field(default_factory=list)
-    mailed: int = 0
+    delivered: int = 0
 
     def load(self) -> SagaRecord:
         return SagaRecord(self.instance, tuple(self.journal.values()), tuple(self.messages.values()), self.now)
@@ -99,6 +99,6 @@ class StoredSaga:
         if over or event_id in self.events:
             return
         self.events.add(event_id)
-        self.mailed += 1
+        self.delivered += 1
         body = json.dumps({"actor": "ann"} if kind is MessageKind.OPERATOR else {}).encode()
-        self.messages[self.mailed] = SagaMessage(self.mailed, kind, name, key, body, event_id, self.now)
+        self.messages[self.delivered] = SagaMessage(self.delivered, kind, name, key, body, event_id, self.now)

@@ -15,16 +15,18 @@ from tests.support.outbox_rows import staged
 GOOD = {"message_id": str(UUID(int=7, version=4)), "event_type": "order.placed", "key": "A"}
 
 
-def delivered(message: Message, place: str = "orders/0/1") -> Delivery:
+def delivered(message: Message, position: str = "orders/0/1") -> Delivery:
     headers = {name: text.encode() for name, text in message.headers.items()}
-    return Delivery(message.topic, message.key.encode(), message.body, headers, "orders/0#1", place)
+    return Delivery(message.topic, message.key.encode(), message.body, headers, "orders/0#1", position)
 
 
-def raw(body: bytes = b"{}", *, wire_key: bytes | None = b"A", place: str = "orders/0/1", **headers: Any) -> Delivery:
+def raw(
+    body: bytes = b"{}", *, wire_key: bytes | None = b"A", position: str = "orders/0/1", **headers: Any
+) -> Delivery:
     """Make a delivery whose headers are good but for these; None leaves one out."""
     said = {name: text for name, text in {**GOOD, **headers}.items() if text is not None}
     encoded = {name: text if isinstance(text, bytes) else str(text).encode() for name, text in said.items()}
-    return Delivery("orders", wire_key, body, encoded, position=place)
+    return Delivery("orders", wire_key, body, encoded, position=position)
 
 
 @pytest.mark.parametrize("band", BAND_NAMES)
@@ -123,13 +125,13 @@ def test_a_problem_never_quotes_the_payload() -> None:
 
 def test_a_message_without_an_id_is_recognised_by_its_place() -> None:
     first, again, other = (
-        decode(raw(message_id=None, place=place)) for place in ("orders/0/1", "orders/0/1", "orders/0/2")
+        decode(raw(message_id=None, position=position)) for position in ("orders/0/1", "orders/0/1", "orders/0/2")
     )
     assert first.event_id == again.event_id != other.event_id
 
 
 def test_a_message_with_neither_id_nor_place_is_like_no_other() -> None:
-    first, second = (decode(raw(message_id=None, place="")) for _ in range(2))
+    first, second = (decode(raw(message_id=None, position="")) for _ in range(2))
     assert first.event_id != second.event_id
 
 

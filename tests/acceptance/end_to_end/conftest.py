@@ -12,7 +12,7 @@ from outrider.stores.sqlite import SqliteSchema
 from outrider.testing.servers.mongo import MongoServer
 from tests.acceptance.end_to_end.mongo_shop import FORGETFUL, MongoShop
 from tests.acceptance.end_to_end.shop import PostgresShop, SqliteShop
-from tests.support.destinations import KafkaPost, RabbitPost
+from tests.support.destinations import KafkaDestination, RabbitDestination
 
 
 @pytest.fixture
@@ -41,16 +41,16 @@ async def mongo_shop() -> AsyncIterator[MongoShop]:
 
 
 @pytest.fixture
-async def kafka_post(kafka: str) -> AsyncIterator[KafkaPost]:
+async def kafka_destination(kafka: str) -> AsyncIterator[KafkaDestination]:
     """A topic on the shared Kafka."""
-    post = KafkaPost(kafka)
-    yield post
-    await post.remove()
+    destination = KafkaDestination(kafka)
+    yield destination
+    await destination.remove()
 
 
 @pytest.fixture
-async def rabbit_post(rabbitmq_url: str) -> AsyncIterator[RabbitPost]:
+async def rabbit_destination(rabbitmq_url: str) -> AsyncIterator[RabbitDestination]:
     """An exchange and a queue on the shared RabbitMQ."""
-    post = RabbitPost(rabbitmq_url)
-    yield post
-    await post.remove()
+    destination = RabbitDestination(rabbitmq_url)
+    yield destination
+    await destination.remove()

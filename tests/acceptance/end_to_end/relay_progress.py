@@ -51,26 +51,26 @@ def delivered(count: int) -> Goal:
     return f"{count} to be delivered", true
 
 
-async def until(shop: Shop, crew: list[RelayProcess], what: str, true: Question) -> None:
+async def until(shop: Shop, processes: list[RelayProcess], what: str, true: Question) -> None:
     """Wait until the database says so, while the relays run."""
-    await _until(crew, what, lambda: true(shop))
+    await _until(processes, what, lambda: true(shop))
 
 
-async def until_told(folder: Path, crew: list[RelayProcess], message: str, count: int) -> None:
+async def until_logged(folder: Path, processes: list[RelayProcess], message: str, count: int) -> None:
     """Wait until the relays have logged something so many times."""
 
-    async def told() -> bool:
+    async def logged() -> bool:
         return (folder / "relays.log").read_text().count(f'"message": "{message}"') >= count
 
-    await _until(crew, f"{message!r} in the log", told)
+    await _until(processes, f"{message!r} in the log", logged)
 
 
-async def _until(crew: list[RelayProcess], what: str, true: Callable[[], Awaitable[bool]]) -> None:
+async def _until(processes: list[RelayProcess], what: str, true: Callable[[], Awaitable[bool]]) -> None:
     """Ask again and again, which is all one can do about another process."""
     clock = asyncio.get_running_loop()
     deadline = clock.time() + PATIENCE_SECONDS
     while not await true():
-        assert all(relay.running for relay in crew), f"a relay ended while we waited for {what}"
+        assert all(relay.running for relay in processes), f"a relay ended while we waited for {what}"
         assert clock.time() < deadline, f"after {PATIENCE_SECONDS:g} s still waiting for {what}"
         await asyncio.sleep(POLL_SECONDS)
 
@@ -81,7 +81,7 @@ async def everything_arrived(shop: Shop, ledger: Ledger) -> None:
     assert ledger.ids == sold.keys()
     assert ledger.ids.isdisjoint(shop.compensated)
     assert ledger.order == totals(sold.values())
-    assert await shop.charged() == 0
+    assert await shop.failed_attempts() == 0
     assert await shop.count("outbox_dead_letter") == 0
     assert await shop.count("outbox_blocked") == 0
 

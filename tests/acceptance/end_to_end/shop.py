@@ -106,7 +106,7 @@ class Shop(ABC):
             for _ in range(self.writers):
                 tasks.create_task(write())
 
-    async def charged(self) -> int:
+    async def failed_attempts(self) -> int:
         """Count the attempts that any event has been charged for, wherever it is now."""
         return sum([await self.attempts(table) for table in ("outbox", "outbox_archive", "outbox_dead_letter")])
 

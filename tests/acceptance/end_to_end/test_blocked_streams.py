@@ -14,7 +14,7 @@ from outrider.event import Event
 from outrider.testing.servers.rabbitmq import RabbitServer
 from tests.acceptance.end_to_end.relay_progress import EMPTY, PACE, STARTED, everything_arrived, outrider, until
 from tests.acceptance.end_to_end.shop import PostgresShop, SqliteShop, SqlShop, deals, event
-from tests.support.destinations import KafkaPost, Post, RabbitPost
+from tests.support.destinations import Destination, KafkaDestination, RabbitDestination
 from tests.support.relay_process import RelayProcess, relays
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
@@ -31,20 +31,20 @@ class Scene:
     """A business, a broker with trouble in it, and relays between them."""
 
     shop: SqlShop
-    post: Post
-    crew: list[RelayProcess]
+    destination: Destination
+    processes: list[RelayProcess]
 
-    async def mix(self, guilty: Sequence[Event]) -> None:
+    async def mix(self, failing: Sequence[Event]) -> None:
         """Stage events that are in for trouble among many that are not."""
-        half = len(guilty) // 2
-        for number, some in enumerate((guilty[:half], guilty[half:], ())):
-            await self.shop.work(deals(GOOD // 3, 100, seed=number), self.post.topic)
+        half = len(failing) // 2
+        for number, some in enumerate((failing[:half], failing[half:], ())):
+            await self.shop.work(deals(GOOD // 3, 100, seed=number), self.destination.topic)
             await self.shop.transact(some)
 
     async def until_only_the_guilty_wait(self, parked: int) -> None:
         """Wait until all the others are delivered; the guilty streams are held, and their followers parked."""
         waiting = f"SELECT count(*) = {parked} AND sum(CASE state WHEN 'parked' THEN 1 END) = {parked} FROM outbox"
-        await until(self.shop, self.crew, "all others to be delivered", lambda _: self.shop.ask(waiting))
+        await until(self.shop, self.processes, "all others to be delivered", lambda _: self.shop.ask(waiting))
         assert await self.shop.count("outbox_dead_letter") == len(GUILTY)
         assert {row[0] for row in await self.shop.rows("SELECT key FROM outbox")} == set(GUILTY)
         held = await self.shop.rows("SELECT key, cause FROM outbox_blocked")
@@ -54,7 +54,7 @@ class Scene:
         """Send the dead letters again, and wait until nothing is left."""
         said = await outrider("dead-letters", "replay", "--all", "--yes", "--store", self.shop.url)
         assert said == {"replayed": len(GUILTY)}
-        await until(self.shop, self.crew, *EMPTY)
+        await until(self.shop, self.processes, *EMPTY)
 
 
 async def _only_the_guilty_wait(
@@ -65,7 +65,7 @@ async def _only_the_guilty_wait(
     parked = sum(len(events) - fine - 1 for events in streams.values())
     await scene.mix([one for events in streams.values() for one in events])
     await scene.until_only_the_guilty_wait(parked)
-    ledger = await scene.post.ledger()
+    ledger = await scene.destination.ledger()
     assert [ledger.order[key] for key in GUILTY] == [list(range(1, fine + 1))] * len(GUILTY)
     assert len(ledger.ids) == GOOD + fine * len(GUILTY)
     # Whatever comes later to a held stream waits as well.
@@ -73,7 +73,7 @@ async def _only_the_guilty_wait(
     await scene.until_only_the_guilty_wait(parked + len(GUILTY))
     await mend()
     await scene.replay()
-    await everything_arrived(scene.shop, await scene.post.ledger())
+    await everything_arrived(scene.shop, await scene.destination.ledger())
 
 
 @pytest.mark.postgres
@@ -81,33 +81,33 @@ async def _only_the_guilty_wait(
 async def test_a_routing_key_without_a_queue_makes_only_its_own_streams_wait(
     postgres_shop: PostgresShop, rabbitmq_url: str, tmp_path: Path
 ) -> None:
-    post = RabbitPost(rabbitmq_url, "refunds")
+    destination = RabbitDestination(rabbitmq_url, "refunds")
 
     async def bound(yes: bool) -> None:
-        async with post.channel() as channel:
-            queue = await channel.get_queue(post.name)
-            await (queue.bind if yes else queue.unbind)(post.name, "refunds")
+        async with destination.channel() as channel:
+            queue = await channel.get_queue(destination.name)
+            await (queue.bind if yes else queue.unbind)(destination.name, "refunds")
 
-    async with relays(postgres_shop.url, post.url, tmp_path, 2, *PACE) as crew:
-        await until(postgres_shop, crew, *STARTED)
+    async with relays(postgres_shop.url, destination.url, tmp_path, 2, *PACE) as processes:
+        await until(postgres_shop, processes, *STARTED)
         await bound(False)
-        scene = Scene(postgres_shop, post, crew)
+        scene = Scene(postgres_shop, destination, processes)
         await _only_the_guilty_wait(scene, lambda key: [event(key, "refunds") for _ in range(5)], lambda: bound(True))
-    await post.remove()
+    await destination.remove()
 
 
 @pytest.mark.kafka
 async def test_a_missing_topic_makes_only_its_own_streams_wait(
-    sqlite_shop: SqliteShop, kafka_post: KafkaPost, tmp_path: Path
+    sqlite_shop: SqliteShop, kafka_destination: KafkaDestination, tmp_path: Path
 ) -> None:
-    missing = f"{kafka_post.topic}-later"
+    missing = f"{kafka_destination.topic}-later"
 
     async def mend() -> None:
-        await asyncio.to_thread(kafka_post.add, missing)
+        await asyncio.to_thread(kafka_destination.add, missing)
 
-    async with relays(sqlite_shop.url, kafka_post.url, tmp_path, 2, *PACE) as crew:
-        await until(sqlite_shop, crew, *STARTED)
-        scene = Scene(sqlite_shop, kafka_post, crew)
+    async with relays(sqlite_shop.url, kafka_destination.url, tmp_path, 2, *PACE) as processes:
+        await until(sqlite_shop, processes, *STARTED)
+        scene = Scene(sqlite_shop, kafka_destination, processes)
         await _only_the_guilty_wait(scene, lambda key: [event(key, missing) for _ in range(5)], mend)
 
 
@@ -121,18 +121,18 @@ def _with_one_too_large(key: str, topic: str) -> list[Event]:
 async def test_an_event_too_large_for_kafka_makes_only_its_own_stream_wait(
     postgres_shop: PostgresShop, kafka: str, tmp_path: Path
 ) -> None:
-    post = KafkaPost(kafka, max_message_bytes=str(LIMIT_BYTES))
+    destination = KafkaDestination(kafka, max_message_bytes=str(LIMIT_BYTES))
 
     async def mend() -> None:
-        await asyncio.to_thread(post.configure, "max.message.bytes", "1000000")
+        await asyncio.to_thread(destination.configure, "max.message.bytes", "1000000")
 
     # Kafka applies its limit to batches too, so those must stay below it.
-    url = f"{post.url}?batch.size={LIMIT_BYTES // 2}"
-    async with relays(postgres_shop.url, url, tmp_path, 2, *PACE) as crew:
-        await until(postgres_shop, crew, *STARTED)
-        scene = Scene(postgres_shop, post, crew)
-        await _only_the_guilty_wait(scene, lambda key: _with_one_too_large(key, post.topic), mend, fine=1)
-    await post.remove()
+    url = f"{destination.url}?batch.size={LIMIT_BYTES // 2}"
+    async with relays(postgres_shop.url, url, tmp_path, 2, *PACE) as processes:
+        await until(postgres_shop, processes, *STARTED)
+        scene = Scene(postgres_shop, destination, processes)
+        await _only_the_guilty_wait(scene, lambda key: _with_one_too_large(key, destination.topic), mend, fine=1)
+    await destination.remove()
 
 
 @pytest.mark.rabbitmq
@@ -140,14 +140,14 @@ async def test_an_event_too_large_for_rabbitmq_makes_only_its_own_stream_wait(
     sqlite_shop: SqliteShop, tmp_path: Path
 ) -> None:
     with RabbitServer(settings={"max_message_size": str(LIMIT_BYTES)}) as server:
-        post = RabbitPost(server.url)
+        destination = RabbitDestination(server.url)
 
         async def mend() -> None:
             await asyncio.to_thread(server.halt)
             server.settings["max_message_size"] = "1000000"
             await asyncio.to_thread(server.start)
 
-        async with relays(sqlite_shop.url, post.url, tmp_path, 2, *PACE) as crew:
-            await until(sqlite_shop, crew, *STARTED)
-            scene = Scene(sqlite_shop, post, crew)
-            await _only_the_guilty_wait(scene, lambda key: _with_one_too_large(key, post.topic), mend, fine=1)
+        async with relays(sqlite_shop.url, destination.url, tmp_path, 2, *PACE) as processes:
+            await until(sqlite_shop, processes, *STARTED)
+            scene = Scene(sqlite_shop, destination, processes)
+            await _only_the_guilty_wait(scene, lambda key: _with_one_too_large(key, destination.topic), mend, fine=1)

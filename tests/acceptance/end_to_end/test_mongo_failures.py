@@ -13,9 +13,9 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from tests.acceptance.end_to_end.mongo_shop import MongoShop
-from tests.acceptance.end_to_end.relay_progress import EMPTY, STARTED, everything_arrived, until, until_told
+from tests.acceptance.end_to_end.relay_progress import EMPTY, STARTED, everything_arrived, until, until_logged
 from tests.acceptance.end_to_end.shop import deals
-from tests.support.destinations import KafkaPost, Post, RabbitPost
+from tests.support.destinations import Destination, KafkaDestination, RabbitDestination
 from tests.support.relay_process import RelayProcess, relays
 
 pytestmark = [pytest.mark.mongo, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -62,47 +62,47 @@ async def _all_that_can_go_wrong(client: AsyncMongoClient[Any]) -> None:
     await _step_down(client)
 
 
-async def _nothing_changes(shop: MongoShop, post: Post, folder: Path) -> None:
+async def _nothing_changes(shop: MongoShop, destination: Destination, folder: Path) -> None:
     """Do business as long as there is trouble, with a relay killed in the middle of it."""
-    async with relays(shop.url, post.url, folder, 2, *PACE) as crew:
-        await until(shop, crew, *STARTED)
+    async with relays(shop.url, destination.url, folder, 2, *PACE) as processes:
+        await until(shop, processes, *STARTED)
         async with AsyncMongoClient[Any](shop.url) as client:
-            trouble = asyncio.create_task(_all_that_can_go_wrong(client))
-            sold = await _business(shop, post.topic, trouble)
-            await crew.pop(0).kill()
-            crew.append(await RelayProcess.start(shop.url, post.url, folder, *PACE))
-            trouble = asyncio.create_task(_step_down(client))
-            sold += await _business(shop, post.topic, trouble, seed=1000)
-        await until(shop, crew, *EMPTY)
+            faults = asyncio.create_task(_all_that_can_go_wrong(client))
+            sold = await _business(shop, destination.topic, faults)
+            await processes.pop(0).kill()
+            processes.append(await RelayProcess.start(shop.url, destination.url, folder, *PACE))
+            faults = asyncio.create_task(_step_down(client))
+            sold += await _business(shop, destination.topic, faults, seed=1000)
+        await until(shop, processes, *EMPTY)
         # Who is told to stop before it runs is simply ended.
-        await until_told(folder, crew, "relay started", 3)
-        assert [await relay.stop() for relay in crew] == [0, 0]
-    ledger = await post.ledger()
+        await until_logged(folder, processes, "relay started", 3)
+        assert [await relay.stop() for relay in processes] == [0, 0]
+    ledger = await destination.ledger()
     assert len(ledger.ids) == sold
     assert shop.compensated
     await everything_arrived(shop, ledger)
 
 
-async def _business(shop: MongoShop, topic: str, trouble: asyncio.Task[None], *, seed: int = 0) -> int:
+async def _business(shop: MongoShop, topic: str, faults: asyncio.Task[None], *, seed: int = 0) -> int:
     """Sell until the trouble is over; return how much was sold."""
     sold = 0
-    while not trouble.done():
+    while not faults.done():
         seed += 1
         await shop.work(deals(2 * KEYS, KEYS, seed=seed), topic)
         sold += 2 * KEYS
-    await trouble
+    await faults
     return sold
 
 
 @pytest.mark.kafka
 async def test_nothing_is_lost_on_the_way_to_kafka(
-    mongo_shop: MongoShop, kafka_post: KafkaPost, tmp_path: Path
+    mongo_shop: MongoShop, kafka_destination: KafkaDestination, tmp_path: Path
 ) -> None:
-    await _nothing_changes(mongo_shop, kafka_post, tmp_path)
+    await _nothing_changes(mongo_shop, kafka_destination, tmp_path)
 
 
 @pytest.mark.rabbitmq
 async def test_nothing_is_lost_on_the_way_to_rabbitmq(
-    mongo_shop: MongoShop, rabbit_post: RabbitPost, tmp_path: Path
+    mongo_shop: MongoShop, rabbit_destination: RabbitDestination, tmp_path: Path
 ) -> None:
-    await _nothing_changes(mongo_shop, rabbit_post, tmp_path)
+    await _nothing_changes(mongo_shop, rabbit_destination, tmp_path)

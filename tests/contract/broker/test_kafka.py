@@ -144,9 +144,9 @@ async def test_a_server_that_does_not_answer_is_named_at_the_start(monkeypatch: 
     broker = KafkaBroker("127.0.0.1:9")
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9 does not answer .*refused"):
         await broker.start()
-    [verdict] = await broker.publish([message(1)])
-    assert isinstance(verdict, Unknown)
-    assert verdict.destination == ""
+    [result] = await broker.publish([message(1)])
+    assert isinstance(result, Unknown)
+    assert result.destination == ""
     with pytest.raises(Transient):
         await broker.probe("")
     await broker.close()
@@ -175,8 +175,8 @@ async def test_a_missing_topic_is_rejected_until_it_is_made(bootstrap: str, brok
 
 
 async def test_a_topic_that_cannot_be_is_rejected(broker: KafkaBroker) -> None:
-    [verdict] = await broker.publish([message(1, topic="not a topic!")])
-    assert isinstance(verdict, Rejected)
+    [result] = await broker.publish([message(1, topic="not a topic!")])
+    assert isinstance(result, Rejected)
 
 
 async def test_what_kafka_finds_too_large_is_rejected_only_when_it_went_alone(
@@ -186,9 +186,9 @@ async def test_what_kafka_finds_too_large_is_rejected_only_when_it_went_alone(
     noise = os.urandom(8000)
     large = message(2, topic=small, body=noise)
     together = await broker.publish([message(1, topic=small), large, message(3, topic=small)])
-    assert {type(verdict) for verdict in together} <= {Confirmed, Unknown}
-    [verdict] = await broker.publish([large])
-    assert isinstance(verdict, Rejected)
+    assert {type(result) for result in together} <= {Confirmed, Unknown}
+    [result] = await broker.publish([large])
+    assert isinstance(result, Rejected)
     assert await broker.publish([message(4, topic=small)]) == [CONFIRMED]
     assert "3" not in [m.headers["n"] for m in read(bootstrap, small)]
 
@@ -200,9 +200,9 @@ async def test_nothing_goes_out_behind_a_message_that_kafka_rejects(bootstrap: s
     broker = KafkaBroker(bootstrap, {"batch.num.messages": "1", "compression.type": "none"})
     await broker.start()
     sent = [message(n, topic=small, body=b"x" * (9000 if n == 2 else 10)) for n in range(1, count)]
-    verdicts = await broker.publish(sent)
-    assert verdicts[0] == CONFIRMED
-    assert not any(isinstance(verdict, Confirmed) for verdict in verdicts[1:])
+    results = await broker.publish(sent)
+    assert results[0] == CONFIRMED
+    assert not any(isinstance(result, Confirmed) for result in results[1:])
     assert await broker.publish([message(99, topic=small)]) == [CONFIRMED]
     await broker.close()
     assert [m.headers["n"] for m in read(bootstrap, small)] == ["1", "99"]
@@ -272,5 +272,5 @@ def test_an_error_of_the_connection_names_no_topic() -> None:
 
 
 def test_what_follows_a_rejected_message_is_refused() -> None:
-    verdicts = in_order([message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED])
-    assert verdicts == [Rejected("no"), Nacked("an earlier message of its stream failed"), CONFIRMED]
+    results = in_order([message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED])
+    assert results == [Rejected("no"), Nacked("an earlier message of its stream failed"), CONFIRMED]

@@ -26,7 +26,7 @@ T = TypeVar("T")
 BLOCK = OptimisticClaim("writer-1", 30.0)
 
 
-class Undo(Exception):
+class RollBack(Exception):
     """Raised by tests to roll back."""
 
 
@@ -76,15 +76,15 @@ class Case(ABC):
         ids: list[UUID] = await self.call(outbox or Outbox(), "stage", conn, *events)
         return ids
 
-    async def hold(self, conn: Any, *events: Event) -> list[StagedRow]:
+    async def claim(self, conn: Any, *events: Event) -> list[StagedRow]:
         placed: list[StagedRow] = await self.call(Outbox(), "place", conn, drafts(events, StagingRules()), BLOCK)
         return placed
 
     async def start(self, conn: Any, new: NewSaga) -> bool:
         return bool(await self.call(Outbox(), "perform", conn, "start_saga", new))
 
-    async def deliver(self, conn: Any, mail: Sequence[NewSagaMessage]) -> int:
-        return int(await self.call(Outbox(), "perform", conn, "deliver_messages", mail))
+    async def deliver(self, conn: Any, messages: Sequence[NewSagaMessage]) -> int:
+        return int(await self.call(Outbox(), "perform", conn, "deliver_messages", messages))
 
     async def enter(self, conn: Any, key: str, phase: Phase) -> ParticipantEntry:
         entered: ParticipantEntry = await self.call(Outbox(), "perform", conn, "participant_enter", "stock", key, phase)

@@ -43,7 +43,7 @@ class Database(ABC):
         """Return the correlation ids of sagas that were started."""
         return [row[0] for row in await self.fetch(SAGAS.format(self.prefix))]
 
-    async def mail(self) -> int:
+    async def messages(self) -> int:
         """Count mail to sagas."""
         return int((await self.fetch(MAIL.format(self.prefix)))[0][0])
 

@@ -9,7 +9,7 @@ import pytest
 
 from outrider import Outbox
 from outrider.drivers.commit_hooks import after_commit
-from tests.contract.drivers.connection_case import Case, Undo, placed
+from tests.contract.drivers.connection_case import Case, RollBack, placed
 from tests.contract.drivers.connection_kinds import POSTGRES, SQLITE, Chosen, chosen_of, params
 
 HOOKED = [{name: kind for name, kind in kinds.items() if kind.hooked} for kinds in (POSTGRES, SQLITE)]
@@ -36,19 +36,19 @@ async def test_a_call_that_fails_does_not_make_the_commit_look_failed(
 
 async def test_nobody_is_woken_for_what_was_rolled_back(case: Case) -> None:
     woken: list[str] = []
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             await case.stage(conn, placed(), outbox=Outbox(wake=lambda: woken.append("wrong")))
-            raise Undo
+            raise RollBack
     assert woken == []
 
 
 async def test_a_savepoint_released_and_undone_by_its_transaction_calls_nobody(case: Case) -> None:
     calls: list[str] = []
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             await case.write(conn, "A")
             async with case.savepoint(conn):
                 await case.run(after_commit, conn, lambda: calls.append("wrong"))
-            raise Undo
+            raise RollBack
     assert calls == []

@@ -13,7 +13,7 @@ from outrider.app import open_store
 from outrider.drivers.commit_hooks import after_commit
 from outrider.outbox.optimistic import OptimisticWriter
 from outrider.testing import MemoryBroker
-from tests.contract.drivers.connection_case import Case, SyncCase, Undo, placed
+from tests.contract.drivers.connection_case import Case, RollBack, SyncCase, placed
 from tests.contract.drivers.connection_kinds import POSTGRES, SQLITE, Chosen, chosen_of, params
 
 WAIT_SECONDS = 10
@@ -52,11 +52,11 @@ async def test_a_call_is_made_once_after_the_commit_of_the_outermost_transaction
 
 async def test_a_call_is_forgotten_when_the_transaction_rolls_back(case: Case) -> None:
     calls: list[str] = []
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             await case.run(after_commit, conn, lambda: calls.append("wrong"))
             await case.write(conn, "A")
-            raise Undo
+            raise RollBack
     async with case.transaction() as conn:
         await case.write(conn, "B")
     assert calls == []
@@ -84,10 +84,10 @@ async def test_an_enlisted_transaction_is_sent_at_once_and_a_rolled_back_one_nev
             with pytest.raises(UsageError, match=r"does not tell when it has committed; use: async with writer"):
                 await case.run(made.enlist, conn)
         return
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             await _stage(case, made, conn, "gone")
-            raise Undo
+            raise RollBack
     async with case.transaction() as conn:
         await _stage(case, made, conn, "kept")
         assert broker.log == []

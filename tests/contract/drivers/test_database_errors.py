@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from outrider import Outbox, Transient, UsageError
-from tests.contract.drivers.connection_case import Case, Undo, placed
+from tests.contract.drivers.connection_case import Case, RollBack, placed
 from tests.contract.drivers.connection_kinds import POSTGRES, Chosen, chosen_of, params
 from tests.contract.drivers.databases import PostgresDatabase
 from tests.contract.drivers.driver_cases import AsyncpgConnection, Psycopg, PsycopgAsync
@@ -27,22 +27,22 @@ def chosen(request: pytest.FixtureRequest) -> Chosen:
 
 
 async def test_a_schema_that_is_not_installed_is_told_with_the_remedy(case: Case) -> None:
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             with pytest.raises(UsageError, match="not installed in schema absent; run: outrider db migrate"):
                 await case.stage(conn, placed(), outbox=Outbox(schema="absent"))
-            raise Undo
+            raise RollBack
 
 
 async def test_an_error_that_is_the_applications_own_passes_as_it_is(case: Case) -> None:
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             with suppress(UsageError):
                 await case.stage(conn, placed(), outbox=Outbox(schema="absent"))
             # The server has given the transaction up; what it says to that is not ours to reword.
             with pytest.raises((asyncpg.PostgresError, psycopg.Error, UsageError), match=r"aborted|atomic block"):
                 await case.stage(conn, placed())
-            raise Undo
+            raise RollBack
     assert await case.database.types() == []
 
 

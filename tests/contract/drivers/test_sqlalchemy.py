@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 import outrider
 from outrider import NotInTransaction, Transient, UsageError
 from outrider.drivers.commit_hooks import after_commit
-from tests.contract.drivers.connection_case import Undo, placed
+from tests.contract.drivers.connection_case import RollBack, placed
 from tests.contract.drivers.databases import SqliteDatabase
 from tests.contract.drivers.sqlalchemy_cases import AlchemySqliteByHand, AlchemySqliteSession, Note
 
@@ -100,12 +100,12 @@ async def test_with_pythons_own_transactions_a_first_savepoint_commits_its_row_a
     sqlite_database: SqliteDatabase,
 ) -> None:
     case = AlchemySqliteSession(sqlite_database)
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as session:
             async with case.savepoint(session):
                 await case.write(session, "A")
                 await case.stage(session, placed())
-            raise Undo
+            raise RollBack
     # The row was not rolled back either; the next test shows the way to begin properly.
     assert (await sqlite_database.notes(), await sqlite_database.types()) == (["A"], ["order.placed"])
     await case.close()
@@ -115,12 +115,12 @@ async def test_begun_by_hand_a_first_savepoint_shares_the_fate_of_its_transactio
     sqlite_database: SqliteDatabase,
 ) -> None:
     case = AlchemySqliteByHand(sqlite_database)
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as session:
             async with case.savepoint(session):
                 await case.write(session, "A")
                 await case.stage(session, placed())
-            raise Undo
+            raise RollBack
     assert (await sqlite_database.notes(), await sqlite_database.types()) == ([], [])
     await case.close()
 
@@ -145,8 +145,8 @@ def test_a_session_that_is_used_again_calls_nobody_for_what_it_rolled_back(engin
         with session.begin():
             after_commit(session, call)
             after_commit(session, call)
-            with suppress(Undo), session.begin_nested():
-                raise Undo
+            with suppress(RollBack), session.begin_nested():
+                raise RollBack
         with session.begin():
             session.add(Note(what="C"))
     assert calls == ["called"]

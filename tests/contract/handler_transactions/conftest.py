@@ -43,7 +43,7 @@ async def sqlite(tmp_path: Path) -> SqliteDatabase:
 
 @pytest.fixture
 async def postgres_kind(
-    request: pytest.FixtureRequest, postgres: PostgresDatabase, suited: None
+    request: pytest.FixtureRequest, postgres: PostgresDatabase, adapted: None
 ) -> AsyncIterator[Kind]:
     """A kind of transactions in PostgreSQL; the parameter is its class."""
     made: Kind = request.param(postgres)
@@ -52,7 +52,7 @@ async def postgres_kind(
 
 
 @pytest.fixture
-async def sqlite_kind(request: pytest.FixtureRequest, sqlite: SqliteDatabase, suited: None) -> AsyncIterator[Kind]:
+async def sqlite_kind(request: pytest.FixtureRequest, sqlite: SqliteDatabase, adapted: None) -> AsyncIterator[Kind]:
     """A kind of transactions in SQLite; the parameter is its class."""
     made: Kind = request.param(sqlite)
     yield made
@@ -60,7 +60,7 @@ async def sqlite_kind(request: pytest.FixtureRequest, sqlite: SqliteDatabase, su
 
 
 @pytest.fixture
-def suited(monkeypatch: pytest.MonkeyPatch) -> None:
+def adapted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the asynchronous functions of the suites work with what is not: see `contract_benches.plainly`."""
     # They are run by event loops, on threads, which Django would refuse to work beside.
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")

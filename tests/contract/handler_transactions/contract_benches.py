@@ -28,7 +28,7 @@ from outrider.testing.contracts.saga_turns import HandlerTransactionRules, Outbo
 from tests.contract.handler_transactions.transaction_kinds import Kind
 
 
-def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+def as_plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a plain function of one that is asynchronous."""
     if not inspect.iscoroutinefunction(function):
         return function
@@ -39,55 +39,55 @@ def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class FittedTransaction(WrappedTransaction):
+class AdaptedTransaction(WrappedTransaction):
     """A transaction whose functions are made to suit the kind."""
 
-    def __init__(self, inner: HandlerTransaction, fit: Callable[..., Any]) -> None:
+    def __init__(self, inner: HandlerTransaction, adapt: Callable[..., Any]) -> None:
         super().__init__(inner)
-        self._fit = fit
+        self._adapt = adapt
 
     async def call(self, function: Callable[..., Any], argument: Any) -> Any:
-        return await super().call(self._fit(function), argument)
+        return await super().call(self._adapt(function), argument)
 
 
-class FittedSource:
+class AdaptedSource:
     """A source of such transactions."""
 
-    def __init__(self, source: Any, fit: Callable[..., Any]) -> None:
-        self._source, self._fit = source, fit
+    def __init__(self, source: Any, adapt: Callable[..., Any]) -> None:
+        self._source, self._adapt = source, adapt
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HandlerTransaction]:
         async with self._source.open() as tx:
-            yield FittedTransaction(tx, self._fit)
+            yield AdaptedTransaction(tx, self._adapt)
 
     def check_handler(self, function: Callable[..., Any]) -> Any:
-        return self._source.check_handler(self._fit(function))
+        return self._source.check_handler(self._adapt(function))
 
 
-class Fitted:
+class AdaptedStore:
     """A store whose functions are made to suit the kind."""
 
     def __init__(self, store: Any, *, plain: bool) -> None:
-        self._store, self._fit = store, plainly if plain else lambda function: function
+        self._store, self._adapt = store, as_plain_function if plain else lambda function: function
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     @property
     def transactions(self) -> Any:
-        return FittedSource(self._store.transactions, self._fit)
+        return AdaptedSource(self._store.transactions, self._adapt)
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return self._fitted(self._store.transaction())
+        return self._adapted(self._store.transaction())
 
     @asynccontextmanager
-    async def _fitted(self, opened: AbstractAsyncContextManager[HandlerTransaction]) -> AsyncIterator[Any]:
+    async def _adapted(self, opened: AbstractAsyncContextManager[HandlerTransaction]) -> AsyncIterator[Any]:
         async with opened as tx:
-            yield FittedTransaction(tx, self._fit)
+            yield AdaptedTransaction(tx, self._adapt)
 
 
-class Lent(Fitted):
+class AdaptedSagas(AdaptedStore):
     """Sagas all of whose transactions are lent ones, so that everything is written through them."""
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
@@ -108,7 +108,7 @@ class Effects:
         return [row[0] for row in await self._kind.database.fetch("SELECT what FROM effects ORDER BY id")]
 
 
-class LentRules:
+class HandlerTransactionKindRules:
     """What is another rule where a function gets the application's own kind: it does what an application does."""
 
     async def test_a_steps_function_works_in_the_turns_transaction(self, bench: Any) -> None:
@@ -125,11 +125,11 @@ class LentRules:
         assert await bench.effects() == ["paid"]
 
 
-class LentTurnRules(TurnRules, HandlerTransactionRules, OutboxRules, ParticipantRules):
+class KindTurnRules(TurnRules, HandlerTransactionRules, OutboxRules, ParticipantRules):
     """All that is done to sagas in a transaction that is lent; claims, mail and upkeep have the store's own."""
 
 
-class LentInboxBench(Effects, InboxBench):
+class KindInboxBench(Effects, InboxBench):
     """An inbox that lends the kind under test."""
 
     def __init__(self, store: Any, clock: ManualClock, kind: Kind, pool: Any) -> None:
@@ -149,7 +149,7 @@ class LentInboxBench(Effects, InboxBench):
             await self._pool.execute("UPDATE outrider.test_clock SET elapsed = $1", self.clock.boot_seconds())
 
 
-class LentSagaBench(Effects, SagaBench):
+class KindSagaBench(Effects, SagaBench):
     """Sagas in PostgreSQL, written through lent transactions; from outside, through asyncpg."""
 
     def __init__(self, store: Any, other: Any, clock: ManualClock, kind: Kind, pool: Any) -> None:
@@ -178,24 +178,24 @@ class LentSagaBench(Effects, SagaBench):
 
 
 @asynccontextmanager
-async def lent_inbox(kind: Kind) -> AsyncIterator[LentInboxBench]:
+async def open_inbox_bench(kind: Kind) -> AsyncIterator[KindInboxBench]:
     """Open an inbox in PostgreSQL that lends a kind of transactions."""
     async with asyncpg.create_pool(kind.database.url, min_size=1, max_size=2) as pool:
         store = await app.open_inbox(kind.database.url, transactions=kind.source)
         try:
-            yield LentInboxBench(Fitted(store, plain=kind.plain), ManualClock(), kind, pool)
+            yield KindInboxBench(AdaptedStore(store, plain=kind.plain), ManualClock(), kind, pool)
         finally:
             await store.close()
 
 
 @asynccontextmanager
-async def lent_sagas(kind: Kind) -> AsyncIterator[LentSagaBench]:
+async def open_saga_bench(kind: Kind) -> AsyncIterator[KindSagaBench]:
     """Open sagas in PostgreSQL that lend a kind of transactions; the other store lends its own."""
     url = kind.database.url
     async with asyncpg.create_pool(url, min_size=1, max_size=4) as pool:
         store, other = await app.open_sagas(url, transactions=kind.source), await app.open_sagas(url)
         try:
-            yield LentSagaBench(Lent(store, plain=kind.plain), other, ManualClock(), kind, pool)
+            yield KindSagaBench(AdaptedSagas(store, plain=kind.plain), other, ManualClock(), kind, pool)
         finally:
             await store.close()
             await other.close()

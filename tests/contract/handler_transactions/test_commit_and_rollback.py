@@ -19,7 +19,7 @@ from outrider.inbox.inbox import Result
 from outrider.testing.harness import delivery
 from tests.contract.drivers.databases import Database, PostgresDatabase, SqliteDatabase
 from tests.contract.drivers.django_case import ALIAS
-from tests.contract.handler_transactions.contract_benches import Fitted
+from tests.contract.handler_transactions.contract_benches import AdaptedStore
 from tests.contract.handler_transactions.test_errors import doing
 from tests.contract.handler_transactions.transaction_kinds import (
     KINDS,
@@ -70,9 +70,9 @@ async def test_djangos_functions_are_committed_where_autocommit_is_off(
 
 async def _committed(kind: Kind) -> None:
     store = await app.open_inbox(kind.database.url, transactions=kind.source)
-    for place in (1, 2):
+    for number in (1, 2):
         result = await Inbox(store).process(
-            delivery(place), lambda _, conn: kind.write(conn, "done"), consumer="billing"
+            delivery(number), lambda _, conn: kind.write(conn, "done"), consumer="billing"
         )
         assert result is Result.APPLIED
     assert await _there(kind.database) == (2, 2)
@@ -122,7 +122,7 @@ async def test_a_function_that_closes_what_it_was_given_has_ended_its_transactio
             raise ValueError("of its own")
 
     with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
-        await Inbox(Fitted(store, plain=postgres_kind.plain)).process(delivery(1), close, consumer="billing")
+        await Inbox(AdaptedStore(store, plain=postgres_kind.plain)).process(delivery(1), close, consumer="billing")
     assert await _there(postgres_kind.database) == (0, 0)
     await store.close()
 
@@ -137,7 +137,7 @@ async def test_a_savepoint_that_is_left_open_is_committed_with_all_else(sqlite_k
             await savepoint.start()
         await doing(sqlite_kind, "INSERT INTO effects (what) VALUES ('done')")(None, given)
 
-    await Inbox(Fitted(store, plain=sqlite_kind.plain)).process(delivery(1), leave_open, consumer="billing")
+    await Inbox(AdaptedStore(store, plain=sqlite_kind.plain)).process(delivery(1), leave_open, consumer="billing")
     assert await _there(sqlite_kind.database) == (1, 1)
     await store.close()
 
@@ -169,7 +169,7 @@ async def _told(kind: Kind, then: str) -> None:
     store = await app.open_inbox(kind.database.url, transactions=kind.source)
     again = doing(kind, "COMMIT", "BEGIN", "INSERT INTO effects (what) VALUES ('never')", then)
     with pytest.raises(InvalidHandler, match=r"leave commit and rollback to outrider; the event was order\.placed"):
-        await Inbox(Fitted(store, plain=kind.plain)).process(delivery(1), again, consumer="billing")
+        await Inbox(AdaptedStore(store, plain=kind.plain)).process(delivery(1), again, consumer="billing")
     assert (await _there(kind.database))[0] == 0
     await store.close()
 

@@ -20,7 +20,7 @@ from outrider import app
 from outrider.errors import InvalidHandler, Permanent, TransactionLost, Transient, UsageError
 from outrider.stores.postgres import PostgresInbox
 from tests.contract.drivers.databases import PostgresDatabase
-from tests.contract.handler_transactions.contract_benches import Fitted
+from tests.contract.handler_transactions.contract_benches import AdaptedStore
 from tests.contract.handler_transactions.transaction_kinds import (
     KINDS,
     REPEATED,
@@ -43,7 +43,7 @@ PID = "SELECT pg_terminate_backend(pg_backend_pid())"
 @pytest.fixture
 async def store(postgres_kind: Kind) -> AsyncIterator[Any]:
     store = await app.open_inbox(postgres_kind.database.url, transactions=postgres_kind.source)
-    yield Fitted(store, plain=postgres_kind.plain)
+    yield AdaptedStore(store, plain=postgres_kind.plain)
     await store.close()
 
 
@@ -135,9 +135,9 @@ async def test_functions_of_the_other_manner_are_objected_to(postgres_kind: Kind
     def plain(_: Any, given: Any) -> None:
         """Be plain."""
 
-    fit, unfit = (plain, awaited) if postgres_kind.plain else (awaited, plain)
+    adapt, unfit = (plain, awaited) if postgres_kind.plain else (awaited, plain)
     inner = store._store
-    assert inner.transactions.check_handler(fit) is None
+    assert inner.transactions.check_handler(adapt) is None
     assert "write it as" in inner.transactions.check_handler(unfit)
     with pytest.raises(InvalidHandler, match="write it as"):
         await lend(inner, unfit)

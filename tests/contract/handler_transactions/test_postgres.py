@@ -10,7 +10,12 @@ from outrider.testing.contracts import InboxBench, InboxContract, SagaBench
 from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules
 from outrider.testing.contracts.saga_claims import ConcurrencyRules
 from outrider.testing.contracts.saga_turns import HandlerTransactionRules
-from tests.contract.handler_transactions.contract_benches import LentRules, LentTurnRules, lent_inbox, lent_sagas
+from tests.contract.handler_transactions.contract_benches import (
+    HandlerTransactionKindRules,
+    KindTurnRules,
+    open_inbox_bench,
+    open_saga_bench,
+)
 from tests.contract.handler_transactions.transaction_kinds import KINDS, REPEATED, Kind
 
 pytestmark = pytest.mark.postgres
@@ -22,14 +27,14 @@ OTHERS = pytest.mark.parametrize("postgres_kind", REPEATED, indirect=True, ids=l
 class _Inbox:
     @pytest.fixture
     async def bench(self, postgres_kind: Kind) -> AsyncIterator[InboxBench]:
-        async with lent_inbox(postgres_kind) as bench:
+        async with open_inbox_bench(postgres_kind) as bench:
             yield bench
 
 
 class _Sagas:
     @pytest.fixture
     async def bench(self, postgres_kind: Kind) -> AsyncIterator[SagaBench]:
-        async with lent_sagas(postgres_kind) as bench:
+        async with open_saga_bench(postgres_kind) as bench:
             yield bench
 
 
@@ -44,10 +49,10 @@ class TestRepeatedLentInbox(_Inbox, ReceiptRules, HandlerRules):
 
 
 @MAIN
-class TestLentSagas(_Sagas, LentRules, LentTurnRules, ConcurrencyRules):
+class TestLentSagas(_Sagas, HandlerTransactionKindRules, KindTurnRules, ConcurrencyRules):
     pass
 
 
 @OTHERS
-class TestRepeatedLentSagas(_Sagas, LentRules, HandlerTransactionRules):
+class TestRepeatedLentSagas(_Sagas, HandlerTransactionKindRules, HandlerTransactionRules):
     pass

@@ -22,7 +22,7 @@ from outrider.inbox.inbox import Inbox
 from outrider.saga import Saga, SagaRegistry, SagaWorker
 from outrider.saga.model import Status
 from tests.contract.drivers.databases import PostgresDatabase, SqliteDatabase
-from tests.contract.handler_transactions.contract_benches import plainly
+from tests.contract.handler_transactions.contract_benches import as_plain_function
 from tests.contract.handler_transactions.transaction_kinds import KINDS, POSTGRES_ONLY, REPEATED, Kind
 
 ROOT = Path(outrider.__file__).parent.parent
@@ -80,7 +80,7 @@ async def run_a_saga(kind: Kind) -> None:
             await done
         run.stage(Event("order.made", {}, topic="orders"))
 
-    order.local()(plainly(create) if kind.plain else create)
+    order.local()(as_plain_function(create) if kind.plain else create)
     sagas = SagaRegistry(order, transactions=kind.source)
     store = await app.open_sagas(kind.database.url, transactions=sagas.transactions)
     async with store.transaction() as tx:
@@ -111,7 +111,7 @@ async def test_a_local_step_writes_and_stages_in_its_own_kind_of_transaction_in_
 async def test_a_plain_step_that_does_not_end_can_do_nothing_any_more(postgres: PostgresDatabase) -> None:
     engine = create_engine(postgres.sqlalchemy_url("psycopg"))
     order: Saga[Order] = Saga("order", Order)
-    goes_on, told = threading.Event(), threading.Event()
+    goes_on, failed = threading.Event(), threading.Event()
 
     @order.local(retry=RetryPolicy(max_attempts=1), timeout_seconds=0.2)
     def create(run: Any, session: Session) -> None:
@@ -120,7 +120,7 @@ async def test_a_plain_step_that_does_not_end_can_do_nothing_any_more(postgres: 
         try:
             session.execute(text("INSERT INTO effects (what) VALUES ('late')"))
         finally:
-            told.set()
+            failed.set()
 
     store = await app.open_sagas(postgres.url, transactions=sessionmaker(engine))
     async with store.transaction() as tx:
@@ -129,7 +129,7 @@ async def test_a_plain_step_that_does_not_end_can_do_nothing_any_more(postgres: 
     while await worker.run_once():
         await worker.rest()
     goes_on.set()
-    assert told.wait(10)
+    assert failed.wait(10)
     shown = await store.admin.show(saga_id)
     assert shown is not None
     assert shown.instance.status is Status.COMPENSATED
@@ -167,10 +167,10 @@ async def test_the_commands_take_the_kind_from_the_inbox_and_from_the_sagas(
         await order.start(tx, Order("A-7"), correlation_id="A-7")
     await inbox.close()
     _run(tmp_path, "relay", "--until-empty", *at, "--broker", "embedded:///log.db")
-    told = _run(tmp_path, "consume", "shop:inbox", "--until-idle", "0.5", *at, "--broker", "embedded:///log.db")
-    assert json.loads(told)["applied"] == 1
-    told = _run(tmp_path, "saga", "run", "shop:sagas", "--until-idle", "0.5", *at)
-    assert json.loads(told)["completed"] == 1
+    failed = _run(tmp_path, "consume", "shop:inbox", "--until-idle", "0.5", *at, "--broker", "embedded:///log.db")
+    assert json.loads(failed)["applied"] == 1
+    failed = _run(tmp_path, "saga", "run", "shop:sagas", "--until-idle", "0.5", *at)
+    assert json.loads(failed)["completed"] == 1
     assert await sqlite.fetch("SELECT what FROM effects ORDER BY id") == [("billed A-1",), ("made A-7",)]
 
 

@@ -24,12 +24,12 @@ from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRul
 from outrider.testing.contracts.saga_turns import HandlerTransactionRules
 from tests.contract.drivers.databases import SqliteDatabase
 from tests.contract.handler_transactions.contract_benches import (
+    AdaptedSagas,
+    AdaptedStore,
     Effects,
-    Fitted,
-    Lent,
-    LentInboxBench,
-    LentRules,
-    LentTurnRules,
+    HandlerTransactionKindRules,
+    KindInboxBench,
+    KindTurnRules,
 )
 from tests.contract.handler_transactions.transaction_kinds import KINDS, POSTGRES_ONLY, REPEATED, Kind
 
@@ -42,7 +42,7 @@ AWAITED = pytest.mark.parametrize(
 """The kinds whose functions can be ended: one on a thread keeps SQLite's only writer for as long as it likes."""
 
 
-class LentSqliteInboxBench(LentInboxBench):
+class LentSqliteInboxBench(KindInboxBench):
     """One writer at a time."""
 
     concurrent = False
@@ -55,7 +55,7 @@ class _Inbox:
         clock = ManualClock(start=datetime.now(UTC))
         store = SqliteInbox(sqlite_kind.database.path, clock=clock)
         await store.use_transactions(transaction_source(sqlite_kind.source))
-        yield LentSqliteInboxBench(Fitted(store, plain=sqlite_kind.plain), clock, sqlite_kind, None)
+        yield LentSqliteInboxBench(AdaptedStore(store, plain=sqlite_kind.plain), clock, sqlite_kind, None)
         await store.close()
 
 
@@ -93,12 +93,12 @@ class _SagaBench:
         path, clock = sqlite_kind.database.path, ManualClock(start=datetime.now(UTC))
         store, other = SqliteSagas(path, clock=clock), SqliteSagas(path, clock=clock)
         await store.use_transactions(transaction_source(sqlite_kind.source))
-        yield LentSqliteSagaBench(Lent(store, plain=sqlite_kind.plain), other, clock, sqlite_kind)
+        yield LentSqliteSagaBench(AdaptedSagas(store, plain=sqlite_kind.plain), other, clock, sqlite_kind)
         await store.close()
         await other.close()
 
 
-class _Sagas(_SagaBench, LentRules):
+class _Sagas(_SagaBench, HandlerTransactionKindRules):
     # A driver takes the time from its host, and not from the clock of a store.
     test_barriers_are_kept_for_as_long_as_was_said = None
     # Nobody can end a thread; see below.
@@ -116,7 +116,7 @@ class TestRepeatedLentSqliteInbox(_Inbox, ReceiptRules, HandlerRules):
 
 
 @MAIN
-class TestLentSqliteSagas(_Sagas, LentTurnRules):  # type: ignore[misc]
+class TestLentSqliteSagas(_Sagas, KindTurnRules):  # type: ignore[misc]
     pass
 
 

@@ -163,8 +163,8 @@ def hidden() -> None:
     for model in ("outboxevent", "deadletter", "consumerdeadletter", "sagainstance"):
         page = client.get(f"/admin/outrider/{model}/{rows[model]}/change/")
         assert page.status_code == 200
-        for told in ("payload", "&quot;number&quot;", SECRET, "YWJj"):
-            assert told not in page.content.decode(), (model, told)
+        for secret in ("payload", "&quot;number&quot;", SECRET, "YWJj"):
+            assert secret not in page.content.decode(), (model, secret)
         secret = "body" if model == "consumerdeadletter" else "state" if model == "sagainstance" else "payload"
         for lookup in (secret, f"{secret}__contains", f"{secret}__regex"):
             assert client.get(f"/admin/outrider/{model}/", {lookup: "A"}).status_code == 400, (model, lookup)

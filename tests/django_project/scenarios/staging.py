@@ -125,12 +125,12 @@ def commands() -> None:
     """`call_command` runs our command line, with its output and its exit code."""
     with transaction.atomic():
         stage(Event("order.placed", {}, topic="orders", key="A-1"))
-    told = io.StringIO()
-    call_command("outrider", "events", "list", "--json", stdout=told)
-    assert [row["key"] for row in json.loads(told.getvalue())] == ["A-1"]
+    output = io.StringIO()
+    call_command("outrider", "events", "list", "--json", stdout=output)
+    assert [row["key"] for row in json.loads(output.getvalue())] == ["A-1"]
     errors = io.StringIO()
     with pytest.raises(CommandError, match="ended with exit code 2"):
-        call_command("outrider", "events", "list", "--state", "pendign", stdout=told, stderr=errors)
+        call_command("outrider", "events", "list", "--state", "pendign", stdout=output, stderr=errors)
     assert "did you mean pending?" in errors.getvalue()
 
 

@@ -26,7 +26,7 @@ from outrider.checks import CheckResult
 from outrider.event import SKIPPED_TYPE, Event, Message, OnDeadLetter
 from outrider.testing.contracts.broker import BrokerBench, BrokerContract, OrderedBrokerContract, message
 from outrider.testing.servers.kafka import create_topic, delete_topics
-from tests.support.running_relay import SETTINGS, Office
+from tests.support.running_relay import SETTINGS, RunningRelay
 
 SOURCE = "/shop/orders"
 TOPICS = ("orders", "parcels")
@@ -115,9 +115,9 @@ class TestKafka:
     async def test_what_is_staged_is_what_the_library_reads(self, bootstrap: str) -> None:
         topic = make_topic(bootstrap)
         broker = await open_broker(f"kafka://{bootstrap}?cloudevents={SOURCE}")
-        async with Office(broker).open() as office:
-            ids = await office.stage(replace(PLACED, topic=topic), Event("shop.opened", {}, topic=topic))
-            await office.until_sent(2)
+        async with RunningRelay(broker).open() as relay:
+            ids = await relay.stage(replace(PLACED, topic=topic), Event("shop.opened", {}, topic=topic))
+            await relay.until_sent(2)
         await broker.close()
         found = {from_kafka(record).get_id(): record for record in records(bootstrap, topic)}
         check_placed(from_kafka(found[ids[0]]), ids[0])
@@ -130,9 +130,9 @@ class TestKafka:
         topic = make_topic(bootstrap)
         broker = KafkaBroker(bootstrap, {"message.max.bytes": "5000"}, cloudevents=SOURCE)
         huge = replace(PLACED, topic=topic, payload="x" * 6000)
-        async with Office(broker, replace(SETTINGS, on_dead_letter=OnDeadLetter.SKIP)).open() as office:
-            ids = await office.stage(huge, replace(PLACED, topic=topic))
-            await office.until_sent(2, dead_letter=1)
+        async with RunningRelay(broker, replace(SETTINGS, on_dead_letter=OnDeadLetter.SKIP)).open() as relay:
+            ids = await relay.stage(huge, replace(PLACED, topic=topic))
+            await relay.until_sent(2, dead_letter=1)
         await broker.close()
         marker, follower = records(bootstrap, topic)
         assert dict(marker.headers())["skipped"] == ids[0].encode()
@@ -144,10 +144,10 @@ class TestKafka:
     async def test_attributes_count_towards_the_size_of_a_message(self, bootstrap: str) -> None:
         topic = make_topic(bootstrap)
         long = "/" + "x" * 2000
-        for source, verdict in ((None, Confirmed), (long, Rejected)):
+        for source, result in ((None, Confirmed), (long, Rejected)):
             broker = KafkaBroker(bootstrap, {"message.max.bytes": "3000"}, cloudevents=source)
             [found] = await broker.publish([message(1, topic=topic, body=b"x" * 1500)])
-            assert isinstance(found, verdict)
+            assert isinstance(found, result)
             await broker.close()
         [record] = records(bootstrap, topic)
         assert not [name for name, _ in record.headers() if name.startswith("ce_") or name == "content-type"]
@@ -231,9 +231,9 @@ class TestRabbitmq:
     async def test_what_is_staged_is_what_the_library_reads(self, rabbitmq_url: str, exchange: str) -> None:
         broker = await open_broker(f"{with_queues(rabbitmq_url, exchange)}&cloudevents={SOURCE}")
         await broker.start()
-        async with Office(broker).open() as office:
-            ids = await office.stage(replace(PLACED, topic="orders"), Event("shop.opened", {}, topic="orders"))
-            await office.until_sent(2)
+        async with RunningRelay(broker).open() as relay:
+            ids = await relay.stage(replace(PLACED, topic="orders"), Event("shop.opened", {}, topic="orders"))
+            await relay.until_sent(2)
         await broker.close()
         taken = await deliveries(rabbitmq_url, f"{exchange}.orders")
         found = {from_rabbitmq(delivery).get_id(): delivery for delivery in taken}

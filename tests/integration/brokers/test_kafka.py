@@ -21,7 +21,7 @@ from outrider.testing.contracts.broker import message
 from outrider.testing.harness import numbers, order, orders
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
 from tests.contract.broker.test_kafka import make_topic, read
-from tests.support.running_relay import PATIENCE_SECONDS, SETTINGS, Office
+from tests.support.running_relay import PATIENCE_SECONDS, SETTINGS, RunningRelay
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 
@@ -67,51 +67,51 @@ async def test_a_broker_killed_and_restarted_loses_nothing_and_costs_no_attempt(
     server: KafkaServer, broker: KafkaBroker
 ) -> None:
     topic = make_topic(server.bootstrap)
-    async with Office(broker, SMALL_STEPS).open() as office:
-        await office.stage(*rounds(1, 200, topic))
-        await office.until_confirmed(200)
+    async with RunningRelay(broker, SMALL_STEPS).open() as relay:
+        await relay.stage(*rounds(1, 200, topic))
+        await relay.until_confirmed(200)
         await asyncio.to_thread(server.kill)
-        assert await office.sent() < 200 * len(KEYS)
-        await office.stage(*rounds(201, 250, topic))
-        await office.until_noticed(BreakerOpened)
+        assert await relay.sent() < 200 * len(KEYS)
+        await relay.stage(*rounds(201, 250, topic))
+        await relay.until_emitted(BreakerOpened)
         await asyncio.to_thread(server.start)
-        await office.until_sent(250 * len(KEYS))
+        await relay.until_sent(250 * len(KEYS))
     assert complete(read(server.bootstrap, topic), 250)
-    assert office.charged == []
+    assert relay.failed_attempts == []
 
 
 async def test_a_missing_topic_makes_only_its_own_key_wait(server: KafkaServer, broker: KafkaBroker) -> None:
     topic, missing = make_topic(server.bootstrap), f"missing-{uuid4().hex[:8]}"
-    async with Office(broker).open() as office:
-        await office.stage(*orders(3, "lost", topic=missing), *orders(50, "A", topic=topic))
-        await office.until_sent(50, dead_letter=1)
-    assert [fact.reason for fact in office.watch.of(EventDeadLettered)] == ["permanent_failure"]
-    assert [held.stream.key for held in await office.store.admin.blocked_streams(10)] == ["lost"]
+    async with RunningRelay(broker).open() as relay:
+        await relay.stage(*orders(3, "lost", topic=missing), *orders(50, "A", topic=topic))
+        await relay.until_sent(50, dead_letter=1)
+    assert [fact.reason for fact in relay.observer.of(EventDeadLettered)] == ["permanent_failure"]
+    assert [held.stream.key for held in await relay.store.admin.blocked_streams(10)] == ["lost"]
     assert numbers(read(server.bootstrap, topic)) == list(range(1, 51))
-    assert office.watch.of(Retried) == []
+    assert relay.observer.of(Retried) == []
 
 
 async def test_one_event_that_kafka_rejects_among_good_ones_is_found_and_buried(server: KafkaServer) -> None:
     topic = make_topic(server.bootstrap, partitions=1, max_message_bytes="20000")
     broker = KafkaBroker(server.bootstrap, {"compression.type": "none", "batch.size": "15000"})
     large = Event("order.changed", {"n": 1, "pad": "x" * 30_000}, aggregate_id="large", topic=topic)
-    async with Office(broker).open() as office:
-        await office.stage(*orders(20, "A", topic=topic), large, *orders(20, "B", topic=topic))
-        await office.until_sent(40, dead_letter=1)
+    async with RunningRelay(broker).open() as relay:
+        await relay.stage(*orders(20, "A", topic=topic), large, *orders(20, "B", topic=topic))
+        await relay.until_sent(40, dead_letter=1)
     await broker.close()
-    assert [fact.reason for fact in office.watch.of(EventDeadLettered)] == ["permanent_failure"]
+    assert [fact.reason for fact in relay.observer.of(EventDeadLettered)] == ["permanent_failure"]
     found = read(server.bootstrap, topic)
     assert numbers(found, "A") == numbers(found, "B") == list(range(1, 21))
-    assert office.watch.of(Retried) == []
+    assert relay.observer.of(Retried) == []
 
 
 async def test_an_oversize_message_is_not_sent_and_the_others_are(server: KafkaServer, broker: KafkaBroker) -> None:
     topic = make_topic(server.bootstrap)
     huge = message(0, topic=topic, key="huge", body=b"x" * (broker.capabilities.message_bytes_max + 1))
     sent = [message(n, topic=topic, key=f"k{n}") for n in range(100)]
-    verdicts = await broker.publish([*sent[:50], huge, *sent[50:]])
-    assert [type(verdict).__name__ for verdict in (verdicts[50],)] == ["Rejected"]
-    assert [*verdicts[:50], *verdicts[51:]] == [CONFIRMED] * 100
+    results = await broker.publish([*sent[:50], huge, *sent[50:]])
+    assert [type(result).__name__ for result in (results[50],)] == ["Rejected"]
+    assert [*results[:50], *results[51:]] == [CONFIRMED] * 100
 
 
 @pytest.mark.parametrize("count", [FEW // 5, FEW * 2], ids=["few", "many"])
@@ -127,7 +127,7 @@ async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(se
                 await broker.publish([message(n, topic=topic) for n in range(1, count + 1)])
         # The neighbour's messages were purged as well, and it hears of it without waiting for its own time.
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert {type(verdict) for verdict in await neighbour} == {Unknown}
+            assert {type(result) for result in await neighbour} == {Unknown}
     again = [message(n, topic=topic) for n in range(1, count + 1)]
     assert await broker.publish(again) == [CONFIRMED] * count
     await broker.close()
@@ -144,11 +144,11 @@ async def test_callers_that_give_up_at_random_never_reorder_a_stream(server: Kaf
             run = [message(n, topic=topic, key=name) for n in range(after + 1, after + rng.randint(2, 200))]
             try:
                 async with asyncio.timeout(rng.choice([0.002, 0.005, 0.01, 5])):
-                    verdicts = await broker.publish(run)
+                    results = await broker.publish(run)
             except TimeoutError:
                 cut_short += 1
                 continue
-            confirmed = [isinstance(verdict, Confirmed) for verdict in verdicts]
+            confirmed = [isinstance(result, Confirmed) for result in results]
             assert confirmed == sorted(confirmed, reverse=True)
             after += sum(confirmed)
         return after
@@ -167,8 +167,8 @@ async def test_a_publish_without_an_answer_ends_by_itself(server: KafkaServer) -
     broker = KafkaBroker(server.bootstrap, publish_seconds=1.0)
     await broker.start()
     with paused(server):
-        verdicts = await broker.publish([message(1, topic=topic), message(2, topic=topic)])
-    assert [(type(v), v.destination) for v in verdicts if isinstance(v, Unknown)] == [(Unknown, "")] * 2
+        results = await broker.publish([message(1, topic=topic), message(2, topic=topic)])
+    assert [(type(v), v.destination) for v in results if isinstance(v, Unknown)] == [(Unknown, "")] * 2
     await broker.probe(topic)
     assert isinstance((await broker.publish([message(3, topic=topic)]))[0], Confirmed)
     await broker.close()
@@ -197,16 +197,16 @@ async def test_the_leader_killed_during_a_drain_loses_nothing_and_keeps_the_orde
         cluster.create_topic("strict", config={"min.insync.replicas": "3"})
         broker = KafkaBroker(cluster.bootstrap)
         leader = cluster.leader("orders")
-        async with Office(broker, SMALL_STEPS).open() as office:
-            await office.stage(*rounds(1, 200, "orders"))
-            await office.until_confirmed(200)
+        async with RunningRelay(broker, SMALL_STEPS).open() as relay:
+            await relay.stage(*rounds(1, 200, "orders"))
+            await relay.until_confirmed(200)
             await asyncio.to_thread(leader.kill)
-            assert await office.sent() < 200 * len(KEYS)
-            await office.stage(*rounds(201, 250, "orders"))
-            await office.until_sent(250 * len(KEYS))
+            assert await relay.sent() < 200 * len(KEYS)
+            await relay.stage(*rounds(201, 250, "orders"))
+            await relay.until_sent(250 * len(KEYS))
         await broker.close()
         assert complete(read(cluster.bootstrap, "orders"), 250)
-        assert office.charged == []
+        assert relay.failed_attempts == []
         await _too_few_replicas_are_an_outage_of_their_topic(cluster.bootstrap)
 
 

@@ -51,10 +51,10 @@ async def found_on(bootstrap: str, *topics: str, **settings: str) -> dict[str, C
         found = await broker.check(topics)
     finally:
         await broker.close()
-    assert {finding.check for finding in found} <= CHECKS.keys()
-    assert all(bool(finding.remedy) == (finding.level is not OK) for finding in found)
-    assert len({finding.check for finding in found}) == len(found)
-    return {finding.check: finding for finding in found}
+    assert {result.check for result in found} <= CHECKS.keys()
+    assert all(bool(result.remedy) == (result.level is not OK) for result in found)
+    assert len({result.check for result in found}) == len(found)
+    return {result.check: result for result in found}
 
 
 async def made(bootstrap: str, *, copies: int = 3, on: Sequence[int] = (), **config: str) -> str:
@@ -73,7 +73,7 @@ async def made(bootstrap: str, *, copies: int = 3, on: Sequence[int] = (), **con
 async def test_a_cluster_as_it_should_be_gets_no_complaint(cluster: str) -> None:
     found = await found_on(cluster, await made(cluster))
     assert found.keys() == CHECKS.keys()
-    assert {finding.level for finding in found.values()} == {OK}
+    assert {result.level for result in found.values()} == {OK}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_a_topic_that_may_lose_or_stop_is_told_with_the_fix(
     found = await found_on(cluster, topic)
     assert (found[check].level, words in found[check].text) == (level, True)
     assert topic in found[check].text
-    others = {finding.level for name, finding in found.items() if name not in (check, "kafka-replication")}
+    others = {result.level for name, result in found.items() if name not in (check, "kafka-replication")}
     assert others == {OK}
 
 
@@ -153,10 +153,10 @@ async def test_a_single_broker_is_warned_about(lenient: str) -> None:
 async def test_settings_that_may_not_be_seen_are_said_to_be_unknown(lenient: str) -> None:
     create_topic(lenient, "guarded")
     kafka: Any = admin
-    place = (kafka.ResourceType.TOPIC, "guarded", kafka.ResourcePatternType.LITERAL)
+    topic_pattern = (kafka.ResourceType.TOPIC, "guarded", kafka.ResourcePatternType.LITERAL)
     rule = ("User:*", "*", kafka.AclOperation.WRITE, kafka.AclPermissionType.ALLOW)
     client = kafka.AdminClient({"bootstrap.servers": lenient, "log_level": 0})
-    for done in client.create_acls([kafka.AclBinding(*place, *rule)]).values():
+    for done in client.create_acls([kafka.AclBinding(*topic_pattern, *rule)]).values():
         done.result(SECONDS)
     found = await found_on(lenient, "guarded")
     assert found["kafka-configs"].level is WARN

@@ -83,13 +83,13 @@ async def found_on(url: str, *topics: str, **options: Any) -> dict[str, CheckRes
         found = await broker.check(topics)
     finally:
         await broker.close()
-    assert {finding.check for finding in found} <= CHECKS.keys()
-    assert all(bool(finding.remedy) == (finding.level is not OK) for finding in found)
-    return {finding.check: finding for finding in found}
+    assert {result.check for result in found} <= CHECKS.keys()
+    assert all(bool(result.remedy) == (result.level is not OK) for result in found)
+    return {result.check: result for result in found}
 
 
 def complaints(found: dict[str, CheckResult]) -> dict[str, Level]:
-    return {check: finding.level for check, finding in found.items() if finding.level is not OK}
+    return {check: result.level for check, result in found.items() if result.level is not OK}
 
 
 class TestWithTheManagementApi:
@@ -216,14 +216,14 @@ class TestWithTheManagementApi:
         server.ctl("add_user", user, "hunter2")
         server.ctl("set_user_tags", user, "management")
         server.ctl("set_permissions", user, "", "", ".*")
-        place = server.management.replace("http://", f"http://{user}:hunter2@")
-        assert complaints(await look(management=place)) == {"rabbitmq-alarms": WARN}
+        url = server.management.replace("http://", f"http://{user}:hunter2@")
+        assert complaints(await look(management=url)) == {"rabbitmq-alarms": WARN}
 
-    @pytest.mark.parametrize("place", ["http://127.0.0.1:9", "http://nobody:hunter2@127.0.0.1:{port}"])
+    @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://nobody:hunter2@127.0.0.1:{port}"])
     async def test_an_api_that_cannot_be_used_is_a_warning_without_a_secret(
-        self, look: Any, server: Managed, place: str
+        self, look: Any, server: Managed, url: str
     ) -> None:
-        found = await look(management=place.format(port=server.management_port))
+        found = await look(management=url.format(port=server.management_port))
         assert complaints(found) == {"rabbitmq-management": WARN}
         assert "hunter2" not in str(found)
 

@@ -53,7 +53,7 @@ class Load:
     def __init__(self, broker: RabbitBroker) -> None:
         self.broker = broker
         self.sent: list[str] = []
-        self.verdicts: list[PublishResult] = []
+        self.results: list[PublishResult] = []
 
     async def run(self, *, links: int, waves_max: int = WAVES_MAX) -> None:
         """Publish until the broker has so many links, or for so many waves."""
@@ -65,7 +65,7 @@ class Load:
                     return
                 wave = [message(number * WAVE + n) for n in range(WAVE)]
                 self.sent += [m.message_id for m in wave]
-                self.verdicts += await self.broker.publish(wave)
+                self.results += await self.broker.publish(wave)
 
         await asyncio.gather(*(run_once() for _ in range(4)))
 
@@ -84,7 +84,7 @@ async def test_much_under_way_is_spread_over_as_many_connections_as_allowed(
     assert len(broker._links) == 3
     await load.run(links=4, waves_max=8)
     assert await asyncio.to_thread(connections, server, vhost) == 3
-    assert load.verdicts == [CONFIRMED] * len(load.sent)
+    assert load.results == [CONFIRMED] * len(load.sent)
     assert sorted(m.message_id for m in await contents(vhost.partition("?")[0], "all")) == sorted(load.sent)
 
 
@@ -106,7 +106,7 @@ async def test_a_server_that_takes_no_more_connections_is_not_down(
     await asyncio.to_thread(server.ctl, "set_vhost_limits", "-p", name, '{"max-connections": 1}')
     load = Load(broker)
     await load.run(links=2, waves_max=20)
-    assert load.verdicts == [CONFIRMED] * 20 * WAVE
+    assert load.results == [CONFIRMED] * 20 * WAVE
     assert len(broker._links) == 1
     assert [record.message for record in caplog.records] == ["no further connection could be had"]
     await broker.close()
@@ -208,11 +208,11 @@ async def test_closing_while_another_connection_is_opened_leaves_none(
     await broker.start()
     connecting = asyncio.Event()
 
-    async def told(settings: RabbitSettings) -> AmqpConnection:
+    async def signalling_connect(settings: RabbitSettings) -> AmqpConnection:
         connecting.set()
         return await connect(settings)
 
-    monkeypatch.setattr(connection_pool, "connect", told)
+    monkeypatch.setattr(connection_pool, "connect", signalling_connect)
     publishing = [asyncio.create_task(broker.publish([message(n) for n in range(WAVE)])) for _ in range(4)]
     async with asyncio.timeout(20):
         await connecting.wait()
@@ -234,7 +234,7 @@ async def test_whatever_keeps_a_further_connection_from_opening_is_told_once(
     monkeypatch.setattr(connection_pool, "connect", refuse)
     load = Load(broker)
     await load.run(links=2, waves_max=20)
-    assert load.verdicts == [CONFIRMED] * 20 * WAVE
+    assert load.results == [CONFIRMED] * 20 * WAVE
     assert [record.message for record in caplog.records] == ["no further connection could be had"]
 
 

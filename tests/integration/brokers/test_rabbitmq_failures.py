@@ -19,7 +19,7 @@ from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Retried
 from outrider.testing.contracts.broker import message
 from outrider.testing.servers.rabbitmq import RabbitServer
 from tests.support.rabbitmq_client import channel_to, contents
-from tests.support.running_relay import Office
+from tests.support.running_relay import RunningRelay
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -60,23 +60,23 @@ def event(number: int, *, key: str | None = None, topic: str = "orders", **field
 async def test_a_server_that_is_away_for_a_while_loses_nothing_and_charges_nobody(
     server: RabbitServer, broker: RabbitBroker, name: str
 ) -> None:
-    async with Office(broker).open() as office:
-        ids = await office.stage(*(event(n) for n in range(100)))
-        await office.until_sent(100)
+    async with RunningRelay(broker).open() as relay:
+        ids = await relay.stage(*(event(n) for n in range(100)))
+        await relay.until_sent(100)
         stopping = asyncio.create_task(asyncio.to_thread(server.halt))
         number = 100
         while not stopping.done():
-            ids += await office.stage(*(event(n) for n in range(number, number + 20)))
+            ids += await relay.stage(*(event(n) for n in range(number, number + 20)))
             number += 20
             await asyncio.wait([stopping], timeout=0.05)
-        ids += await office.stage(*(event(n) for n in range(number, number + 100)))
-        await office.until_noticed(BreakerOpened, 3)
+        ids += await relay.stage(*(event(n) for n in range(number, number + 100)))
+        await relay.until_emitted(BreakerOpened, 3)
         await asyncio.to_thread(server.start)
-        await office.until_sent(len(ids))
+        await relay.until_sent(len(ids))
     found = await contents(server.url, name)
     assert {m.message_id for m in found} == set(ids)
-    assert office.charged == []
-    assert office.down == {""}
+    assert relay.failed_attempts == []
+    assert relay.down == {""}
     for key in {m.key for m in found}:
         numbers = list(dict.fromkeys(json.loads(m.body)["n"] for m in found if m.key == key))
         assert numbers == sorted(numbers)
@@ -91,8 +91,8 @@ async def test_what_was_confirmed_survives_a_crash_of_the_server(server: RabbitS
     wave = [message(n, key=f"k{n}") for n in range(500)]
     assert await broker.publish(wave) == [CONFIRMED] * 500
     await asyncio.to_thread(server.kill)
-    [verdict] = await broker.publish([message(500)])
-    assert isinstance(verdict, Unknown)
+    [result] = await broker.publish([message(500)])
+    assert isinstance(result, Unknown)
     await asyncio.to_thread(server.start)
     assert await broker.publish([message(501)]) == [CONFIRMED]
     await broker.close()
@@ -100,36 +100,36 @@ async def test_what_was_confirmed_survives_a_crash_of_the_server(server: RabbitS
 
 
 async def test_a_memory_alarm_is_an_outage(server: RabbitServer, broker: RabbitBroker, name: str) -> None:
-    async with Office(broker).open() as office:
-        await office.stage(event(0))
-        await office.until_sent(1)
+    async with RunningRelay(broker).open() as relay:
+        await relay.stage(event(0))
+        await relay.until_sent(1)
         await asyncio.to_thread(server.memory_alarm, True)
         try:
-            await office.stage(*(event(n) for n in range(1, 50)))
-            await office.until_noticed(BreakerOpened, 3)
+            await relay.stage(*(event(n) for n in range(1, 50)))
+            await relay.until_emitted(BreakerOpened, 3)
             with pytest.raises(Transient, match="blocked: low on memory"):
                 await broker.probe("")
             assert await broker.publish([message(1)]) == [Unknown("blocked: low on memory")]
         finally:
             await asyncio.to_thread(server.memory_alarm, False)
-        await office.until_sent(50)
-    assert office.charged == []
-    assert office.down == {""}
-    assert all("blocked: low on memory" in fact.error for fact in office.watch.of(BreakerOpened))
+        await relay.until_sent(50)
+    assert relay.failed_attempts == []
+    assert relay.down == {""}
+    assert all("blocked: low on memory" in fact.error for fact in relay.observer.of(BreakerOpened))
 
 
 async def test_an_unroutable_message_is_buried_and_other_routing_keys_go_on(server: RabbitServer, name: str) -> None:
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "orders"),))
-    async with Office(broker).open() as office:
-        [lost] = await office.stage(event(0, topic="nowhere", key="A"))
-        await office.stage(*(event(n) for n in range(50)))
-        await office.until_sent(50)
-        await office.until_noticed(EventDeadLettered)
-    [buried] = office.watch.of(EventDeadLettered)
+    async with RunningRelay(broker).open() as relay:
+        [lost] = await relay.stage(event(0, topic="nowhere", key="A"))
+        await relay.stage(*(event(n) for n in range(50)))
+        await relay.until_sent(50)
+        await relay.until_emitted(EventDeadLettered)
+    [buried] = relay.observer.of(EventDeadLettered)
     assert str(buried.event_id) == lost
     assert buried.error.startswith("unroutable: NO_ROUTE")
     assert buried.error.endswith("bind a queue for it, then: outrider dead-letters replay --topic nowhere")
-    assert office.watch.of(BreakerOpened) == []
+    assert relay.observer.of(BreakerOpened) == []
     await broker.close()
 
 
@@ -139,28 +139,28 @@ async def test_a_missing_exchange_is_an_outage_of_that_exchange_only(server: Rab
         queue = await channel.declare_queue(name, durable=True)
         await queue.bind(there, "#")
         broker = RabbitBroker(server.url, exchange="topic")
-        async with Office(broker).open() as office:
-            await office.stage(*(event(n, topic=f"{name}.late", key="A") for n in range(3)))
-            await office.stage(*(event(n, topic=name) for n in range(50)))
-            await office.until_sent(50)
-            await office.until_noticed(BreakerOpened, 4)
+        async with RunningRelay(broker).open() as relay:
+            await relay.stage(*(event(n, topic=f"{name}.late", key="A") for n in range(3)))
+            await relay.stage(*(event(n, topic=name) for n in range(50)))
+            await relay.until_sent(50)
+            await relay.until_emitted(BreakerOpened, 4)
             with pytest.raises(Transient, match="NOT_FOUND - no exchange"):
                 await broker.probe(f"{name}.late/A")
             late = await channel.declare_exchange(f"{name}.late", "topic", durable=True)
             await queue.bind(late, "#")
-            await office.until_sent(53)
-        assert office.charged == []
-        assert office.down == {f"{name}.late/A"}
+            await relay.until_sent(53)
+        assert relay.failed_attempts == []
+        assert relay.down == {f"{name}.late/A"}
     await broker.close()
 
 
 async def test_what_is_said_of_a_missing_exchange_names_the_remedy(server: RabbitServer, name: str) -> None:
     broker = RabbitBroker(server.url, exchange=name)
-    async with Office(broker).open() as office:
-        await office.stage(event(0))
-        await office.until_noticed(BreakerOpened, 2)
-    assert office.charged == []
-    for opened in office.watch.of(BreakerOpened):
+    async with RunningRelay(broker).open() as relay:
+        await relay.stage(event(0))
+        await relay.until_emitted(BreakerOpened, 2)
+    assert relay.failed_attempts == []
+    for opened in relay.observer.of(BreakerOpened):
         assert f"no exchange '{name}'" in opened.error
         assert "let the relay do so: add ?declare=" in opened.error
     await broker.close()
@@ -170,14 +170,14 @@ async def test_a_message_too_large_for_the_server_is_found_and_buried_alone(
     server: RabbitServer, broker: RabbitBroker, name: str
 ) -> None:
     huge = Event("order.changed", "x" * (SERVER_BYTES_MAX + 1), key="huge", topic="orders")
-    async with Office(broker).open() as office:
-        good = await office.stage(*(event(n) for n in range(100)))
-        [guilty] = await office.stage(huge)
-        await office.until_sent(100)
-        await office.until_noticed(EventDeadLettered)
-    assert [str(fact.event_id) for fact in office.watch.of(EventDeadLettered)] == [guilty]
-    assert "PRECONDITION_FAILED" in office.watch.of(EventDeadLettered)[0].error
-    assert office.watch.of(Retried) == []
+    async with RunningRelay(broker).open() as relay:
+        good = await relay.stage(*(event(n) for n in range(100)))
+        [too_large] = await relay.stage(huge)
+        await relay.until_sent(100)
+        await relay.until_emitted(EventDeadLettered)
+    assert [str(fact.event_id) for fact in relay.observer.of(EventDeadLettered)] == [too_large]
+    assert "PRECONDITION_FAILED" in relay.observer.of(EventDeadLettered)[0].error
+    assert relay.observer.of(Retried) == []
     assert {m.message_id for m in await contents(server.url, name)} == set(good)
 
 
@@ -190,14 +190,14 @@ async def test_a_full_queue_is_an_outage_of_its_routing_key_only(server: RabbitS
         await full.bind(exchange, "full")
         await roomy.bind(exchange, "orders")
         broker = RabbitBroker(server.url, exchange=name)
-        async with Office(broker).open() as office:
-            await office.stage(*(event(n, topic="full", key="A") for n in range(2)))
-            await office.stage(*(event(n) for n in range(50)))
-            await office.until_noticed(BreakerOpened, 9)
-            assert office.down == {f"{name}/full"}
+        async with RunningRelay(broker).open() as relay:
+            await relay.stage(*(event(n, topic="full", key="A") for n in range(2)))
+            await relay.stage(*(event(n) for n in range(50)))
+            await relay.until_emitted(BreakerOpened, 9)
+            assert relay.down == {f"{name}/full"}
             await full.consume(take)
-            await office.until_sent(52)
-        assert office.charged == []
+            await relay.until_sent(52)
+        assert relay.failed_attempts == []
     await broker.close()
 
 
@@ -220,8 +220,8 @@ async def test_a_frozen_server_is_an_outage_and_not_a_wait_without_end(server: R
     assert await broker.publish([message(0)]) == [CONFIRMED]
     server.pause()
     try:
-        [verdict] = await broker.publish([message(1)])
-        assert verdict == Unknown("nothing was heard from the server for 0.25 s")
+        [result] = await broker.publish([message(1)])
+        assert result == Unknown("nothing was heard from the server for 0.25 s")
     finally:
         server.resume()
     assert await broker.publish([message(2)]) == [CONFIRMED]
@@ -234,9 +234,9 @@ async def test_silence_for_two_heartbeats_ends_the_connection(server: RabbitServ
     server.pause()
     try:
         async with asyncio.timeout(10):
-            [verdict] = await broker.publish([message(1)])
+            [result] = await broker.publish([message(1)])
     finally:
         server.resume()
-    assert isinstance(verdict, Unknown)
-    assert "silent" in verdict.error
+    assert isinstance(result, Unknown)
+    assert "silent" in result.error
     await broker.close()

@@ -47,8 +47,8 @@ async def test_every_unroutable_message_of_a_wave_is_told_from_the_others(server
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "orders"),))
     wave = [message(n, key=f"k{n}", topic="orders" if n % 3 else "nowhere") for n in range(300)]
     await broker.start()
-    verdicts = await broker.publish(wave)
-    assert [isinstance(verdict, Rejected) for verdict in verdicts] == [n % 3 == 0 for n in range(300)]
+    results = await broker.publish(wave)
+    assert [isinstance(result, Rejected) for result in results] == [n % 3 == 0 for n in range(300)]
     assert {m.message_id for m in await contents(server.url, name)} == {
         m.message_id for m in wave if m.topic == "orders"
     }
@@ -137,9 +137,9 @@ async def test_a_server_that_is_not_there_is_named(name: str) -> None:
         await broker.start()
     with pytest.raises(Unreachable):
         await broker.probe("")
-    [verdict] = await broker.publish([message(1)])
-    assert isinstance(verdict, Unknown)
-    assert verdict.destination == ""
+    [result] = await broker.publish([message(1)])
+    assert isinstance(result, Unknown)
+    assert result.destination == ""
 
 
 async def test_a_topology_that_contradicts_what_is_there_is_a_misuse(server: RabbitServer, name: str) -> None:

@@ -53,8 +53,8 @@ class Service:
         self.directory = directory
         self.path = directory / "store.db"
         foreign = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
-        places = {"OUTRIDER_STORE": "sqlite:///store.db", "OUTRIDER_BROKER": "embedded:///log.db"}
-        self.environment = {**foreign, **places, "PYTHONPATH": str(ROOT)}
+        variables = {"OUTRIDER_STORE": "sqlite:///store.db", "OUTRIDER_BROKER": "embedded:///log.db"}
+        self.environment = {**foreign, **variables, "PYTHONPATH": str(ROOT)}
         self.write_module("orders")
 
     def write_module(self, topic: str) -> None:
@@ -96,10 +96,10 @@ class Service:
             rows = conn.execute("SELECT key FROM effects WHERE consumer = ? ORDER BY rowid", (consumer,))
             return [key for (key,) in rows]
 
-    def findings(self, *args: str, code: int = 0) -> list[dict[str, str]]:
+    def results(self, *args: str, code: int = 0) -> list[dict[str, str]]:
         """Return what the doctor says of receipts, in the order of consumers."""
-        told = json.loads(self.run("doctor", "--consume", "handlers:inbox", *args, "--json", code=code)[0])
-        found = [found for found in told["results"] if found["check"] == "receipts-shorter-than-retention"]
+        output = json.loads(self.run("doctor", "--consume", "handlers:inbox", *args, "--json", code=code)[0])
+        found = [found for found in output["results"] if found["check"] == "receipts-shorter-than-retention"]
         return sorted(found, key=lambda each: each["text"])
 
 
@@ -116,10 +116,10 @@ def service(tmp_path: Path) -> Service:
 
 
 def until_idle(service: Service, *options: str) -> dict[str, int]:
-    told: dict[str, int] = json.loads(
+    output: dict[str, int] = json.loads(
         service.run("consume", "handlers:inbox", "--until-idle", "0.5", "--json", *options)[0]
     )
-    return told
+    return output
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_own_traceback(
 ) -> None:
     service = Service(tmp_path)
     (tmp_path / "broken.py").write_text(source)
-    told = service.run("consume", "broken:inbox", code=2)[1]
-    assert "outrider: broken cannot be imported: " in told
-    assert words in told.splitlines()[-1]
-    assert ("broken.py" in told.partition("outrider: ")[0]) == traced
-    assert "importlib" not in told
-    assert "find_inbox" not in told
+    output = service.run("consume", "broken:inbox", code=2)[1]
+    assert "outrider: broken cannot be imported: " in output
+    assert words in output.splitlines()[-1]
+    assert ("broken.py" in output.partition("outrider: ")[0]) == traced
+    assert "importlib" not in output
+    assert "find_inbox" not in output
 
 
 def test_an_unknown_consumer_is_refused_and_the_known_are_named(service: Service) -> None:
@@ -269,7 +269,7 @@ def test_a_signal_stops_a_consumer_cleanly(service: Service, number: signal.Sign
 
 
 def test_the_doctor_warns_of_receipts_that_go_before_the_log_does(service: Service) -> None:
-    billing, stats = service.findings()
+    billing, stats = service.results()
     assert (billing["level"], stats["level"]) == ("warn", "ok")
     assert "billing keeps receipts for 3 days" in billing["text"]
     assert "orders is kept for 7 days" in billing["text"]
@@ -278,8 +278,8 @@ def test_the_doctor_warns_of_receipts_that_go_before_the_log_does(service: Servi
 
 
 def test_the_doctor_says_nothing_of_consumers_it_was_not_told_about(service: Service) -> None:
-    told = json.loads(service.run("doctor", "--json")[0])
-    assert "receipts-shorter-than-retention" not in {found["check"] for found in told["results"]}
+    output = json.loads(service.run("doctor", "--json")[0])
+    assert "receipts-shorter-than-retention" not in {found["check"] for found in output["results"]}
 
 
 def test_the_doctor_refuses_what_is_no_inbox(service: Service) -> None:
@@ -302,7 +302,7 @@ def test_the_doctor_asks_kafka_how_long_a_topic_is_kept(
     topic = f"orders-{uuid4().hex[:12]}"
     create_topic(kafka, topic, config=config)
     service.write_module(topic)
-    billing, _ = service.findings("--broker", f"kafka://{kafka}")
+    billing, _ = service.results("--broker", f"kafka://{kafka}")
     assert (billing["level"], words.replace("orders", topic) in billing["text"]) == (level, True)
     assert bool(billing["remedy"]) == (level == "warn")
 
@@ -310,4 +310,4 @@ def test_the_doctor_asks_kafka_how_long_a_topic_is_kept(
 @pytest.mark.kafka
 def test_nothing_good_is_said_of_a_topic_that_is_missing(service: Service, kafka: str) -> None:
     service.write_module(f"missing-{uuid4().hex[:12]}")
-    assert service.findings("--broker", f"kafka://{kafka}", code=1) == []
+    assert service.results("--broker", f"kafka://{kafka}", code=1) == []

@@ -28,11 +28,11 @@ def test_a_relay_publishes_to_the_broker_of_the_settings(project: Project, tmp_p
 
 def test_processes_that_a_command_starts_have_the_project_too(project: Project) -> None:
     project.scenario("sagas.start")
-    told = project.manage(
+    output = project.manage(
         *("outrider", "saga", "run", "tests.django_project.shop.sagas:sagas", "--processes", "2", "--until-idle", "1"),
         *("--broker", "null://"),
     )
-    assert "1 completed" in told.stdout
+    assert "1 completed" in output.stdout
     project.scenario("sagas.ended")
 
 
@@ -85,9 +85,9 @@ def test_a_password_with_every_awkward_character_reaches_the_store(project: Proj
 
     asyncio.run(grant())
     try:
-        place = urlsplit(project.url)
+        parts = urlsplit(project.url)
         user = f"{quote(role, safe='')}:{quote(password, safe='')}"
-        shop = Project(f"postgresql://{user}@{place.hostname}:{place.port}/{name}")
+        shop = Project(f"postgresql://{user}@{parts.hostname}:{parts.port}/{name}")
         assert json.loads(shop.manage("outrider", "db", "status", "--json").stdout)["ready"]
         rows = json.loads(shop.manage("outrider", "config", "show", "--json").stdout)
         shown = next(row["value"] for row in rows if row["setting"] == "store")
@@ -104,21 +104,21 @@ def test_the_place_of_a_database_is_told_as_a_url(project: Project) -> None:
 
 @pytest.mark.parametrize("project", ["sqlite"], indirect=True)
 def test_a_setting_that_nobody_reads_is_named_with_the_nearest(project: Project) -> None:
-    told = project.outrider(DATABSE="default").manage("check", code=1).stderr
-    assert "(outrider.E001) OUTRIDER has no key 'DATABSE'." in told
-    assert "Did you mean DATABASE?" in told
+    output = project.outrider(DATABSE="default").manage("check", code=1).stderr
+    assert "(outrider.E001) OUTRIDER has no key 'DATABSE'." in output
+    assert "Did you mean DATABASE?" in output
     assert "DATABASE?" in project.outrider(DATABSE="default").manage("outrider", "events", "list", code=2).stderr
     wrong = {"DATABASE": "nowhere", "SCHEMA": "a-b", "LANES": 5000, "WAKE": "yes", "BROKER": 7}
-    told = project.outrider(**wrong).manage("check", code=1).stderr
+    output = project.outrider(**wrong).manage("check", code=1).stderr
     for key in wrong:
-        assert f"OUTRIDER['{key}']" in told
+        assert f"OUTRIDER['{key}']" in output
 
 
 def test_tables_that_are_absent_are_named_with_the_remedy(bare_project: Project) -> None:
-    told = bare_project.manage("check", "--database", "default").stderr
-    assert "(outrider.W004)" in told
-    assert "0001_outbox, 0002_inbox, 0003_saga to be installed" in told
-    assert "manage.py migrate outrider" in told
+    output = bare_project.manage("check", "--database", "default").stderr
+    assert "(outrider.W004)" in output
+    assert "0001_outbox, 0002_inbox, 0003_saga to be installed" in output
+    assert "manage.py migrate outrider" in output
     assert "outrider" not in bare_project.manage("check").stderr
     bare_project.manage("migrate")
     assert "no issues" in bare_project.manage("check", "--database", "default").stdout
@@ -126,9 +126,9 @@ def test_tables_that_are_absent_are_named_with_the_remedy(bare_project: Project)
 
 @pytest.mark.parametrize("project", ["sqlite"], indirect=True)
 def test_what_endangers_the_promise_is_warned_of(project: Project) -> None:
-    told = project.manage("check", SHOP_TRANSACTION_MODE="").stderr
-    assert "(outrider.W003)" in told
-    assert '{"transaction_mode": "IMMEDIATE"}' in told
+    output = project.manage("check", SHOP_TRANSACTION_MODE="").stderr
+    assert "(outrider.W003)" in output
+    assert '{"transaction_mode": "IMMEDIATE"}' in output
     extra = json.dumps({"AUTOCOMMIT": False})
     assert "(outrider.W001)" in project.manage("check", SHOP_DATABASE_EXTRA=extra).stderr
     extra = json.dumps({"ENGINE": "django.db.backends.dummy"})

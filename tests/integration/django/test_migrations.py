@@ -17,9 +17,9 @@ from tests.django_project.project import Project
 
 
 def status(project: Project, code: int = 0) -> list[str]:
-    told = json.loads(project.manage("outrider", "db", "status", "--json", code=code).stdout)
-    assert told["ready"] == (code == 0)
-    return [each["state"] for each in told["migrations"]]
+    output = json.loads(project.manage("outrider", "db", "status", "--json", code=code).stdout)
+    assert output["ready"] == (code == 0)
+    return [each["state"] for each in output["migrations"]]
 
 
 def contents(url: str) -> list[tuple[Any, ...]]:
@@ -101,8 +101,8 @@ def test_the_command_line_finds_nothing_to_do_after_django(project: Project) -> 
 def test_django_passes_over_what_the_command_line_has_installed(bare_project: Project) -> None:
     asyncio.run(open_schema(bare_project.url, lanes=7).migrate())
     before = contents(bare_project.url)
-    told = bare_project.outrider(LANES=9).manage("migrate").stdout
-    assert "Applying outrider.0003_saga... OK" in told
+    output = bare_project.outrider(LANES=9).manage("migrate").stdout
+    assert "Applying outrider.0003_saga... OK" in output
     assert [row for row in contents(bare_project.url) if row in before] == before
     assert status(bare_project) == ["applied"] * 3
 
@@ -130,8 +130,8 @@ def test_a_step_that_was_applied_with_another_text_is_refused(bare_project: Proj
     asyncio.run(open_schema(bare_project.url).migrate())
     table = "outrider_migration" if bare_project.url.startswith("sqlite") else "outrider.outrider_migration"
     run(bare_project.url, f"UPDATE {table} SET checksum = 'another' WHERE step = 'inbox_stream'")
-    told = bare_project.manage("migrate", "outrider", code=1).stderr
-    assert told.startswith("CommandError: migration 0002_inbox, step inbox_stream, was applied with another text")
+    output = bare_project.manage("migrate", "outrider", code=1).stderr
+    assert output.startswith("CommandError: migration 0002_inbox, step inbox_stream, was applied with another text")
 
 
 def test_what_sqlmigrate_writes_installs_everything(bare_project: Project) -> None:
@@ -147,8 +147,8 @@ def test_what_sqlmigrate_writes_installs_everything(bare_project: Project) -> No
 def test_going_back_is_refused_while_something_would_be_lost(project: Project) -> None:
     project.scenario("staging.commit")
     project.manage("migrate", "outrider", "0001")
-    told = project.manage("migrate", "outrider", "zero", code=1).stderr
-    assert "0001_outbox cannot be taken back: 1 events are not delivered or are dead letters" in told
+    output = project.manage("migrate", "outrider", "zero", code=1).stderr
+    assert "0001_outbox cannot be taken back: 1 events are not delivered or are dead letters" in output
     project.manage("outrider", "relay", "--until-empty", "--broker", "null://")
     project.manage("migrate", "outrider", "zero")
     assert remains(project.url) == []

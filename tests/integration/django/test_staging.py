@@ -37,8 +37,8 @@ def test_an_asynchronous_view_stages_in_a_block_on_the_thread_of_its_request(pro
 
 
 def test_a_test_of_django_takes_its_events_back(project: Project) -> None:
-    told = project.manage("test", "tests.django_project.shop", "-v", "2").stderr
-    assert "Ran 3 tests" in told
+    output = project.manage("test", "tests.django_project.shop", "-v", "2").stderr
+    assert "Ran 3 tests" in output
 
 
 def test_the_command_runs_inside_the_project(project: Project) -> None:

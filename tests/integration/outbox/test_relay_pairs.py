@@ -57,7 +57,7 @@ class Broker:
         "sqlite",
     ]
 )
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "sqlite":
         return _sqlite(tmp_path / "outbox.db")
     store = _postgres(request.getfixturevalue("postgres_url"))
@@ -84,15 +84,15 @@ def wire(request: pytest.FixtureRequest, tmp_path: Path) -> Broker:
 
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_a_relay_that_a_file_configures_delivers(
-    place: Store, wire: Broker, processes: int, tmp_path: Path
+    store: Store, wire: Broker, processes: int, tmp_path: Path
 ) -> None:
     before = len(await wire.read())
-    await place.stage()
-    lines = ["store:", "  url: ${STORE_URL}", *place.options, "broker:", "  url: ${BROKER_URL}", *wire.options]
+    await store.stage()
+    lines = ["store:", "  url: ${STORE_URL}", *store.options, "broker:", "  url: ${BROKER_URL}", *wire.options]
     lines += [f"processes: {processes}", "relay: {lease_seconds: 12, retry: {max_attempts: 3}}", "log_level: error"]
     filed = tmp_path / "outrider.yaml"
     filed.write_text("\n".join(lines))
-    secrets = {"STORE_URL": place.url, "BROKER_URL": wire.url}
+    secrets = {"STORE_URL": store.url, "BROKER_URL": wire.url}
     assert await _outrider("relay", "--config", str(filed), "--until-empty", "--json", **secrets) == 0
     arrived = [json.loads(body)["n"] for body in (await wire.read())[before:]]
     assert sorted(arrived) == list(range(12))

@@ -61,7 +61,7 @@ async def test_a_late_relay_cannot_settle_after_a_takeover(store: MongoStore, ou
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 async def test_a_settle_that_met_an_open_takeover_changes_nothing(
-    store: MongoStore, refused: asyncio.Event, outcome: Outcome
+    store: MongoStore, conflicted: asyncio.Event, outcome: Outcome
 ) -> None:
     await staged(store, *orders(3))
     lease, settlements = await fetched(store, "old", outcome)
@@ -70,14 +70,14 @@ async def test_a_settle_that_met_an_open_takeover_changes_nothing(
         # The heir has taken every lane, but not yet committed: the old owner's settle is refused, and tries again.
         await _take_over(store, session)
         late = asyncio.create_task(store.settle(lease, Settlements.of(settlements)))
-        await asyncio.wait_for(refused.wait(), 20)
+        await asyncio.wait_for(conflicted.wait(), 20)
         await session.commit_transaction()
     assert await late == 0
     assert await store.admin.counts() == UNTOUCHED
     assert await store.admin.blocked_streams(10) == []
 
 
-async def test_a_claim_waits_for_a_settle_that_is_under_way(store: MongoStore, refused: asyncio.Event) -> None:
+async def test_a_claim_waits_for_a_settle_that_is_under_way(store: MongoStore, conflicted: asyncio.Event) -> None:
     await staged(store, order(1))
     lease, [settlement] = await fetched(store, "old")
     await store.database["outbox_relay"].delete_many({})
@@ -87,23 +87,23 @@ async def test_a_claim_waits_for_a_settle_that_is_under_way(store: MongoStore, r
         await begin(session)
         assert (await outbox_lanes.fence(session, store.database, lease.only([lane]))).owned == {lane}
         claiming = asyncio.create_task(store.claim("new", [lane]))
-        await asyncio.wait_for(refused.wait(), 20)
+        await asyncio.wait_for(conflicted.wait(), 20)
         await session.commit_transaction()
     assert (await claiming).epochs == {lane: lease.epochs[lane] + 1}
     assert await store.settle(lease, Settlements.of([settlement])) == 0
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+def conflicted(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set once the server has refused a transaction because of a conflict, and before it is tried again."""
-    refused, pause = asyncio.Event(), RetryBudget.pause
+    conflicted, pause = asyncio.Event(), RetryBudget.pause
 
-    async def told(patience: RetryBudget, error: BaseException) -> None:
-        refused.set()
-        await pause(patience, error)
+    async def signalling_pause(budget: RetryBudget, error: BaseException) -> None:
+        conflicted.set()
+        await pause(budget, error)
 
-    monkeypatch.setattr(RetryBudget, "pause", told)
-    return refused
+    monkeypatch.setattr(RetryBudget, "pause", signalling_pause)
+    return conflicted
 
 
 async def test_a_fetch_reads_nothing_of_lanes_that_were_taken_over(store: MongoStore) -> None:
@@ -160,7 +160,7 @@ async def test_of_two_relays_that_claim_at_once_each_lane_goes_to_one(store: Mon
 
 
 async def test_two_people_who_take_the_last_dead_letters_of_a_stream_at_once_let_it_go(
-    store: MongoStore, refused: asyncio.Event
+    store: MongoStore, conflicted: asyncio.Event
 ) -> None:
     ids = await staged(store, *orders(3))
     for event_id in ids[:2]:
@@ -169,7 +169,7 @@ async def test_two_people_who_take_the_last_dead_letters_of_a_stream_at_once_let
         await begin(session)
         assert await outbox_admin.discard(session, store.database, ids[:1], "ann") == 1
         other = asyncio.create_task(store.admin.discard(ids[1:2], "bob"))
-        await asyncio.wait_for(refused.wait(), 20)
+        await asyncio.wait_for(conflicted.wait(), 20)
         await session.commit_transaction()
     assert await other == 1
     assert [stream.cause for stream in await store.admin.blocked_streams(10)] == ["draining"]
@@ -254,9 +254,9 @@ async def test_lanes_that_a_killed_relay_was_writing_do_not_keep_the_others_from
 async def test_a_claim_that_took_its_time_looks_no_further(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 
-    async def counted(session: Session, work: Callable[[], Awaitable[Lease]], patience: RetryBudget) -> Lease:
+    async def counted(session: Session, work: Callable[[], Awaitable[Lease]], budget: RetryBudget) -> Lease:
         tried.append(work)
-        return await transact(session, work, patience)
+        return await transact(session, work, budget)
 
     monkeypatch.setattr(outbox_lanes, "transact", counted)
     monkeypatch.setattr(outbox_lanes, "CLAIM_SECONDS", 0.0)

@@ -89,8 +89,8 @@ async def test_handlers_that_write_one_document_are_no_trouble_to_each_other(ben
 
     billing = bench.consumer(retry=RetryPolicy(max_attempts=1))
     billing.routes.handlers[ORDER] = Route(take)
-    arrivals = [delivery(1, key=f"A-{number}") for number in range(16)]
-    assert await asyncio.gather(*map(billing.deliver, arrivals)) == [1] * 16
+    deliveries = [delivery(1, key=f"A-{number}") for number in range(16)]
+    assert await asyncio.gather(*map(billing.deliver, deliveries)) == [1] * 16
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 16
     assert bench.notebook.of(ConsumerUnavailable) == []
     assert bench.notebook.of(HandlerRetried) == []
@@ -101,8 +101,8 @@ async def test_an_error_that_is_the_handlers_own_is_charged_to_it(bench: MongoBe
         for _ in range(2):
             await tx.client[SHOP]["effects"].insert_one({"_id": 7, "what": "twice"}, session=tx)
 
-    letter = await _buried(bench, twice)
-    assert "DuplicateKeyError" in letter["failure"]["error"]
+    dead_letter = await _dead_lettered(bench, twice)
+    assert "DuplicateKeyError" in dead_letter["failure"]["error"]
     assert await bench.effects() == []
 
 
@@ -117,8 +117,8 @@ async def test_a_handler_that_swallows_an_error_which_ended_its_transaction_is_t
         if then == "goes on":
             await bench.effect(tx, "never")
 
-    letter = await _buried(bench, swallow)
-    assert "look before you write, and let its errors pass" in letter["failure"]["error"]
+    dead_letter = await _dead_lettered(bench, swallow)
+    assert "look before you write, and let its errors pass" in dead_letter["failure"]["error"]
     assert await bench.effects() == []
 
 
@@ -224,8 +224,8 @@ async def test_a_transaction_that_lasts_longer_than_the_server_allows_is_charged
         await shop.admin.command("killSessions", [tx.session_id])
         await bench.effect(tx, "never")
 
-    letter = await _buried(bench, expire)
-    assert "transactionLifetimeLimitSeconds" in letter["failure"]["error"]
+    dead_letter = await _dead_lettered(bench, expire)
+    assert "transactionLifetimeLimitSeconds" in dead_letter["failure"]["error"]
     assert await bench.effects() == []
 
 
@@ -235,12 +235,12 @@ async def test_a_message_that_no_document_can_hold_is_named(bench: MongoBench) -
         await Inbox(bench.store).process(large, bench.handler, consumer="billing")
 
 
-async def _buried(bench: MongoBench, handler: Any) -> dict[str, Any]:
+async def _dead_lettered(bench: MongoBench, handler: Any) -> dict[str, Any]:
     """Let a handler fail until its event is buried, after the attempts that it has; return the dead letter."""
     billing = bench.consumer()
     billing.routes.handlers[ORDER] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)
     assert bench.notebook.of(ConsumerUnavailable) == []
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-    assert letter["attempts"] == 3
-    return letter
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    assert dead_letter["attempts"] == 3
+    return dead_letter

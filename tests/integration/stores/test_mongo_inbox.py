@@ -77,16 +77,16 @@ async def test_the_servers_own_time_is_written_where_no_test_owns_the_clock(shop
     event_id, begun = uuid4(), await _server_time(shop)
     await bench.consumer().deliver_all([delivery(1, event_id=event_id), delivery(2), delivery(3)])
     [receipt] = await bench.store.admin.receipts("billing", [event_id])
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
     [stream] = await bench.store.admin.streams("billing", 10)
     ended = await _server_time(shop)
-    assert begun <= receipt["received_at"] <= letter["dead_lettered_at"] <= ended
+    assert begun <= receipt["received_at"] <= dead_letter["dead_lettered_at"] <= ended
     assert begun <= stream["since"] <= ended
 
 
 async def _server_time(client: Client) -> datetime:
-    told: datetime = (await client.admin.command("hello"))["localTime"]
-    return told.replace(tzinfo=UTC)
+    server_time: datetime = (await client.admin.command("hello"))["localTime"]
+    return server_time.replace(tzinfo=UTC)
 
 
 async def test_a_receipt_stays_as_long_as_its_dead_letter_and_those_behind_it_go(
@@ -137,8 +137,8 @@ async def test_a_stream_that_drains_though_nothing_waits_comes_to_rest(bench: Mo
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
     await billing.deliver_all([delivery(1), delivery(2)])
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-    await bench.store.admin.discard([letter["id"]], "ann")
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    await bench.store.admin.discard([dead_letter["id"]], "ann")
     await shop["outrider"]["inbox_held"].delete_many({})
     await billing.drain()
     assert await bench.store.draining("billing", 10) == []

@@ -146,9 +146,9 @@ async def test_a_person_notices_no_fault_that_passes(
     billing = bench.consumer(retry=STRICT)
     bench.fail("A-1:1", RuntimeError("broken"))
     await billing.deliver_all([delivery(1), delivery(2)])
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
     await faults.begin(command, fault, {"times": 1})
-    assert await bench.store.admin.replay([letter["id"]], "ann") == 1
+    assert await bench.store.admin.replay([dead_letter["id"]], "ann") == 1
     assert await faults.end() == 1
     await billing.drain()
     assert await bench.effects() == ["A-1:1", "A-1:2"]

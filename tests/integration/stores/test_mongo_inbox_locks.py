@@ -15,7 +15,7 @@ from outrider.errors import NotInTransaction, Transient, UsageError
 from outrider.inbox.model import Receipts
 from outrider.stores.mongo import MongoInbox
 from outrider.stores.mongo.handler_transactions import WRITE_CONFLICT, GuestTransaction
-from tests.support.inbox_locks import InboxLocks, Meets, arrival, dead_letter, letters, row
+from tests.support.inbox_locks import InboxLocks, Meets, dead_letter, dead_letter_ids, received, row
 
 pytestmark = pytest.mark.mongo
 
@@ -73,20 +73,20 @@ async def test_of_two_holds_of_a_stream_written_at_once_one_leaves_no_trace_and_
 ) -> None:
     """Without a gate a stream has no document to lock, so both make its first one."""
     async with inbox.transaction() as tx:
-        await dead_letter(inbox, tx, arrival(1), arrival(2), arrival(3))
+        await dead_letter(inbox, tx, received(1), received(2), received(3))
         with pytest.raises(Transient, match="WriteConflict"):
             async with inbox.transaction() as other:
-                await dead_letter(inbox, other, arrival(4), arrival(5))
+                await dead_letter(inbox, other, received(4), received(5))
     assert await row(inbox) == (None, "dead_letter", 2)
-    assert await inbox.admin.replay(await letters(inbox), "ann") == 1
+    assert await inbox.admin.replay(await dead_letter_ids(inbox), "ann") == 1
     assert await row(inbox) == (None, "draining", 3)
 
 
 async def test_people_who_replay_and_discard_one_held_stream_at_once_let_it_go(inbox: MongoInbox) -> None:
     for number in range(6):
         async with inbox.transaction() as tx:
-            await dead_letter(inbox, tx, arrival(number))
-    admin, ids = inbox.admin, await letters(inbox)
+            await dead_letter(inbox, tx, received(number))
+    admin, ids = inbox.admin, await dead_letter_ids(inbox)
     people = [*(admin.replay([id_], "ann") for id_ in ids[:4]), *(admin.discard([id_], "bob") for id_ in ids[4:])]
     assert await asyncio.gather(*people) == [1] * 6
     assert await row(inbox) == (None, "draining", 4)
@@ -95,7 +95,7 @@ async def test_people_who_replay_and_discard_one_held_stream_at_once_let_it_go(i
 async def test_in_a_transaction_of_the_applications_own_the_servers_wish_to_repeat_it_is_passed_on(
     inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]], referee: Referee
 ) -> None:
-    once = arrival(1)
+    once = received(1)
 
     async def record_receipts(session: AsyncClientSession) -> Receipts:
         return await inbox.record_receipts(GuestTransaction(session, inbox._database), "billing", [once], ordered=False)
@@ -112,7 +112,7 @@ async def test_in_a_transaction_of_the_applications_own_the_servers_wish_to_repe
 async def test_a_transaction_of_the_applications_own_client_holds_whatever_becomes_of_an_event(
     inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]]
 ) -> None:
-    head, follower = arrival(1), arrival(2)
+    head, follower = received(1), received(2)
     async with client.start_session() as mine, await mine.start_transaction():
         await dead_letter(inbox, GuestTransaction(mine, inbox._database), head, follower)
     assert await inbox.admin.counts("billing") == {"waiting": 1, "blocked_streams": 1, "dead_letters": 1}

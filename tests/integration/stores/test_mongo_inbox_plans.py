@@ -128,8 +128,8 @@ async def watched(mongo_url: str) -> AsyncIterator[Watched]:
     async with AsyncMongoClient[dict[str, Any]](mongo_url) as client:
         quick = WriteConcern(w=1, j=False)
         for name, rows in _documents().items():
-            place = client[schema].get_collection(name, codec_options=CODEC, write_concern=quick)
-            await place.insert_many(rows, ordered=False)
+            collection = client[schema].get_collection(name, codec_options=CODEC, write_concern=quick)
+            await collection.insert_many(rows, ordered=False)
         # The inbox reads what a majority has. When that has this, it has all that was written before.
         counter = client[schema].get_collection("inbox_counter", write_concern=WriteConcern("majority"))
         await counter.insert_one({"_id": "waiting", "last": 10 * MANY})
@@ -149,13 +149,11 @@ def _arrivals(count: int, key: str = "full") -> list[ReceivedEvent]:
     return [decode(delivery(n, key=key)) for n in range(MANY, MANY + count)]
 
 
-async def _handle(inbox: MongoInbox, arrivals: list[ReceivedEvent], conclusion: Any, at: StreamState) -> None:
+async def _handle(inbox: MongoInbox, events: list[ReceivedEvent], conclusion: Any, at: StreamState) -> None:
     async with inbox.transaction() as tx:
-        await inbox.record_receipts(tx, "billing", arrivals, ordered=True)
-        standings = {arrivals[0].stream: at}
-        await inbox.record_outcomes(
-            tx, "billing", [EventOutcome(arrival, conclusion) for arrival in arrivals], standings
-        )
+        await inbox.record_receipts(tx, "billing", events, ordered=True)
+        standings = {events[0].stream: at}
+        await inbox.record_outcomes(tx, "billing", [EventOutcome(event, conclusion) for event in events], standings)
 
 
 async def test_what_comes_is_handled_without_looking_at_what_waits(watched: Watched) -> None:
@@ -174,7 +172,7 @@ async def _resume(inbox: MongoInbox, stream: InboxStream, by_sequence: bool) -> 
         resumed = await inbox.claim_held(tx, "billing", stream, by_sequence=by_sequence, limit=10, early=True)
         assert resumed is not None
         back = [decode(w.delivery)._replace(waiting_id=w.waiting_id, event_id=w.event_id) for w in resumed.waiting]
-        entries = [EventOutcome(arrival, Applied()) for arrival in back]
+        entries = [EventOutcome(event, Applied()) for event in back]
         await inbox.record_outcomes(
             tx, "billing", entries, {stream: StreamState(None, InboxBlockReason.DRAINING, MANY - len(back))}
         )

@@ -379,9 +379,9 @@ async def _failing(database: MongoDatabase, mode: Any, data: dict[str, Any]) -> 
 
 
 async def test_a_set_of_one_member_is_a_warning_and_everything_else_is_fine(store: MongoStore) -> None:
-    found = {finding.check: finding for finding in await store.check()}
+    found = {result.check: result for result in await store.check()}
     assert found.keys() == checks.CHECKS.keys()
-    assert {check for check, finding in found.items() if finding.level is not Level.OK} == {"mongo-replica-set"}
+    assert {check for check, result in found.items() if result.level is not Level.OK} == {"mongo-replica-set"}
 
 
 async def test_burying_another_event_by_hand_does_not_lift_a_hold(store: MongoStore) -> None:

@@ -33,13 +33,13 @@ async def _due(store: MongoStore, lease: Lease) -> list[Any]:
 async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on(store: MongoStore) -> None:
     ids = await staged(store, *orders(2), *orders(2, "B"))
     lease, settlements = await fetched(store, "relay", PARK)
-    guilty = {ids[0], ids[2]}
+    rejected = {ids[0], ids[2]}
     await store.settle(
         lease,
         Settlements.of(
             [
                 settlement._replace(outcome=DeadLettered(DeadLetterReason.BY_HAND, {}))
-                if settlement.event.event_id in guilty
+                if settlement.event.event_id in rejected
                 else settlement
                 for settlement in settlements
             ]

@@ -50,9 +50,9 @@ async def _start(sagas: MongoSagas, count: int) -> list[UUID]:
     return [saga.saga_id for saga in made]
 
 
-async def _post(sagas: MongoSagas, *mail: NewSagaMessage) -> int:
+async def _deliver(sagas: MongoSagas, *messages: NewSagaMessage) -> int:
     async with sagas.transaction() as tx:
-        return await sagas.deliver(tx, mail)
+        return await sagas.deliver(tx, messages)
 
 
 async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(sagas: MongoSagas) -> None:
@@ -62,7 +62,7 @@ async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(
     async with sagas.transaction() as tx, asyncio.timeout(10):
         loaded = await sagas.load(tx, record.instance.saga_id, for_update=True)
         assert loaded is not None
-        assert await _post(sagas, reply(record.instance.saga_id)) == 1
+        assert await _deliver(sagas, reply(record.instance.saga_id)) == 1
         await sagas.save(tx, claim_of(record), SagaChange(loaded.instance, release=True), 60)
     assert loaded.messages == ()
     [again] = await sagas.claim("bob", ORDER, limit=1, lease_seconds=60)
@@ -71,13 +71,13 @@ async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(
 
 async def test_no_mail_is_lost_between_posters_and_a_worker_that_saves_all_the_time(sagas: MongoSagas) -> None:
     [saga_id] = await _start(sagas, 1)
-    mail = [reply(saga_id) for _ in range(60)]
+    messages = [reply(saga_id) for _ in range(60)]
     read: list[UUID] = []
     posted = asyncio.Event()
 
-    async def post_all() -> None:
+    async def deliver_all() -> None:
         for first in range(0, 60, 3):
-            await asyncio.gather(*(_post(sagas, message) for message in mail[first : first + 3]))
+            await asyncio.gather(*(_deliver(sagas, message) for message in messages[first : first + 3]))
         posted.set()
 
     async def read_all() -> None:
@@ -89,8 +89,8 @@ async def test_no_mail_is_lost_between_posters_and_a_worker_that_saves_all_the_t
                     await sagas.save(tx, claim_of(record), SagaChange(record.instance, taken=taken, release=True), 60)
 
     async with asyncio.timeout(60):
-        await asyncio.gather(post_all(), read_all())
-    assert sorted(read) == sorted(message.event_id for message in mail)
+        await asyncio.gather(deliver_all(), read_all())
+    assert sorted(read) == sorted(message.event_id for message in messages)
 
 
 async def test_a_save_whose_transaction_began_before_another_claim_writes_nothing(

@@ -86,7 +86,7 @@ def _saga(number: int, now: datetime) -> dict[str, Any]:
     }
 
 
-def _mail(number: int, saga: dict[str, Any], now: datetime) -> dict[str, Any]:
+def _message(number: int, saga: dict[str, Any], now: datetime) -> dict[str, Any]:
     unseen = number % 10 == 3 or number % 50 == 9
     return {
         "_id": {"saga_id": saga["_id"], "event_id": uuid4()},
@@ -108,18 +108,20 @@ async def _fill(database: Any, count: int) -> None:
     sagas = [_saga(number, now) for number in range(count)]
     ages = [now - timedelta(minutes=number) for number in range(count)]
     lines = [{"saga_id": saga["_id"], "step": "reserve", "phase": "action", "status": "done"} for saga in sagas]
-    mail = [_mail(number, saga, now) for number, saga in enumerate(sagas) if number % 50 < 10 or number % 10 == 3]
+    messages = [
+        _message(number, saga, now) for number, saga in enumerate(sagas) if number % 50 < 10 or number % 10 == 3
+    ]
     # Every second line of the trail is of a saga that is gone.
     facts = dict.fromkeys(AUDIT_FACTS)
     gone = [sagas[n]["_id"] if n % 2 else uuid4() for n in range(count)]
-    trail = [{**facts, "saga_id": saga_id, "number": 1, "at": at} for saga_id, at in zip(gone, ages, strict=True)]
-    places = ({"participant": "stock", "key": str(number), "phase": "action"} for number in range(count))
-    barriers = [{"_id": place, "barred": False, "at": at} for place, at in zip(places, ages, strict=True)]
+    audit_log = [{**facts, "saga_id": saga_id, "number": 1, "at": at} for saga_id, at in zip(gone, ages, strict=True)]
+    keys = ({"participant": "stock", "key": str(number), "phase": "action"} for number in range(count))
+    entries = [{"_id": key, "barred": False, "at": at} for key, at in zip(keys, ages, strict=True)]
     await database["saga_instance"].insert_many(sagas)
     await database["saga_step"].insert_many([{**line, "position": 1, "attempts": 1} for line in lines])
-    await database["saga_mailbox"].insert_many(mail)
-    await database["saga_audit_log"].insert_many(trail)
-    await database["saga_barrier"].insert_many(barriers)
+    await database["saga_mailbox"].insert_many(messages)
+    await database["saga_audit_log"].insert_many(audit_log)
+    await database["saga_barrier"].insert_many(entries)
 
 
 @pytest.fixture

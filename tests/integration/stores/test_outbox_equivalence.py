@@ -39,28 +39,28 @@ ALL = dict.fromkeys(range(3 * LANES), 10_000)
 class MongoPair(Pair):
     """A memory store and a MongoDB that are told the same things."""
 
-    def __init__(self, store: MongoStore, client: AsyncMongoClient[Any], clock: TestClock, dice: random.Random) -> None:
-        super().__init__(store, clock, dice)  # type: ignore[arg-type]
+    def __init__(self, store: MongoStore, client: AsyncMongoClient[Any], clock: TestClock, rng: random.Random) -> None:
+        super().__init__(store, clock, rng)  # type: ignore[arg-type]
         self.mongo, self.client = store, client
 
     async def stage(self) -> None:
-        made = [self._draft()._replace(sequence=None) for _ in range(self.dice.randrange(1, 6))]
+        made = [self._draft()._replace(sequence=None) for _ in range(self.rng.randrange(1, 6))]
         drafts = StageRequest(made[::2], made[1::2], True)
-        hold = self.dice.choice([None, BLOCK])
+        claim = self.rng.choice([None, BLOCK])
         async with self.memory.transaction() as tx:
-            expected = await tx.stage(drafts, hold)
-        found = await self._placed(drafts, hold)
-        assert [place.event_id for place in found] == [place.event_id for place in expected]
-        held = [place.event_id for place in found if place.optimistic]
+            expected = await tx.stage(drafts, claim)
+        found = await self._placed(drafts, claim)
+        assert [row.event_id for row in found] == [row.event_id for row in expected]
+        held = [row.event_id for row in found if row.optimistic]
         # An event that is alone in its stream is held here even if its lane is not empty; the relay may have it then.
-        more = set(held) - {place.event_id for place in expected if place.optimistic}
+        more = set(held) - {row.event_id for row in expected if row.optimistic}
         await self.mongo.settle_claim(BLOCK, [], list(more))
-        if hold and self.dice.random() < 0.7:
-            await self._settle_hold([event_id for event_id in held if event_id not in more])
+        if claim and self.rng.random() < 0.7:
+            await self._settle_claim([event_id for event_id in held if event_id not in more])
 
-    async def _placed(self, drafts: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
+    async def _placed(self, drafts: StageRequest, claim: OptimisticClaim | None) -> list[StagedRow]:
         async def run_once(session: AsyncClientSession) -> list[StagedRow]:
-            return await run_operations_async(stage(drafts, hold, self.clock), session, self.mongo.database.schema)
+            return await run_operations_async(stage(drafts, claim, self.clock), session, self.mongo.database.schema)
 
         async with self.client.start_session() as session:
             return await session.with_transaction(run_once)
@@ -86,7 +86,7 @@ class MongoPair(Pair):
     def _course(self, events: list[OutboxRow], *, waits: bool) -> list[Outcome]:
         """Decide about the first events of a stream, as a relay would: what comes behind a failure is parked."""
         outcomes: list[Outcome] = []
-        for event in events[: self.dice.randrange(1, 8)]:
+        for event in events[: self.rng.randrange(1, 8)]:
             if event.readiness == Readiness.OPTIMISTIC:
                 break
             outcomes.append(PARK if waits else self._outcome(event))
@@ -121,12 +121,12 @@ async def mongo(mongo_url: str, client: AsyncMongoClient[Any]) -> AsyncIterator[
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_both_stores_give_the_same_answers(mongo: MongoStore, client: AsyncMongoClient[Any], seed: int) -> None:
-    dice, clock = random.Random(seed), mongo.database.clock
+    rng, clock = random.Random(seed), mongo.database.clock
     assert isinstance(clock, TestClock)
-    pair = MongoPair(mongo, client, clock, dice)
+    pair = MongoPair(mongo, client, clock, rng)
     await pair.start()
-    verbs = [pair.stage, pair.fetch_and_settle, pair.work_due, pair.desk_work]
+    verbs = [pair.stage, pair.fetch_and_settle, pair.work_due, pair.run_admin_command]
     for _ in range(120):
-        await dice.choice(verbs)()
+        await rng.choice(verbs)()
         await pair.compare()
-        clock.time += timedelta(seconds=dice.choice([0, 0, 1, 4]))
+        clock.time += timedelta(seconds=rng.choice([0, 0, 1, 4]))

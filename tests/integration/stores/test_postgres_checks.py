@@ -64,9 +64,9 @@ async def of_store(url: str, **options: Any) -> dict[str, CheckResult]:
         found = await store.check()
     finally:
         await store.close()
-    assert {finding.check for finding in found} == looking.CHECKS.keys()
-    assert all(bool(finding.remedy) == (finding.level is not OK) for finding in found)
-    return {finding.check: finding for finding in found}
+    assert {result.check for result in found} == looking.CHECKS.keys()
+    assert all(bool(result.remedy) == (result.level is not OK) for result in found)
+    return {result.check: result for result in found}
 
 
 async def run(url: str, *statements: str) -> None:
@@ -77,7 +77,7 @@ async def run(url: str, *statements: str) -> None:
 
 
 async def test_a_server_as_it_should_be_gets_no_complaint(place: str) -> None:
-    assert {finding.level for finding in (await of_store(place)).values()} == {OK}
+    assert {result.level for result in (await of_store(place)).values()} == {OK}
 
 
 async def test_a_server_that_does_not_wait_for_its_disk_is_refused() -> None:
@@ -171,11 +171,11 @@ def pooler(request: pytest.FixtureRequest, server: PostgresServer) -> Iterator[P
 class TestPooler:
     async def test_a_store_that_was_told_is_warned_about_wakeups_only(self, place: str, pooler: PgBouncer) -> None:
         found = await of_store(_through(pooler, place), pooled=True)
-        assert {check for check, finding in found.items() if finding.level is not OK} == {"postgres-wakeups"}
+        assert {check for check, result in found.items() if result.level is not OK} == {"postgres-wakeups"}
         assert "poll_seconds_max" in found["postgres-wakeups"].remedy
 
     async def test_a_store_that_was_not_told_is_refused(self, place: str, pooler: PgBouncer) -> None:
-        found = {finding.check: finding for finding in await diagnosed(store=_through(pooler, place))}
+        found = {result.check: result for result in await diagnosed(store=_through(pooler, place))}
         assert found["postgres-pooler"].level is ERROR
         assert "pooled=true" in found["postgres-pooler"].remedy
 
@@ -202,8 +202,8 @@ class TestPooler:
             [found, *_] = await diagnosed(store=_through(strict, place))
             assert (found.level, found.check) == (ERROR, "store-usable")
             assert "pooled=true" in found.remedy
-            told = await diagnosed(store=f"{_through(strict, place)}?pooled=true")
-        assert "store-usable" not in {finding.check for finding in told if finding.level is not OK}
+            results = await diagnosed(store=f"{_through(strict, place)}?pooled=true")
+        assert "store-usable" not in {result.check for result in results if result.level is not OK}
 
 
 def _through(pooler: PgBouncer, url: str) -> str:
@@ -213,7 +213,7 @@ def _through(pooler: PgBouncer, url: str) -> str:
 async def test_a_replica_is_refused(place: str, server: PostgresServer) -> None:
     with Replica(server) as replica:
         found = await diagnosed(store=urlsplit(replica.url)._replace(path=urlsplit(place).path).geturl())
-    [refused] = [finding for finding in found if finding.check == "store-usable"]
+    [refused] = [result for result in found if result.check == "store-usable"]
     assert (refused.level, refused.remedy) == (ERROR, "point the store at the primary")
     assert "read replica" in refused.text
 
@@ -221,7 +221,7 @@ async def test_a_replica_is_refused(place: str, server: PostgresServer) -> None:
 async def test_a_store_that_is_not_installed_is_refused_and_the_broker_examined_all_the_same(
     server: PostgresServer,
 ) -> None:
-    found = {finding.check: finding for finding in await diagnosed(store=server.database("empty"))}
+    found = {result.check: result for result in await diagnosed(store=server.database("empty"))}
     assert found["store-schema"].level is ERROR
     assert found["store-schema"].remedy == "run: outrider db migrate"
     assert found["null-broker"].level is ERROR
@@ -230,7 +230,7 @@ async def test_a_store_that_is_not_installed_is_refused_and_the_broker_examined_
 
 async def test_a_server_that_does_not_answer_is_told_apart_and_the_other_side_examined() -> None:
     found = await diagnosed(store="postgresql://u:hunter2@127.0.0.1:1/x")
-    assert {finding.check for finding in found} >= {"store-answers", "null-broker"}
+    assert {result.check for result in found} >= {"store-answers", "null-broker"}
     assert exit_code(found, strict=False) == 3
     assert "hunter2" not in str(found)
 
@@ -254,5 +254,5 @@ async def test_what_is_staged_decides_which_topics_are_examined(place: str, kafk
         await conn.execute("INSERT INTO outrider.outbox (event_type, payload) VALUES ('user.left', '{}')")
     await conn.close()
     chosen = config.load({"store": place, "broker": f"kafka://{kafka}", "topics": ["named"]}, {})
-    found = {finding.check: finding for finding in await check(chosen, ["given"])}
+    found = {result.check: result for result in await check(chosen, ["given"])}
     assert found["kafka-topics"].text.startswith("named, given, events.user.left, not-there: not there")

@@ -204,9 +204,9 @@ async def test_a_query_left_running_is_charged_to_the_handler(bench: PostgresBen
         left.append(asyncio.create_task(tx.execute("SELECT pg_sleep(3)")))
         await asyncio.sleep(0)
 
-    letter = await _buried(bench, leave)
-    assert "another operation is in progress" in letter["failure"]["error"]
-    assert "wait for every query" in letter["failure"]["error"]
+    dead_letter = await _dead_lettered(bench, leave)
+    assert "another operation is in progress" in dead_letter["failure"]["error"]
+    assert "wait for every query" in dead_letter["failure"]["error"]
     assert len(left) == 3
     await asyncio.gather(*left, return_exceptions=True)
 
@@ -218,10 +218,10 @@ async def test_a_role_taken_on_by_a_handler_is_charged_to_it(bench: PostgresBenc
         await tx.execute("SET LOCAL ROLE shop_guest")
 
     try:
-        letter = await _buried(bench, change)
+        dead_letter = await _dead_lettered(bench, change)
     finally:
         await bench._pool.execute("DROP ROLE shop_guest")
-    assert "permission denied" in letter["failure"]["error"]
+    assert "permission denied" in dead_letter["failure"]["error"]
 
 
 async def test_rights_that_are_missing_are_nobodys_failure(bench: PostgresBench, postgres_url: str) -> None:
@@ -249,17 +249,17 @@ async def test_a_transaction_that_an_error_has_spoilt_is_told_with_the_remedy(be
             await tx.execute("SELECT 1 / 0")
         await bench.effect(tx, "never")
 
-    letter = await _buried(bench, swallow)
-    assert "current transaction is aborted" in letter["failure"]["error"]
-    assert "async with tx.transaction()" in letter["failure"]["error"]
+    dead_letter = await _dead_lettered(bench, swallow)
+    assert "current transaction is aborted" in dead_letter["failure"]["error"]
+    assert "async with tx.transaction()" in dead_letter["failure"]["error"]
 
 
-async def _buried(bench: PostgresBench, handler: Any) -> dict[str, Any]:
+async def _dead_lettered(bench: PostgresBench, handler: Any) -> dict[str, Any]:
     """Let a handler fail until its event is buried, after the attempts that it has; return the dead letter."""
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)
     assert bench.notebook.of(ConsumerUnavailable) == []
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-    assert letter["attempts"] == 3
-    return letter
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    assert dead_letter["attempts"] == 3
+    return dead_letter

@@ -64,9 +64,9 @@ async def test_a_pool_that_reads_json_in_its_own_way_is_no_trouble(postgres_url:
         inbox = PostgresInbox.over(pool)
         poison = delivery(1)._replace(body=b"{")
         assert await Inbox(inbox).process(poison, _nothing, consumer="billing") is Result.BURIED
-        [letter] = await inbox.admin.dead_letters(InboxCriteria())
-        assert letter["headers"] == poison.headers
-        assert letter["failure"] == {"error": "body: not JSON (JSONDecodeError)"}
+        [dead_letter] = await inbox.admin.dead_letters(InboxCriteria())
+        assert dead_letter["headers"] == poison.headers
+        assert dead_letter["failure"] == {"error": "body: not JSON (JSONDecodeError)"}
         await inbox.close()
         assert await pool.fetchval("SELECT 1") == 1
 
@@ -181,9 +181,9 @@ async def test_any_bytes_and_any_names_are_kept_as_they_came(inbox: PostgresInbo
     assert await service.process(raw, _nothing, consumer="billing") is Result.DUPLICATE
     odd_topic = delivery(1)._replace(topic="\ud800")
     assert await service.process(odd_topic, _nothing, consumer="shipping") is Result.BURIED
-    [letter] = await inbox.admin.dead_letters(InboxCriteria(consumer="billing"))
-    assert (letter["headers"], letter["body"], letter["position"]) == (headers, raw.body, "p\\0/7")
-    assert await inbox.admin.replay([letter["id"]], "ann") == 1
+    [dead_letter] = await inbox.admin.dead_letters(InboxCriteria(consumer="billing"))
+    assert (dead_letter["headers"], dead_letter["body"], dead_letter["position"]) == (headers, raw.body, "p\\0/7")
+    assert await inbox.admin.replay([dead_letter["id"]], "ann") == 1
     [stream] = await inbox.draining("billing", 10)
     async with inbox.transaction() as tx:
         resumed = await inbox.claim_held(tx, "billing", stream, by_sequence=True, limit=1)
@@ -207,8 +207,8 @@ async def test_a_receipt_stays_as_long_as_its_dead_letter(inbox: PostgresInbox, 
     await Inbox(inbox).process(poison, _nothing, consumer="billing")
     await conn.execute("UPDATE outrider.consumer_inbox SET received_at = now() - interval '90 days'")
     assert (await inbox.prune("billing", receipt_days=14, dead_letter_days=30)).receipts == 0
-    [letter] = await inbox.admin.dead_letters(InboxCriteria())
-    await inbox.admin.discard([letter["id"]], "ann")
+    [dead_letter] = await inbox.admin.dead_letters(InboxCriteria())
+    await inbox.admin.discard([dead_letter["id"]], "ann")
     assert (await inbox.prune("billing", receipt_days=14, dead_letter_days=30)).receipts == 1
 
 
@@ -264,7 +264,7 @@ async def test_what_people_did_is_written_down(bench: PostgresBench) -> None:
     bench.fail("A-1:1", Permanent("no"))
     bench.fail("B-1:1", Permanent("no"))
     await bench.consumer().deliver_all([delivery(1), delivery(1, key="B-1")])
-    first, second = [letter["id"] for letter in await bench.store.admin.dead_letters(InboxCriteria())]
+    first, second = [dead_letter["id"] for dead_letter in await bench.store.admin.dead_letters(InboxCriteria())]
     await bench.store.admin.replay([first], "ann")
     await bench.store.admin.discard([second], "bob")
     await bench.consumer("shipping", ordering="strict", first_sequence="one").deliver(delivery(2, key="C-1"))
@@ -293,8 +293,8 @@ async def test_the_rights_that_the_documentation_names_are_enough(postgres_url: 
             assert await inbox.admin.skip_gap("billing", STREAM, "ann")
             poison = delivery(1, key="B-1")._replace(body=b"{")
             assert await service.process(poison, _nothing, consumer="billing") is Result.BURIED
-            [letter] = await inbox.admin.dead_letters(InboxCriteria())
-            assert await inbox.admin.replay([letter["id"]], "ann") == 1
+            [dead_letter] = await inbox.admin.dead_letters(InboxCriteria())
+            assert await inbox.admin.replay([dead_letter["id"]], "ann") == 1
             await inbox.prune("billing", receipt_days=1, dead_letter_days=1)
             # It has no participants, so no rights on their barriers, and that is no trouble.
             assert await inbox.prune_participants(days=1) == 0
@@ -333,20 +333,20 @@ async def _nothing(event: outrider.Event, tx: Any) -> None:
 async def test_an_inbox_adds_few_statements_to_those_of_the_handlers(
     inbox: PostgresInbox, ordered: bool, size: int, statements: int
 ) -> None:
-    arrivals = [[decode(delivery(number, key=f"k{n}")) for n in range(size)] for number in (1, 2)]
-    first = await _statements(inbox, arrivals[0], ordered, 1)
+    events = [[decode(delivery(number, key=f"k{n}")) for n in range(size)] for number in (1, 2)]
+    first = await _statements(inbox, events[0], ordered, 1)
     # With a gate the first event of a stream makes a row; a single one looks first whether there is one.
     assert first == statements + (2 if ordered and size == 1 else 0)
-    assert await _statements(inbox, arrivals[1], ordered, 2) == statements
+    assert await _statements(inbox, events[1], ordered, 2) == statements
 
 
-async def _statements(inbox: PostgresInbox, arrivals: Any, ordered: bool, seen: int) -> int:
+async def _statements(inbox: PostgresInbox, events: Any, ordered: bool, seen: int) -> int:
     ran: list[Any] = []
     async with inbox.transaction() as tx:
         tx.connection.add_query_logger(ran.append)
-        await inbox.record_receipts(tx, "billing", arrivals, ordered=ordered)
-        standings = {a.stream: StreamState(seen) for a in arrivals} if ordered else {}
-        await inbox.record_outcomes(tx, "billing", [EventOutcome(a, Applied(0.1)) for a in arrivals], standings)
+        await inbox.record_receipts(tx, "billing", events, ordered=ordered)
+        standings = {a.stream: StreamState(seen) for a in events} if ordered else {}
+        await inbox.record_outcomes(tx, "billing", [EventOutcome(a, Applied(0.1)) for a in events], standings)
         tx.connection.remove_query_logger(ran.append)
     # The driver asks for types of its own accord, once per connection.
     return sum("outrider." in record.query for record in ran)

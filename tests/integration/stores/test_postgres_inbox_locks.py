@@ -15,11 +15,11 @@ from outrider.stores.postgres import PostgresInbox, statements
 from tests.support.inbox_locks import (
     InboxLocks,
     Meets,
-    arrival,
     dead_letter,
+    dead_letter_ids,
     draining,
     finish_draining,
-    letters,
+    received,
     record_receipts,
     row,
 )
@@ -61,17 +61,17 @@ class TestLocks(InboxLocks):
 async def test_two_streams_holds_written_at_once_lose_nothing_that_waits(inbox: PostgresInbox, watcher: Any) -> None:
     """Without a gate a stream has no row to lock, so both write its first one; the second adds to it."""
     async with inbox.transaction() as tx:
-        await dead_letter(inbox, tx, arrival(1), arrival(2), arrival(3))
+        await dead_letter(inbox, tx, received(1), received(2), received(3))
 
         async def another() -> None:
             async with inbox.transaction() as mine:
-                await dead_letter(inbox, mine, arrival(4), arrival(5))
+                await dead_letter(inbox, mine, received(4), received(5))
 
         second = asyncio.create_task(another())
         await _waits(watcher)
     await second
     assert await row(inbox) == (None, "dead_letter", 3)
-    assert await inbox.admin.replay(await letters(inbox), "ann") == 2
+    assert await inbox.admin.replay(await dead_letter_ids(inbox), "ann") == 2
     assert await row(inbox) == (None, "draining", 5)
 
 
@@ -88,8 +88,8 @@ async def test_a_waiting_event_delivered_again_does_not_stand_in_the_way_of_its_
 async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(inbox: PostgresInbox, watcher: Any) -> None:
     for number in (1, 2):
         async with inbox.transaction() as tx:
-            await dead_letter(inbox, tx, arrival(number))
-    first, second = await letters(inbox)
+            await dead_letter(inbox, tx, received(number))
+    first, second = await dead_letter_ids(inbox)
     sql = statements.load_inbox("outrider")
     stream = [["billing"], ["orders"], ["A-1"], [1]]
     async with inbox.transaction() as tx:
@@ -104,14 +104,14 @@ async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(inbox: Po
 
 
 async def test_a_delivery_that_waited_for_a_replay_is_no_news(inbox: PostgresInbox, watcher: Any) -> None:
-    head = arrival(1, event_id=uuid4())
+    head = received(1, event_id=uuid4())
     async with inbox.transaction() as tx:
         await dead_letter(inbox, tx, head)
     blocker = watcher.transaction()
     await blocker.start()
     # The replay has taken the receipt away, and cannot commit yet: it waits for its last row.
     await watcher.execute("LOCK TABLE outrider.outbox_operation")
-    replay = asyncio.create_task(inbox.admin.replay(await letters(inbox), "ann"))
+    replay = asyncio.create_task(inbox.admin.replay(await dead_letter_ids(inbox), "ann"))
     await _waits(watcher)
     again = asyncio.create_task(record_receipts(inbox, head))
     await _waits(watcher, 2)

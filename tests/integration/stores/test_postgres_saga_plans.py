@@ -85,8 +85,8 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(sagas: PostgresSag
     assert await used_indexes(conn, 64, sagas._sql["messages"], ids) == {"saga_mailbox_event"}
     assert await used_indexes(conn, 1, sagas._sql["load_for_update"], ids[0]) == instance
     assert await used_indexes(conn, 64, sagas._sql["renew"], ids, ["ann"] * 64, [1] * 64, 15.0) == instance
-    mail = message_parameters([reply(saga_id) for saga_id in [*ids[:50], *(uuid4() for _ in range(50))]])
-    assert await used_indexes(conn, 100, sagas._sql["deliver"], *mail) == instance
+    messages = message_parameters([reply(saga_id) for saga_id in [*ids[:50], *(uuid4() for _ in range(50))]])
+    assert await used_indexes(conn, 100, sagas._sql["deliver"], *messages) == instance
     outbox = {"outbox_pkey", "outbox_dead_letter_pkey"}
     assert await used_indexes(conn, 64, sagas._sql["undelivered"], ids) == outbox
     assert await used_indexes(conn, 1, sagas._sql["participant_reply"], "stock", "k", "action") == {"saga_barrier_pkey"}

@@ -41,8 +41,8 @@ def publish_many(path: Path, start: int, count: int) -> None:
     async def publish() -> None:
         broker = EmbeddedBroker(path)
         for number in range(start, start + count, 5):
-            verdicts = await broker.publish([message(n, key=str(start)) for n in range(number, number + 5)])
-            assert list(verdicts) == [CONFIRMED] * 5
+            results = await broker.publish([message(n, key=str(start)) for n in range(number, number + 5)])
+            assert list(results) == [CONFIRMED] * 5
         await broker.close()
 
     asyncio.run(publish())
@@ -75,7 +75,7 @@ async def test_processes_that_publish_at_once_lose_nothing_and_keep_order(path: 
 async def test_nothing_follows_a_rejected_message_of_its_stream(broker: EmbeddedBroker) -> None:
     large = b"x" * (broker.capabilities.message_bytes_max + 1)
     batch = [message(1), message(2, body=large), message(3), message(4, key="B"), message(5, topic="other")]
-    kinds = [type(verdict) for verdict in await broker.publish(batch)]
+    kinds = [type(result) for result in await broker.publish(batch)]
     assert kinds == [type(CONFIRMED), Rejected, Nacked, type(CONFIRMED), type(CONFIRMED)]
     assert [entry.message.message_id for entry in await broker.read("c", None, 10)] == ["1", "4", "5"]
 
@@ -88,7 +88,7 @@ async def test_a_log_that_cannot_be_written_is_a_verdict_on_no_message(
     await broker.start()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert [type(verdict) for verdict in await broker.publish([message(1), message(2)])] == [Unknown] * 2
+        assert [type(result) for result in await broker.publish([message(1), message(2)])] == [Unknown] * 2
         with pytest.raises(Transient):
             await broker.probe("")
         other.execute("ROLLBACK")
@@ -101,7 +101,7 @@ async def test_a_path_that_cannot_be_opened_is_unreachable(tmp_path: Path) -> No
     broker = EmbeddedBroker(tmp_path / "absent" / "log.db")
     with pytest.raises(Unreachable):
         await broker.start()
-    assert [type(verdict) for verdict in await broker.publish([message(1)])] == [Unknown]
+    assert [type(result) for result in await broker.publish([message(1)])] == [Unknown]
     await broker.close()
 
 

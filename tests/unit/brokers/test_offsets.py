@@ -27,15 +27,15 @@ def test_nothing_is_told_before_something_is_done() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "place"),
+    ("done", "position"),
     [([0], 11), ([1], 10), ([0, 1], 12), ([1, 0], 12), ([2, 1], 10), ([3, 2, 0], 11), ([3, 2, 1, 0], 14)],
 )
-def test_the_place_is_the_first_that_is_not_done(done: list[int], place: int) -> None:
+def test_the_place_is_the_first_that_is_not_done(done: list[int], position: int) -> None:
     progress, numbers = received(10, 11, 12, 13)
     for index in done:
         progress.done(numbers[index])
-    assert progress.position == place
-    assert len(progress) == len([offset for offset in (10, 11, 12, 13) if offset >= place])
+    assert progress.position == position
+    assert len(progress) == len([offset for offset in (10, 11, 12, 13) if offset >= position])
 
 
 def test_offsets_that_a_log_leaves_out_are_no_gap() -> None:

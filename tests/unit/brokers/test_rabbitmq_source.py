@@ -29,9 +29,9 @@ class PickyServer:
         self.unacked: set[int] = set()
         self.acked: set[int] = set()
 
-    def hear(self, told: Sequence[tuple[int, bool]]) -> None:
+    def hear(self, acks: Sequence[tuple[int, bool]]) -> None:
         """Take acks as RabbitMQ would."""
-        for tag, multiple in told:
+        for tag, multiple in acks:
             assert tag in self.unacked
             meant = {found for found in self.unacked if found == tag or (multiple and found < tag)}
             self.unacked -= meant
@@ -149,13 +149,13 @@ class TestSubscription:
             deliver(subscription, tag)
         for tag in (1, 2, 4):
             subscription.ack(tag)
-        told, read = [], subscription.frames(7)
+        acks, read = [], subscription.frames(7)
         while read:
             size, channel, method = frame.unmarshal(read)
             assert isinstance(method, commands.Basic.Ack)
-            told.append((channel, method.delivery_tag, method.multiple))
+            acks.append((channel, method.delivery_tag, method.multiple))
             read = read[size:]
-        assert told == [(7, 2, True), (7, 4, False)]
+        assert acks == [(7, 2, True), (7, 4, False)]
 
     def test_a_channel_that_the_server_has_closed_hears_no_acks(self) -> None:
         subscription = Subscription("billing#1")

@@ -106,8 +106,8 @@ def test_a_relay_publishes_what_is_staged_and_stops_when_nothing_is_due(shell: S
 
 def test_several_processes_relay_under_one_parent_and_their_counts_are_one_result(shell: Shell) -> None:
     shell.stage("a", "b", "c", "d")
-    told = shell.json("relay", "--until-empty", "--processes", "2", "--log-level", "error")
-    assert told == {"confirmed": 4, "dead_lettered": 0, "waiting": 0}
+    output = shell.json("relay", "--until-empty", "--processes", "2", "--log-level", "error")
+    assert output == {"confirmed": 4, "dead_lettered": 0, "waiting": 0}
     assert len(shell.json("events", "list", "--state", "sent")) == 4
 
 
@@ -125,7 +125,7 @@ def test_dead_letters_and_held_events_are_counted_and_are_a_finding(shell: Shell
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize(
-    ("place", "code"),
+    ("options", "code"),
     [
         (("--store", "postgresql://u@127.0.0.1:1/x"), 3),
         (("--broker", "amqp://127.0.0.1:1"), 3),
@@ -133,13 +133,13 @@ def test_dead_letters_and_held_events_are_counted_and_are_a_finding(shell: Shell
     ],
 )
 def test_a_relay_that_cannot_begin_says_why_and_ends_be_it_one_process_or_two(
-    shell: Shell, capfd: pytest.CaptureFixture[str], place: tuple[str, str], code: int, processes: str
+    shell: Shell, capfd: pytest.CaptureFixture[str], options: tuple[str, str], code: int, processes: str
 ) -> None:
-    told = shell("relay", "--until-empty", "--processes", processes, *place, code=code)
-    said = told.stderr + capfd.readouterr().err
+    output = shell("relay", "--until-empty", "--processes", processes, *options, code=code)
+    said = output.stderr + capfd.readouterr().err
     assert "outrider: " in said
     assert "process crashed" not in said
-    assert told.stdout == ""
+    assert output.stdout == ""
 
 
 def test_a_relay_without_an_archive_keeps_nothing(shell: Shell) -> None:
@@ -201,9 +201,9 @@ def test_a_file_that_is_wrong_stops_a_command_with_its_line(bare: Shell, tmp_pat
     filed.write_text("relay:\n  lease_second: 4\n")
     assert "line 2: relay.lease_second" in bare("relay", "--config", str(filed), code=2).stderr
     filed.write_text("store: postgresql://app:hunter2@db/shop\n")
-    told = bare.json("events", "list", "--config", str(filed), code=2)["error"]
-    assert "holds a password" in told
-    assert "hunter2" not in told
+    output = bare.json("events", "list", "--config", str(filed), code=2)["error"]
+    assert "holds a password" in output
+    assert "hunter2" not in output
 
 
 def test_payloads_are_shown_only_when_asked_for(shell: Shell) -> None:
@@ -352,9 +352,9 @@ def test_what_is_final_or_takes_many_at_once_needs_a_yes_where_nobody_can_be_ask
 )
 def test_a_url_that_cannot_be_read_is_refused_without_repeating_its_secret(bare: Shell, url: str) -> None:
     for command in (("events", "list"), ("db", "migrate"), ("db", "status")):
-        told = bare(*command, "--store", url, code=2)
-        assert "hunter2" not in told.stderr + told.stdout
-        assert "Traceback" not in told.stderr
+        output = bare(*command, "--store", url, code=2)
+        assert "hunter2" not in output.stderr + output.stdout
+        assert "Traceback" not in output.stderr
 
 
 @pytest.mark.parametrize("schema", ["Bad-Name", "x; drop table y", "1st"])
@@ -452,26 +452,26 @@ def broken() -> typer.Typer:
 
 
 def test_an_error_that_nobody_expected_says_how_to_see_where_it_happened(broken: typer.Typer) -> None:
-    told = CliRunner().invoke(broken, ["fail"])
-    assert told.exit_code == 1
-    assert told.stderr.startswith("outrider: ZeroDivisionError: over")
-    assert "OUTRIDER_DEBUG=1" in told.stderr
-    assert "Traceback" not in told.stderr
+    output = CliRunner().invoke(broken, ["fail"])
+    assert output.exit_code == 1
+    assert output.stderr.startswith("outrider: ZeroDivisionError: over")
+    assert "OUTRIDER_DEBUG=1" in output.stderr
+    assert "Traceback" not in output.stderr
 
 
 def test_the_place_of_an_error_is_shown_if_asked_for_without_its_secrets(broken: typer.Typer) -> None:
-    told = CliRunner().invoke(broken, ["fail"], env={"OUTRIDER_DEBUG": "1"})
-    assert "Traceback" in told.stderr
-    assert "in fail" in told.stderr
-    assert "hunter2" not in told.stderr
+    output = CliRunner().invoke(broken, ["fail"], env={"OUTRIDER_DEBUG": "1"})
+    assert "Traceback" in output.stderr
+    assert "in fail" in output.stderr
+    assert "hunter2" not in output.stderr
 
 
 def test_what_was_done_and_what_could_not_be_are_both_told(shell: Shell) -> None:
     (event_id,) = shell.stage("a")
     shell("dead-letters", "add", event_id)
-    told = shell("dead-letters", "discard", event_id, NOBODY, "--yes", "--json", code=1)
-    assert json.loads(told.stdout) == {"discarded": 1}
-    error = json.loads(told.stderr)
+    output = shell("dead-letters", "discard", event_id, NOBODY, "--yes", "--json", code=1)
+    assert json.loads(output.stdout) == {"discarded": 1}
+    error = json.loads(output.stderr)
     assert error["exit"] == 1
     assert NOBODY in error["error"]
 

@@ -48,15 +48,15 @@ class Doctor:
 
     def __call__(self, *args: str, code: int = 0) -> Any:
         environ = {name: "" for name in os.environ if name.startswith("OUTRIDER_")}
-        places = {"OUTRIDER_STORE": self.store, "OUTRIDER_BROKER": self.log}
-        result = CliRunner().invoke(app, [*args], env={**environ, **places})
+        variables = {"OUTRIDER_STORE": self.store, "OUTRIDER_BROKER": self.log}
+        result = CliRunner().invoke(app, [*args], env={**environ, **variables})
         assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
         return result
 
-    def findings(self, *args: str, code: int = 0) -> dict[str, dict[str, str]]:
-        told = json.loads(self("doctor", "--json", *args, code=code).stdout)
-        assert {found["check"] for found in told["results"]} <= CHECKS
-        return {found["check"]: found for found in told["results"]}
+    def results(self, *args: str, code: int = 0) -> dict[str, dict[str, str]]:
+        output = json.loads(self("doctor", "--json", *args, code=code).stdout)
+        assert {found["check"] for found in output["results"]} <= CHECKS
+        return {found["check"]: found for found in output["results"]}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def doctor(tmp_path: Path) -> Doctor:
 
 
 def test_when_all_is_well_nothing_is_to_be_done(doctor: Doctor) -> None:
-    found = doctor.findings("--strict")
+    found = doctor.results("--strict")
     assert {facts["level"] for facts in found.values()} == {"ok"}
     assert {facts["remedy"] for facts in found.values()} == {""}
     assert not (doctor.directory / "log.db").exists()
@@ -82,13 +82,13 @@ def test_rejections_come_first_with_their_remedy_and_make_it_exit_with_1(doctor:
 
 
 def test_a_warning_is_fine_unless_asked_to_be_strict() -> None:
-    finding = doctor_command.check_timeout(3.0, 4.0)
-    assert (finding.level, "more than 4" in finding.remedy) == (WARN, True)
-    assert [exit_code([finding], strict=strict) for strict in (False, True)] == [0, 1]
+    result = doctor_command.check_timeout(3.0, 4.0)
+    assert (result.level, "more than 4" in result.remedy) == (WARN, True)
+    assert [exit_code([result], strict=strict) for strict in (False, True)] == [0, 1]
 
 
 def test_a_side_that_does_not_answer_makes_it_exit_with_3_and_the_other_is_examined(doctor: Doctor) -> None:
-    found = doctor.findings("--broker", "amqp://u:hunter2@127.0.0.1:9", code=3)
+    found = doctor.results("--broker", "amqp://u:hunter2@127.0.0.1:9", code=3)
     assert found["broker-answers"]["level"] == "error"
     assert found["sqlite-journal"]["level"] == "ok"
     assert "hunter2" not in str(found)
@@ -107,7 +107,7 @@ def test_a_side_that_does_not_answer_makes_it_exit_with_3_and_the_other_is_exami
 def test_what_a_relay_would_refuse_is_refused_with_the_fix(
     doctor: Doctor, args: list[str], check: str, words: str
 ) -> None:
-    found = doctor.findings(*args, code=1)[check]
+    found = doctor.results(*args, code=1)[check]
     assert found["level"] == "error"
     assert words in found["text"] + found["remedy"]
     assert found["remedy"]
@@ -115,12 +115,12 @@ def test_what_a_relay_would_refuse_is_refused_with_the_fix(
 
 def test_a_file_that_is_no_database_is_refused(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_bytes(b"x" * 5000)
-    assert doctor.findings("--store", f"sqlite:///{tmp_path}/junk.db", code=1)["store-usable"]["level"] == "error"
+    assert doctor.results("--store", f"sqlite:///{tmp_path}/junk.db", code=1)["store-usable"]["level"] == "error"
 
 
 def test_without_store_and_broker_it_says_how_to_name_them(doctor: Doctor) -> None:
     doctor.store = doctor.log = ""
-    found = doctor.findings(code=1)
+    found = doctor.results(code=1)
     assert "OUTRIDER_STORE" in found["store-usable"]["remedy"]
     assert "OUTRIDER_BROKER" in found["broker-usable"]["remedy"]
 
@@ -176,7 +176,7 @@ MONGO_READER = {
 
 
 @pytest.mark.parametrize(
-    ("finding", "level"),
+    ("result", "level"),
     [
         (of_postgres.judge_encryption("postgresql://db/x", encrypted=True), OK),
         (of_postgres.judge_encryption("postgresql:///x?host=/run/postgresql", encrypted=False), OK),
@@ -216,9 +216,9 @@ MONGO_READER = {
         (doctor_command.error_result("broker", TimeoutError()), ERROR),
     ],
 )
-def test_a_fact_has_its_level(finding: CheckResult, level: Level) -> None:
-    assert finding.level is level
-    assert bool(finding.remedy) == (level is not OK)
+def test_a_fact_has_its_level(result: CheckResult, level: Level) -> None:
+    assert result.level is level
+    assert bool(result.remedy) == (level is not OK)
 
 
 MOUNTS = """\
@@ -278,14 +278,14 @@ def test_a_directory_that_cannot_be_written_is_refused(open_directory: Path) -> 
         path.chmod(0o666)
         open_directory.chmod(0o777)
         with unprivileged():
-            assert {finding.level for finding in of_sqlite.check(conn, path)} == {OK}
+            assert {result.level for result in of_sqlite.check(conn, path)} == {OK}
         open_directory.chmod(0o555)
         with unprivileged():
-            found = {finding.check: finding for finding in of_sqlite.check(conn, path)}["sqlite-writable"]
+            found = {result.check: result for result in of_sqlite.check(conn, path)}["sqlite-writable"]
         assert (found.level, "the directory" in found.text) == (ERROR, True)
         path.chmod(0o444)
         with unprivileged():
-            found = {finding.check: finding for finding in of_sqlite.check(conn, path)}["sqlite-writable"]
+            found = {result.check: result for result in of_sqlite.check(conn, path)}["sqlite-writable"]
         assert (found.level, "the file" in found.text) == (ERROR, True)
 
 
@@ -309,7 +309,7 @@ async def broker_findings(broker: EmbeddedBroker) -> list[CheckResult]:
 async def test_a_log_that_is_there_takes_entries(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path / "log.db")
     await broker.start()
-    assert {finding.level for finding in await broker_findings(broker)} == {OK}
+    assert {result.level for result in await broker_findings(broker)} == {OK}
 
 
 @pytest.mark.parametrize(
@@ -378,11 +378,11 @@ def test_the_topics_of_sagas_are_examined_and_their_receipts_are_not(doctor: Doc
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EmbeddedBroker, "check", check)
-        found = doctor.findings(option, "tests.unit.cli.test_saga_operator:sagas")
+        found = doctor.results(option, "tests.unit.cli.test_saga_operator:sagas")
     assert seen == [["parcel", "events.parcel.sent"]]
     assert "receipts-shorter-than-retention" not in found
 
 
 def test_sagas_that_are_taken_for_an_inbox_are_sent_where_they_belong(doctor: Doctor) -> None:
-    told = doctor("consume", "tests.unit.cli.test_saga_operator:sagas", code=2).stderr
-    assert "outrider saga run tests.unit.cli.test_saga_operator:sagas" in told
+    output = doctor("consume", "tests.unit.cli.test_saga_operator:sagas", code=2).stderr
+    assert "outrider saga run tests.unit.cli.test_saga_operator:sagas" in output

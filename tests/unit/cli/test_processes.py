@@ -34,34 +34,36 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _group(code: int, tries: int, path: Path, *, steady_seconds: float) -> tuple[ProcessGroup, RecordingObserver]:
     command = [sys.executable, "-c", LAST, str(code), str(tries), str(path)]
-    watch = RecordingObserver()
-    return ProcessGroup(command, dict(os.environ), finite=True, steady_seconds=steady_seconds, observer=watch), watch
+    observer = RecordingObserver()
+    return ProcessGroup(
+        command, dict(os.environ), finite=True, steady_seconds=steady_seconds, observer=observer
+    ), observer
 
 
 @pytest.mark.parametrize("code", [2, 3])
 async def test_an_error_that_a_child_reports_before_any_was_steady_stops_all_with_its_code(
     code: int, tmp_path: Path
 ) -> None:
-    group, watch = _group(code, 100, tmp_path / "tries", steady_seconds=60)
+    group, observer = _group(code, 100, tmp_path / "tries", steady_seconds=60)
     assert max(await asyncio.gather(group.keep(), group.keep())) == code
     assert group.exit_code == code
-    assert [*watch.of(ProcessCrashed), *watch.of(ProcessFailed)] == []
+    assert [*observer.of(ProcessCrashed), *observer.of(ProcessFailed)] == []
 
 
 async def test_an_error_that_a_child_reports_after_one_was_steady_is_no_crash_and_another_takes_its_place(
     tmp_path: Path,
 ) -> None:
-    group, watch = _group(3, 2, tmp_path / "tries", steady_seconds=0)
+    group, observer = _group(3, 2, tmp_path / "tries", steady_seconds=0)
     assert await group.keep() == 0
-    assert [fact.exit_code for fact in watch.of(ProcessFailed)] == [3, 3]
-    assert watch.of(ProcessCrashed) == []
+    assert [fact.exit_code for fact in observer.of(ProcessFailed)] == [3, 3]
+    assert observer.of(ProcessCrashed) == []
     assert (group.exit_code, group.counts["confirmed"]) == (0, 1)
 
 
 async def test_a_child_that_crashes_is_replaced_from_the_start(tmp_path: Path) -> None:
-    group, watch = _group(1, 2, tmp_path / "tries", steady_seconds=60)
+    group, observer = _group(1, 2, tmp_path / "tries", steady_seconds=60)
     assert await group.keep() == 0
-    assert [fact.exit_code for fact in watch.of(ProcessCrashed)] == [1, 1]
+    assert [fact.exit_code for fact in observer.of(ProcessCrashed)] == [1, 1]
     assert group.counts["confirmed"] == 1
 
 
@@ -88,9 +90,9 @@ while not (folder / "over").exists():
 
 
 async def test_a_child_that_goes_on_running_shows_that_relays_can_work(tmp_path: Path) -> None:
-    watch = RecordingObserver()
+    observer = RecordingObserver()
     command = [sys.executable, "-c", TWO, str(tmp_path)]
-    group = ProcessGroup(command, dict(os.environ), finite=True, steady_seconds=1, observer=watch)
+    group = ProcessGroup(command, dict(os.environ), finite=True, steady_seconds=1, observer=observer)
     assert max(await asyncio.gather(group.keep(), group.keep())) == 0
-    assert [fact.exit_code for fact in watch.of(ProcessFailed)] == [3]
+    assert [fact.exit_code for fact in observer.of(ProcessFailed)] == [3]
     assert group.counts["confirmed"] == 2

@@ -105,7 +105,7 @@ async def save(store: SqliteSagas, claimed: SagaRecord, news: Sequence[Input]) -
     return plan.release
 
 
-class Office:
+class Shell:
     """A store with sagas, a worker made by hand who lives in the past, and a person at the command line."""
 
     def __init__(self, directory: Path) -> None:
@@ -118,8 +118,8 @@ class Office:
 
     def do(self, *args: str, code: int = 0) -> Any:
         """Run any command on the store and the log beside it."""
-        places = {"OUTRIDER_STORE": self.url, "OUTRIDER_BROKER": f"embedded:///{self.path.with_name('log.db')}"}
-        result = CliRunner().invoke(app, [*args], env=places)
+        variables = {"OUTRIDER_STORE": self.url, "OUTRIDER_BROKER": f"embedded:///{self.path.with_name('log.db')}"}
+        result = CliRunner().invoke(app, [*args], env=variables)
         assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
         return result
 
@@ -179,47 +179,47 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with nothing in it, to be copied."""
-    made = Office(tmp_path_factory.mktemp("installed"))
+    made = Shell(tmp_path_factory.mktemp("installed"))
     asyncio.run(open_schema(made.url).migrate())
     return made.path
 
 
 @pytest.fixture
-def office(tmp_path: Path, installed: Path) -> Office:
-    made = Office(tmp_path)
+def shell(tmp_path: Path, installed: Path) -> Shell:
+    made = Shell(tmp_path)
     shutil.copy(installed, made.path)
     return made
 
 
 @pytest.fixture
-def failed(office: Office) -> Office:
+def failed(shell: Shell) -> Shell:
     """An order whose payment was lost with its worker once, and then raised; and a refund that rests."""
-    office.start(refund, "B-1")
-    office.start(order)
-    office.turn(Succeeded("create", Phase.ACTION))
-    office.turn(Raised("charge", Phase.ACTION, "connection refused"))
-    return office
+    shell.start(refund, "B-1")
+    shell.start(order)
+    shell.turn(Succeeded("create", Phase.ACTION))
+    shell.turn(Raised("charge", Phase.ACTION, "connection refused"))
+    return shell
 
 
 @pytest.fixture
-def over(office: Office) -> Office:
+def over(shell: Shell) -> Shell:
     """An order that was rejected, and therefore compensated."""
-    office.start(order)
-    office.turn(StepDeclined("create", Phase.ACTION, "sold out"))
-    assert office.json("ls")[0]["status"] == "compensated"
-    return office
+    shell.start(order)
+    shell.turn(StepDeclined("create", Phase.ACTION, "sold out"))
+    assert shell.json("ls")[0]["status"] == "compensated"
+    return shell
 
 
-def test_without_sagas_nothing_is_listed(office: Office) -> None:
-    assert office.json("ls") == []
-    assert "no sagas match" in office("ls").stdout
+def test_without_sagas_nothing_is_listed(shell: Shell) -> None:
+    assert shell.json("ls") == []
+    assert "no sagas match" in shell("ls").stdout
 
 
 def test_a_store_without_sagas_is_wrong_usage(tmp_path: Path) -> None:
-    assert "outrider db migrate" in Office(tmp_path).json("ls", code=2)["error"]
+    assert "outrider db migrate" in Shell(tmp_path).json("ls", code=2)["error"]
 
 
-def test_those_that_need_attention_come_first_and_states_are_not_listed(failed: Office) -> None:
+def test_those_that_need_attention_come_first_and_states_are_not_listed(failed: Shell) -> None:
     rows = failed.json("ls")
     assert [(row["saga_type"], row["status"], row["needs_attention"]) for row in rows] == [
         ("order", "failed", True),
@@ -231,7 +231,7 @@ def test_those_that_need_attention_come_first_and_states_are_not_listed(failed: 
     assert LOST in failed("ls").stdout
 
 
-def test_sagas_are_filtered(failed: Office) -> None:
+def test_sagas_are_filtered(failed: Shell) -> None:
     def found(*args: str) -> list[str]:
         return [row["correlation_id"] for row in failed.json("ls", *args)]
 
@@ -242,39 +242,39 @@ def test_sagas_are_filtered(failed: Office) -> None:
     assert "did you mean failed?" in failed.json("ls", "--status", "faild", code=2)["error"]
 
 
-def test_one_saga_is_shown_with_its_journal_and_the_end_of_its_trail(failed: Office) -> None:
-    told = failed.json("show", str(ORDER_ID))
-    assert [(entry["step"], entry["status"], entry["attempts"]) for entry in told["journal"]] == [
+def test_one_saga_is_shown_with_its_journal_and_the_end_of_its_trail(failed: Shell) -> None:
+    output = failed.json("show", str(ORDER_ID))
+    assert [(entry["step"], entry["status"], entry["attempts"]) for entry in output["journal"]] == [
         ("create", "done", 1),
         ("charge", "failed", 2),
     ]
-    assert told["journal"][1]["error"] == f"{LOST}: connection refused"
-    assert told["audit"][0]["what"] == "started"
-    assert told["audit"][-1]["what"] == "became failed"
+    assert output["journal"][1]["error"] == f"{LOST}: connection refused"
+    assert output["audit"][0]["what"] == "started"
+    assert output["audit"][-1]["what"] == "became failed"
     assert [line["what"] for line in failed.json("show", str(ORDER_ID), "--audit", "1")["audit"]] == ["became failed"]
     assert failed.json("show", str(ORDER_ID), "--audit", "0")["audit"] == []
-    assert "state" not in told
+    assert "state" not in output
     shown = failed("show", str(ORDER_ID)).stdout
     assert "connection refused" in shown
     assert "became failed" in shown
 
 
-def test_the_state_and_the_bodies_of_mail_are_shown_if_asked(failed: Office) -> None:
+def test_the_state_and_the_bodies_of_mail_are_shown_if_asked(failed: Shell) -> None:
     failed.deliver("stock.reserved")
-    told = failed.json("show", str(ORDER_ID), "--state")
-    assert told["state"] == {"order_id": "A-7"}
-    assert [(message["name"], message["body"]) for message in told["messages"]] == [("stock.reserved", {"n": 1})]
+    output = failed.json("show", str(ORDER_ID), "--state")
+    assert output["state"] == {"order_id": "A-7"}
+    assert [(message["name"], message["body"]) for message in output["messages"]] == [("stock.reserved", {"n": 1})]
     assert "body" not in failed.json("show", str(ORDER_ID))["messages"][0]
     assert "stock.reserved" in failed("show", str(ORDER_ID)).stdout
 
 
-def test_a_saga_is_named_by_type_and_correlation_id_too(failed: Office) -> None:
+def test_a_saga_is_named_by_type_and_correlation_id_too(failed: Shell) -> None:
     assert failed.json("show", "A-7", "--type", "order")["saga_id"] == str(ORDER_ID)
     assert failed.json("why", "A-7", "--type", "order")["saga_id"] == str(ORDER_ID)
 
 
 @pytest.mark.parametrize("command", [("show",), ("why",), ("retry",), ("graph", f"{HERE}:sagas")])
-def test_a_saga_that_is_not_there_is_a_finding(failed: Office, command: tuple[str, ...]) -> None:
+def test_a_saga_that_is_not_there_is_a_finding(failed: Shell, command: tuple[str, ...]) -> None:
     error = failed.json(*command, str(UUID(int=7)), code=1)["error"]
     assert error == f"there is no saga {UUID(int=7)}; see `outrider saga list`"
     error = failed.json(*command, "A-8", "--type", "order", code=1)["error"]
@@ -282,14 +282,14 @@ def test_a_saga_that_is_not_there_is_a_finding(failed: Office, command: tuple[st
 
 
 @pytest.mark.parametrize("command", ["show", "why", "retry", "compensate", "mark-done"])
-def test_what_is_no_id_is_wrong_usage(failed: Office, command: str) -> None:
+def test_what_is_no_id_is_wrong_usage(failed: Shell, command: str) -> None:
     assert "or give a correlation id and --type" in failed.json(command, "A-7", code=2)["error"]
 
 
-def test_why_names_the_cause_and_the_commands_that_help(failed: Office) -> None:
-    told = failed.json("why", str(ORDER_ID))
-    assert told["reasons"][0] == f"step charge has failed after 2 attempts: {LOST}: connection refused"
-    assert [each["command"] for each in told["helps"]] == [
+def test_why_names_the_cause_and_the_commands_that_help(failed: Shell) -> None:
+    output = failed.json("why", str(ORDER_ID))
+    assert output["reasons"][0] == f"step charge has failed after 2 attempts: {LOST}: connection refused"
+    assert [each["command"] for each in output["helps"]] == [
         f"outrider saga {verb} {ORDER_ID}" for verb in ("retry", "mark-done", "compensate")
     ]
     shown = failed("why", str(ORDER_ID)).stdout
@@ -297,7 +297,7 @@ def test_why_names_the_cause_and_the_commands_that_help(failed: Office) -> None:
     assert f"outrider saga mark-done {ORDER_ID}  goes on as if that were done" in shown
 
 
-def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: Office) -> None:
+def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: Shell) -> None:
     resting = ("why", "B-1", "--type", "refund")
     assert "overdue since" in failed.json(*resting)["reasons"][-1]
     assert "No worker that holds version 1 of refund is running" in failed.json(*resting)["reasons"][-1]
@@ -309,7 +309,7 @@ def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: 
 
 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
-def test_an_order_is_mail_with_the_name_of_who_gave_it(failed: Office, verb: str) -> None:
+def test_an_order_is_mail_with_the_name_of_who_gave_it(failed: Shell, verb: str) -> None:
     assert failed.json(verb, str(ORDER_ID)) == {"order": verb.replace("-", "_"), "ordered": 1, "sagas": [str(ORDER_ID)]}
     [(name, body)] = failed.mail()
     assert (name, body["actor"].startswith("cli:")) == (verb.replace("-", "_"), True)
@@ -330,45 +330,45 @@ async def test_an_order_wakes_workers_that_listen() -> None:
         assert woken.is_set()
 
 
-def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Office) -> None:
+def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Shell) -> None:
     failed("compensate", str(ORDER_ID))
     failed.turn(Succeeded("create", Phase.COMPENSATION))
-    told = failed.json("show", str(ORDER_ID))
-    assert (told["status"], told["messages"]) == ("compensated", [])
-    [answer] = [line for line in told["audit"] if line["what"] == "operator compensate"]
+    output = failed.json("show", str(ORDER_ID))
+    assert (output["status"], output["messages"]) == ("compensated", [])
+    [answer] = [line for line in output["audit"] if line["what"] == "operator compensate"]
     assert answer["actor"].startswith("cli:")
     assert "compensates everything" in answer["detail"]
 
 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
-def test_a_saga_that_is_over_takes_no_orders(over: Office, verb: str) -> None:
+def test_a_saga_that_is_over_takes_no_orders(over: Shell, verb: str) -> None:
     error = over.json(verb, str(ORDER_ID), code=1)["error"]
     assert f"{ORDER_ID} takes no order {verb.replace('-', '_')}: it is compensated" in error
     assert over.mail() == []
 
 
-def test_who_can_take_an_order_gets_it_and_the_others_are_told(failed: Office) -> None:
+def test_who_can_take_an_order_gets_it_and_the_others_are_told(failed: Shell) -> None:
     result = failed("retry", "A-7", "A-8", "A-7", "--type", "order", "--json", code=1)
     assert json.loads(result.stdout)["ordered"] == 1
     assert "no order with the correlation id A-8" in json.loads(result.stderr)["error"]
     assert len(failed.mail()) == 1
 
 
-def test_a_definition_is_drawn(office: Office) -> None:
-    assert office("graph", f"{HERE}:order").stdout.startswith("flowchart TD\n    begin")
-    told = office.json("graph", f"{HERE}:sagas", "--type", "refund")
-    assert (told["saga_type"], told["version"]) == ("refund", 2)
-    assert office.json("graph", f"{HERE}:sagas", "--type", "refund", "--version", "1")["version"] == 1
-    assert "choose one with --type: order, refund" in office.json("graph", f"{HERE}:sagas", code=2)["error"]
-    assert "did you mean order?" in office.json("graph", f"{HERE}:sagas", "--type", "ordr", code=2)["error"]
-    missing = office.json("graph", f"{HERE}:sagas", "--type", "refund", "--version", "3", code=2)["error"]
+def test_a_definition_is_drawn(shell: Shell) -> None:
+    assert shell("graph", f"{HERE}:order").stdout.startswith("flowchart TD\n    begin")
+    output = shell.json("graph", f"{HERE}:sagas", "--type", "refund")
+    assert (output["saga_type"], output["version"]) == ("refund", 2)
+    assert shell.json("graph", f"{HERE}:sagas", "--type", "refund", "--version", "1")["version"] == 1
+    assert "choose one with --type: order, refund" in shell.json("graph", f"{HERE}:sagas", code=2)["error"]
+    assert "did you mean order?" in shell.json("graph", f"{HERE}:sagas", "--type", "ordr", code=2)["error"]
+    missing = shell.json("graph", f"{HERE}:sagas", "--type", "refund", "--version", "3", code=2)["error"]
     assert "holds no refund version 3" in missing
 
 
-def test_a_run_is_drawn_from_the_store(failed: Office) -> None:
-    told = failed.json("graph", f"{HERE}:sagas", str(ORDER_ID))
-    assert (told["saga_id"], told["version"]) == (str(ORDER_ID), 1)
-    assert "connection refused" in told["mermaid"]
+def test_a_run_is_drawn_from_the_store(failed: Shell) -> None:
+    output = failed.json("graph", f"{HERE}:sagas", str(ORDER_ID))
+    assert (output["saga_id"], output["version"]) == (str(ORDER_ID), 1)
+    assert "connection refused" in output["mermaid"]
     assert "class s1 failed" in failed("graph", f"{HERE}:sagas", "A-7", "--type", "order").stdout
     error = failed.json("graph", f"{HERE}:only_refunds", str(ORDER_ID), code=2)["error"]
     assert "does not hold version 1 of order" in error
@@ -385,43 +385,43 @@ def test_a_run_is_drawn_from_the_store(failed: Office) -> None:
         (f"{HERE}:no_sagas", "name a Saga, a list of them, or SagaRegistry"),
     ],
 )
-def test_what_names_no_sagas_is_wrong_usage(office: Office, command: str, target: str, hint: str) -> None:
-    assert hint in office.json(command, target, code=2)["error"]
+def test_what_names_no_sagas_is_wrong_usage(shell: Shell, command: str, target: str, hint: str) -> None:
+    assert hint in shell.json(command, target, code=2)["error"]
 
 
 QUIET = ("--until-idle", "0.3", "--log-level", "error")
 
 
-def test_a_worker_runs_sagas_and_tells_what_became_of_them(office: Office) -> None:
-    office.start(order)
-    counts = office.json("run", f"{HERE}:order", *QUIET)
+def test_a_worker_runs_sagas_and_tells_what_became_of_them(shell: Shell) -> None:
+    shell.start(order)
+    counts = shell.json("run", f"{HERE}:order", *QUIET)
     assert counts.pop("moved") > 0
     assert counts == {"completed": 0, "compensated": 0, "failed": 0}
-    assert office.json("show", str(ORDER_ID))["current_step"] == "reserve"
-    told = office.json("why", str(ORDER_ID), "--sagas", f"{HERE}:sagas")["reasons"]
-    assert told[0].startswith("waits for reply stock.reserved of step reserve, asked once since")
-    office.do("relay", "--until-empty", "--log-level", "error")
-    office.do("consume", f"{HERE}:inbox", *QUIET)
-    office.do("relay", "--until-empty", "--log-level", "error")
-    assert "moved, 1 completed, 0 compensated, 0 failed" in office("run", f"{HERE}:order", *QUIET).stdout
-    assert office.json("why", str(ORDER_ID))["reasons"][0].startswith("completed at")
+    assert shell.json("show", str(ORDER_ID))["current_step"] == "reserve"
+    output = shell.json("why", str(ORDER_ID), "--sagas", f"{HERE}:sagas")["reasons"]
+    assert output[0].startswith("waits for reply stock.reserved of step reserve, asked once since")
+    shell.do("relay", "--until-empty", "--log-level", "error")
+    shell.do("consume", f"{HERE}:inbox", *QUIET)
+    shell.do("relay", "--until-empty", "--log-level", "error")
+    assert "moved, 1 completed, 0 compensated, 0 failed" in shell("run", f"{HERE}:order", *QUIET).stdout
+    assert shell.json("why", str(ORDER_ID))["reasons"][0].startswith("completed at")
 
 
-def test_a_worker_leaves_versions_alone_that_it_does_not_hold(office: Office) -> None:
-    office.start(newer, "B-2")
-    assert office.json("run", f"{HERE}:only_refunds", *QUIET)["moved"] == 0
-    assert office.json("ls")[0]["status"] == "started"
+def test_a_worker_leaves_versions_alone_that_it_does_not_hold(shell: Shell) -> None:
+    shell.start(newer, "B-2")
+    assert shell.json("run", f"{HERE}:only_refunds", *QUIET)["moved"] == 0
+    assert shell.json("ls")[0]["status"] == "started"
 
 
-def test_a_signal_lets_a_call_under_way_end(office: Office) -> None:
-    office.start(leaving)
-    counts = office.json("run", f"{HERE}:leaving", "--log-level", "error")
+def test_a_signal_lets_a_call_under_way_end(shell: Shell) -> None:
+    shell.start(leaving)
+    counts = shell.json("run", f"{HERE}:leaving", "--log-level", "error")
     assert counts["completed"] == 1
-    assert office.json("ls")[0]["owner"] is None
+    assert shell.json("ls")[0]["owner"] is None
 
 
-def test_several_workers_run_under_one_parent(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    office.path.with_name("nap.py").write_text(
+def test_several_workers_run_under_one_parent(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.path.with_name("nap.py").write_text(
         "from dataclasses import dataclass\n"
         "import outrider\n"
         "@dataclass\n"
@@ -432,15 +432,15 @@ def test_several_workers_run_under_one_parent(office: Office, monkeypatch: pytes
     )
     nap = Saga("nap", Order)
     nap.sleep(0.01, name="rest")
-    office.start(nap, "N-1")
-    monkeypatch.chdir(office.path.parent)
-    office("run", "nap:nap", "--processes", "2", *QUIET)
-    assert [row["status"] for row in office.json("ls")] == ["completed"]
+    shell.start(nap, "N-1")
+    monkeypatch.chdir(shell.path.parent)
+    shell("run", "nap:nap", "--processes", "2", *QUIET)
+    assert [row["status"] for row in shell.json("ls")] == ["completed"]
 
 
-def test_a_worker_needs_a_broker_only_if_there_are_replies(office: Office) -> None:
+def test_a_worker_needs_a_broker_only_if_there_are_replies(shell: Shell) -> None:
     def run(target: str, code: int) -> Any:
-        result = CliRunner().invoke(app, ["saga", "run", target, *QUIET], env={"OUTRIDER_STORE": office.url})
+        result = CliRunner().invoke(app, ["saga", "run", target, *QUIET], env={"OUTRIDER_STORE": shell.url})
         assert result.exit_code == code, result.stderr
         return result
 
@@ -448,7 +448,7 @@ def test_a_worker_needs_a_broker_only_if_there_are_replies(office: Office) -> No
     assert "no broker given; pass --broker URL" in run(f"{HERE}:order", 2).stderr
 
 
-def test_settings_that_cannot_work_are_wrong_usage(office: Office) -> None:
-    error = office.json("run", f"{HERE}:refund", "--lease-seconds", "2", code=2)["error"]
+def test_settings_that_cannot_work_are_wrong_usage(shell: Shell) -> None:
+    error = shell.json("run", f"{HERE}:refund", "--lease-seconds", "2", code=2)["error"]
     assert "lower the one or raise the other" in error
-    assert office.json("run", f"{HERE}:refund", "--until-idle", "0", code=2)["exit"] == 2
+    assert shell.json("run", f"{HERE}:refund", "--until-idle", "0", code=2)["exit"] == 2

@@ -52,7 +52,7 @@ parcel.request("parcel.send", topic="parcel", reply="parcel.sent", name="send")
 sagas = SagaRegistry(order, parcel)
 
 
-class Office:
+class Shell:
     """A store, a worker, and a person at the command line."""
 
     def __init__(self, path: Path) -> None:
@@ -102,41 +102,41 @@ class Office:
 
 
 @pytest.fixture
-def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
         monkeypatch.delenv(name)
-    return Office(tmp_path / "store.db")
+    return Shell(tmp_path / "store.db")
 
 
 @pytest.fixture
-def failed(office: Office) -> Office:
+def failed(shell: Shell) -> Shell:
     """Three orders whose payment may have happened."""
-    office.start(order, "A-1", "A-2", "A-3")
-    assert [row["needs_attention"] for row in office.json("saga", "ls")] == [True] * 3
-    return office
+    shell.start(order, "A-1", "A-2", "A-3")
+    assert [row["needs_attention"] for row in shell.json("saga", "ls")] == [True] * 3
+    return shell
 
 
 @pytest.mark.parametrize("how", ["--attention", "--all"])
-def test_an_order_is_given_to_all_of_a_type_that_it_helps(failed: Office, how: str) -> None:
-    told = failed.json("saga", "retry", how, "--type", "order", "--yes")
-    assert told == {"order": "retry", "ordered": 3, "found": 3, "limit": 1000}
+def test_an_order_is_given_to_all_of_a_type_that_it_helps(failed: Shell, how: str) -> None:
+    output = failed.json("saga", "retry", how, "--type", "order", "--yes")
+    assert output == {"order": "retry", "ordered": 3, "found": 3, "limit": 1000}
     assert failed.orders("A-2") == ["retry"]
 
 
-def test_many_are_never_given_an_order_without_a_yes(failed: Office) -> None:
+def test_many_are_never_given_an_order_without_a_yes(failed: Shell) -> None:
     assert "--yes" in failed("saga", "compensate", "--attention", "--type", "order", code=2)
     assert failed.orders("A-1") == []
 
 
-def test_an_order_for_many_can_be_narrowed_to_a_step(failed: Office) -> None:
+def test_an_order_for_many_can_be_narrowed_to_a_step(failed: Shell) -> None:
     narrowed = ("saga", "retry", "--attention", "--type", "order", "--yes", "--step")
     assert failed.json(*narrowed, "confirm")["ordered"] == 0
     assert failed.json(*narrowed, "charge")["ordered"] == 3
 
 
-def test_what_the_limit_leaves_out_is_told(failed: Office) -> None:
-    told = failed("saga", "retry", "--attention", "--type", "order", "--yes", "--limit", "2", code=1)
-    assert "only 2 were taken on" in told
+def test_what_the_limit_leaves_out_is_told(failed: Shell) -> None:
+    output = failed("saga", "retry", "--attention", "--type", "order", "--yes", "--limit", "2", code=1)
+    assert "only 2 were taken on" in output
     assert sum(failed.orders(name) == ["retry"] for name in ("A-1", "A-2", "A-3")) == 2
 
 
@@ -150,11 +150,11 @@ def test_what_the_limit_leaves_out_is_told(failed: Office) -> None:
         (("A-1", "--type", "order", "--step", "charge"), "--attention"),
     ],
 )
-def test_a_choice_that_is_none_is_wrong_usage(office: Office, options: tuple[str, ...], hint: str) -> None:
-    assert hint in office("saga", "retry", *options, code=2)
+def test_a_choice_that_is_none_is_wrong_usage(shell: Shell, options: tuple[str, ...], hint: str) -> None:
+    assert hint in shell("saga", "retry", *options, code=2)
 
 
-def test_what_a_person_sets_is_in_the_state_that_the_next_step_gets(failed: Office) -> None:
+def test_what_a_person_sets_is_in_the_state_that_the_next_step_gets(failed: Shell) -> None:
     named = ("saga", "mark-done", "A-1", "--type", "order")
     failed(*named, "--set", 'charge="C-1"', "--sagas", f"{HERE}:sagas")
     failed.run_once()
@@ -165,13 +165,13 @@ def test_what_a_person_sets_is_in_the_state_that_the_next_step_gets(failed: Offi
 
 
 @pytest.mark.parametrize("text", ["charge=C-1", "charge", "=1", "charge=NaN"])
-def test_what_is_set_is_json(failed: Office, text: str) -> None:
+def test_what_is_set_is_json(failed: Shell, text: str) -> None:
     assert "FIELD=JSON" in failed("saga", "mark-done", str(ORDER_ID), "--set", text, code=2)
 
 
 @pytest.mark.parametrize(("text", "problem"), [("charge=7", "Order.charge"), ("charg=null", "no such field")])
 def test_what_does_not_fit_the_state_is_refused_by_the_command_and_by_the_worker(
-    failed: Office, text: str, problem: str
+    failed: Shell, text: str, problem: str
 ) -> None:
     named = ("saga", "mark-done", str(ORDER_ID), "--set", text)
     assert problem in failed(*named, "--sagas", f"{HERE}:sagas", code=2)
@@ -183,32 +183,32 @@ def test_what_does_not_fit_the_state_is_refused_by_the_command_and_by_the_worker
     assert problem in shown["audit"][-1]["detail"]
 
 
-def test_why_says_that_a_command_never_left_since_no_relay_is_running(office: Office) -> None:
-    office.start(parcel, "P-1")
-    told = office.json("saga", "why", "P-1", "--type", "parcel")
-    assert any("command parcel.send is still in the outbox, pending" in reason for reason in told["reasons"])
-    assert any("no relay is running" in reason for reason in told["reasons"])
-    assert told["helps"][0]["command"] == "outrider relay"
-    [event] = told["outbox"]["events"]
-    assert (event["event_type"], event["state"], told["outbox"]["relays"]) == ("parcel.send", "pending", 0)
-    assert "in the outbox" in office("saga", "show", "P-1", "--type", "parcel")
+def test_why_says_that_a_command_never_left_since_no_relay_is_running(shell: Shell) -> None:
+    shell.start(parcel, "P-1")
+    output = shell.json("saga", "why", "P-1", "--type", "parcel")
+    assert any("command parcel.send is still in the outbox, pending" in reason for reason in output["reasons"])
+    assert any("no relay is running" in reason for reason in output["reasons"])
+    assert output["helps"][0]["command"] == "outrider relay"
+    [event] = output["outbox"]["events"]
+    assert (event["event_type"], event["state"], output["outbox"]["relays"]) == ("parcel.send", "pending", 0)
+    assert "in the outbox" in shell("saga", "show", "P-1", "--type", "parcel")
 
 
-def test_why_names_the_dead_letter_that_a_command_became(office: Office) -> None:
-    office.start(parcel, "P-1")
-    [event] = office.json("saga", "show", "P-1", "--type", "parcel")["outbox"]["events"]
-    office("dead-letters", "add", event["event_id"])
-    told = office("saga", "why", "P-1", "--type", "parcel")
-    assert "the command parcel.send is in the dead letters" in told
-    assert f"outrider dead-letters replay {event['event_id']}" in told
+def test_why_names_the_dead_letter_that_a_command_became(shell: Shell) -> None:
+    shell.start(parcel, "P-1")
+    [event] = shell.json("saga", "show", "P-1", "--type", "parcel")["outbox"]["events"]
+    shell("dead-letters", "add", event["event_id"])
+    output = shell("saga", "why", "P-1", "--type", "parcel")
+    assert "the command parcel.send is in the dead letters" in output
+    assert f"outrider dead-letters replay {event['event_id']}" in output
 
 
-def test_why_sends_who_asks_to_the_participant_once_the_command_has_left(office: Office) -> None:
-    office.start(parcel, "P-1")
-    asyncio.run(_take_out(office.url, saga_id_of("parcel", "P-1")))
-    told = office("saga", "why", "P-1", "--type", "parcel", "--sagas", f"{HERE}:sagas")
-    assert "outrider inbox list --store" in told
-    assert "outrider relay" not in told
+def test_why_sends_who_asks_to_the_participant_once_the_command_has_left(shell: Shell) -> None:
+    shell.start(parcel, "P-1")
+    asyncio.run(_take_out(shell.url, saga_id_of("parcel", "P-1")))
+    output = shell("saga", "why", "P-1", "--type", "parcel", "--sagas", f"{HERE}:sagas")
+    assert "outrider inbox list --store" in output
+    assert "outrider relay" not in output
 
 
 async def _take_out(url: str, saga_id: UUID) -> None:

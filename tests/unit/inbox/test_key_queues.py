@@ -8,7 +8,7 @@ from outrider.wire import decode
 from tests.support.scripted_source import delivery
 
 
-def arrival(name: str, partition: str = "s1") -> ReceivedEvent:
+def received(name: str, partition: str = "s1") -> ReceivedEvent:
     return decode(delivery(name, partition=partition))
 
 
@@ -19,12 +19,12 @@ def line(key: str) -> InboxStream:
 def lined_up(*names: str) -> KeyQueues:
     lineup = KeyQueues()
     for name in names:
-        lineup.add(arrival(name))
+        lineup.add(received(name))
     return lineup
 
 
 def named(arrivals: list[ReceivedEvent]) -> list[str]:
-    return [str(arrival.delivery.token) for arrival in arrivals]
+    return [str(received.delivery.token) for received in arrivals]
 
 
 def test_nothing_is_ready_when_nothing_has_come() -> None:
@@ -44,7 +44,7 @@ def test_a_key_is_busy_until_it_is_given_back() -> None:
     lineup = lined_up("A:1", "A:2")
     taken = lineup.take(1)
     assert not lineup.ready
-    lineup.add(arrival("A:3"))
+    lineup.add(received("A:3"))
     assert not lineup.ready
     lineup.done(taken)
     lineup.free([line("A")])
@@ -61,7 +61,7 @@ def test_what_is_put_back_is_at_the_head_in_its_order() -> None:
     lineup = lined_up("A:1", "A:2", "B:1", "A:3")
     taken = lineup.take(3)
     assert named(taken) == ["A:1", "A:2", "A:3"]
-    lineup.add(arrival("A:4"))
+    lineup.add(received("A:4"))
     lineup.done(taken[:1])
     lineup.put_back(taken[1:])
     assert named(lineup.take(5)) == ["B:1"]
@@ -86,7 +86,7 @@ def test_what_is_being_handled_still_counts() -> None:
 
 def test_a_shard_is_full_when_it_has_its_share() -> None:
     lineup = lined_up("A:1", "B:1")
-    lineup.add(arrival("C:1", "s2"))
+    lineup.add(received("C:1", "s2"))
     assert lineup.full(2) == {"s1"}
     assert lineup.full(1) == lineup.partitions == {"s1", "s2"}
     assert lineup.full(3) == frozenset()
@@ -94,7 +94,7 @@ def test_a_shard_is_full_when_it_has_its_share() -> None:
 
 def test_a_shard_that_goes_takes_what_was_not_given_out() -> None:
     lineup = lined_up("A:1", "A:2", "B:1")
-    lineup.add(arrival("B:2", "s2"))
+    lineup.add(received("B:2", "s2"))
     taken = lineup.take(1)
     lineup.drop({"s1"})
     assert (lineup.count("s1"), lineup.count("s2")) == (1, 1)
@@ -120,7 +120,7 @@ def test_a_key_that_rests_while_its_shard_goes_can_be_used_again() -> None:
     lineup.put_back(lineup.take(1))
     lineup.drop({"s1"})
     assert len(lineup) == 0
-    lineup.add(arrival("A:1", "s2"))
+    lineup.add(received("A:1", "s2"))
     assert not lineup.ready, "the key still rests"
     lineup.free([line("A")])
     assert named(lineup.take(5)) == ["A:1"]
@@ -129,7 +129,7 @@ def test_a_key_that_rests_while_its_shard_goes_can_be_used_again() -> None:
 def test_a_shard_of_which_nothing_is_left_can_go() -> None:
     lineup = KeyQueues()
     lineup.drop({"s1"})
-    lineup.add(arrival("A:1"))
+    lineup.add(received("A:1"))
     lineup.put_back(lineup.take(1))
     lineup.free([line("A")])
     assert named(lineup.take(1)) == ["A:1"]

@@ -43,8 +43,8 @@ def test_an_event_that_breaks_things_is_buried_as_poison() -> None:
 
 
 def test_a_rejected_event_is_buried_at_once_for_the_brokers_reason() -> None:
-    verdict = Rejected("too large", DeadLetterReason.SCHEMA_VALIDATION_FAILED)
-    outcome = judge().outcome(staged(1), stream(), verdict, NOW)
+    result = Rejected("too large", DeadLetterReason.SCHEMA_VALIDATION_FAILED)
+    outcome = judge().outcome(staged(1), stream(), result, NOW)
     assert isinstance(outcome, DeadLettered)
     assert outcome.reason is DeadLetterReason.SCHEMA_VALIDATION_FAILED
     assert outcome.failure["kind"] == "rejected"

@@ -229,5 +229,5 @@ async def test_a_cancelled_future_of_the_client_is_no_cancellation_of_ours() -> 
         async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
             raise asyncio.CancelledError
 
-    [verdict] = await publish(Cancelling(), [Message("1", "t", "k", None, b"{}", {})], 1)
-    assert isinstance(verdict, Unknown)
+    [result] = await publish(Cancelling(), [Message("1", "t", "k", None, b"{}", {})], 1)
+    assert isinstance(result, Unknown)

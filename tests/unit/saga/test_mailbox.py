@@ -10,7 +10,7 @@ import pytest
 from outrider.saga.model import MessageKind, Phase, SagaMessage, Status, StepStatus
 from outrider.saga.planner.planner import ApplyReply, InvalidResult, Plan, Raised
 from outrider.saga.planner.replies import KEPT_MAX, rejection_of, surplus
-from tests.support.planner_case import COMPENSATION, Case, call, nothing, request, saga, told, wait
+from tests.support.planner_case import COMPENSATION, Case, call, described, nothing, request, saga, wait
 from tests.support.stored_saga import EPOCH, SAGA_ID
 
 
@@ -32,7 +32,7 @@ def test_only_one_early_reply_is_kept_for_each_step() -> None:
 def test_an_answer_before_its_question_is_dropped() -> None:
     case = Case(call("a"), request("b"))
     assert case.answer("yes").taken == (1,)
-    assert told(case.succeeds("a")) == ["send b action 1"]
+    assert described(case.succeeds("a")) == ["send b action 1"]
     assert case.status is Status.RUNNING
 
 
@@ -57,7 +57,7 @@ def test_a_reply_that_came_with_the_deadline_counts() -> None:
     case = Case([wait("a"), request("b")])
     case.deliver("event a")
     case.deliver("yes", "b")
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     assert case.status is Status.COMPLETED
 
 
@@ -65,7 +65,7 @@ def test_an_event_that_does_not_come_in_time_is_a_rejection() -> None:
     case = Case(call("a"), wait("b"))
     case.succeeds("a")
     assert case.plan.wake_seconds == 10
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     assert (case.progress("b"), case.compensated()) == (StepStatus.REJECTED, ["a"])
 
 
@@ -86,7 +86,7 @@ def test_an_event_under_a_key_of_somebody_else_is_taken_by_a_wait_and_by_no_requ
     case = Case([wait("a"), request("b")])
     case.deliver("event a", key="theirs")
     case.deliver("yes", key="theirs")
-    case.tell()
+    case.advance()
     assert (case.progress("a"), case.progress("b"), case.messages) == (StepStatus.DONE, StepStatus.STARTED, [])
 
 
@@ -99,10 +99,10 @@ def test_an_event_under_the_key_of_a_step_that_it_does_not_answer_is_taken_by_a_
 
 def test_a_step_that_failed_as_unknown_is_settled_by_its_answer_and_the_saga_goes_on() -> None:
     case = Case(request("a", attempts=1, takes={"yes": nothing}), call("b"))
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     assert (case.status, case.attention) == (Status.FAILED, True)
     plan = case.answer("yes", "a")
-    assert (case.status, case.attention, told(plan)) == (Status.RUNNING, False, ["absorb a", "call b action 1"])
+    assert (case.status, case.attention, described(plan)) == (Status.RUNNING, False, ["absorb a", "call b action 1"])
     assert [(note.what, note.step) for note in plan.notes[:3]] == [
         ("answered after all", "a"),
         ("action done", "a"),
@@ -113,14 +113,14 @@ def test_a_step_that_failed_as_unknown_is_settled_by_its_answer_and_the_saga_goe
 def test_a_step_that_failed_as_unknown_is_settled_by_its_rejection_and_the_saga_is_compensated() -> None:
     case = Case(call("a"), request("b", pivot=True, compensate=False, attempts=1))
     case.succeeds("a")
-    case.tell(seconds=10)
-    assert told(case.answer("no", "b")) == ["call a compensation 1"]
+    case.advance(seconds=10)
+    assert described(case.answer("no", "b")) == ["call a compensation 1"]
     assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATING, False, ["a"])
 
 
 def test_of_several_that_failed_as_unknown_the_saga_waits_for_the_last_answer() -> None:
     case = Case([request("a", attempts=1), request("b", attempts=1), request("c", attempts=1)], call("d"))
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     case.answer("yes", "a")
     case.answer("no", "b")
     assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
@@ -130,17 +130,17 @@ def test_of_several_that_failed_as_unknown_the_saga_waits_for_the_last_answer() 
 
 def test_an_answer_settles_its_step_and_leaves_failed_what_no_answer_can_settle() -> None:
     case = Case([call("a", compensate=False, attempts=1), request("b", attempts=1)], call("c"))
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     case.raises("a")
-    assert told(case.answer("yes", "b")) == []
+    assert described(case.answer("yes", "b")) == []
     assert (case.status, case.attention, case.progress("b")) == (Status.FAILED, True, StepStatus.DONE)
-    assert told(case.order("mark_done")) == ["call c action 1"]
+    assert described(case.order("mark_done")) == ["call c action 1"]
 
 
 def test_a_rejection_after_the_pivot_that_comes_late_is_told_and_needs_a_person_still() -> None:
     case = Case(call("a", pivot=True, compensate=False), request("b", compensate=False, attempts=1))
     case.succeeds("a")
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     plan = case.answer("no", "b")
     assert (case.status, case.attention, case.messages) == (Status.FAILED, True, [])
     assert plan.attention == ("action of b failed: rejected after the pivot: answered by no",)
@@ -151,7 +151,7 @@ def test_a_rejection_after_the_pivot_that_comes_late_is_told_and_needs_a_person_
 def test_an_event_that_comes_after_its_time_and_after_the_pivot_lets_the_saga_go_on() -> None:
     case = Case(call("a", pivot=True, compensate=False), wait("b"))
     case.succeeds("a")
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     assert (case.status, case.attention) == (Status.FAILED, True)
     case.answer("event b")
     assert (case.status, case.attention) == (Status.COMPLETED, False)
@@ -163,7 +163,7 @@ def test_a_compensation_that_failed_as_unknown_is_settled_by_its_answer_whenever
     case.succeeds("a")
     case.answer("yes", "b")
     case.declines("c")
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     assert (case.status, case.attention) == (Status.COMPENSATING, True)
     if others:
         case.succeeds("a", phase=COMPENSATION)
@@ -178,7 +178,7 @@ def test_a_compensation_that_failed_as_unknown_is_settled_by_its_answer_whenever
 def test_an_answer_to_a_step_that_a_person_has_settled_or_given_up_changes_nothing() -> None:
     for verb in ("mark_done", "compensate"):
         case = Case(request("a", attempts=1), call("b"))
-        case.tell(seconds=10)
+        case.advance(seconds=10)
         case.order(verb)
         plan = case.answer("no", "a")
         assert (plan.entries, [note.what for note in plan.notes], case.messages) == ((), ["reply dropped"], [])
@@ -186,46 +186,46 @@ def test_an_answer_to_a_step_that_a_person_has_settled_or_given_up_changes_nothi
 
 def test_attempts_to_take_a_reply_in_are_counted_by_themselves_and_made_when_they_are_due() -> None:
     case = Case(request("a", takes={"yes": nothing}))
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     case.deliver("yes", "a")
-    case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
+    case.advance(Raised("a", Phase.ACTION, "bad reply", reply=True))
     assert (case.progress("a"), case.entry("a").attempts) == (StepStatus.RETRYING, 1)
-    assert told(case.tell(seconds=1)) == []
-    plan = case.tell(seconds=1)
+    assert described(case.advance(seconds=1)) == []
+    plan = case.advance(seconds=1)
     assert [action.attempt for action in plan.actions if isinstance(action, ApplyReply)] == [2]
 
 
 def test_what_is_answered_is_not_asked_again_when_its_answer_raises_in_the_turn_that_obeys_retry() -> None:
     case = Case(request("a", attempts=1, takes={"yes": nothing}))
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     case.deliver("yes", "a")
     case.deliver("retry")
-    plan = case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
-    assert (told(plan), case.status, case.messages, plan.wake_seconds) == ([], Status.RUNNING, ["yes"], 0)
-    assert told(case.tell()) == ["absorb a"]
+    plan = case.advance(Raised("a", Phase.ACTION, "bad reply", reply=True))
+    assert (described(plan), case.status, case.messages, plan.wake_seconds) == ([], Status.RUNNING, ["yes"], 0)
+    assert described(case.advance()) == ["absorb a"]
 
 
 def test_a_reply_is_taken_into_the_state_before_the_command_that_may_need_it_is_sent() -> None:
     case = Case(request("a", takes={"yes": nothing}), request("b"))
     plan = case.answer("yes", "a")
-    assert told(plan) == ["absorb a", "send b action 1"]
+    assert described(plan) == ["absorb a", "send b action 1"]
     assert [action.message.name for action in plan.actions if isinstance(action, ApplyReply)] == ["yes"]
 
 
 def test_a_reply_that_cannot_be_taken_into_the_state_waits_for_the_next_attempt() -> None:
     case = Case(request("a", attempts=3, takes={"yes": nothing}))
     case.deliver("yes", "a")
-    plan = case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
-    assert (plan.taken, case.progress("a"), told(plan)) == ((), StepStatus.RETRYING, [])
-    assert told(case.tell(seconds=5)) == ["absorb a"]
+    plan = case.advance(Raised("a", Phase.ACTION, "bad reply", reply=True))
+    assert (plan.taken, case.progress("a"), described(plan)) == ((), StepStatus.RETRYING, [])
+    assert described(case.advance(seconds=5)) == ["absorb a"]
 
 
 def test_a_reply_that_never_can_be_taken_into_the_state_needs_a_person_and_stays() -> None:
     case = Case(request("a", attempts=1, takes={"yes": nothing}))
     case.deliver("yes", "a")
-    case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
+    case.advance(Raised("a", Phase.ACTION, "bad reply", reply=True))
     assert (case.status, case.attention, case.messages) == (Status.FAILED, True, ["yes"])
-    assert told(case.order("retry")) == ["absorb a"]
+    assert described(case.order("retry")) == ["absorb a"]
 
 
 def test_a_reply_that_a_handler_refuses_came_from_something_that_happened() -> None:
@@ -244,7 +244,7 @@ def test_a_saga_that_has_ended_keeps_no_mail() -> None:
 
 def bad(case: Case) -> Plan:
     """Let the answer that a step would take now raise."""
-    return case.tell(Raised("a", Phase.ACTION, "bad reply", reply=True))
+    return case.advance(Raised("a", Phase.ACTION, "bad reply", reply=True))
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -254,7 +254,7 @@ def test_a_good_answer_takes_the_place_of_one_that_could_not_be_taken_in(togethe
     if together:
         case.deliver("yes", "a")
         assert (bad(case).wake_seconds, case.messages, case.attention) == (0, ["yes"], False)
-        plan = case.tell()
+        plan = case.advance()
     else:
         bad(case)
         assert (case.status, case.attention, case.messages) == (Status.FAILED, True, ["yes"])
@@ -272,10 +272,10 @@ def test_an_answer_that_could_not_be_taken_in_has_all_its_attempts_before_anothe
     bad(case)
     case.answer("yes", "a")
     assert (case.progress("a"), case.messages) == (StepStatus.RETRYING, ["yes", "yes"])
-    case.shelf.now += timedelta(seconds=5)
+    case.stored.now += timedelta(seconds=5)
     plan = bad(case)
     assert (case.messages, plan.notes[0].what) == (["yes"], "reply set aside")
-    assert [action.message.event_id for action in case.tell().actions if isinstance(action, ApplyReply)] == [
+    assert [action.message.event_id for action in case.advance().actions if isinstance(action, ApplyReply)] == [
         UUID(int=2)
     ]
 
@@ -286,7 +286,7 @@ def test_of_many_answers_that_wait_for_a_bad_one_to_be_set_aside_the_last_is_kep
     bad(case)
     for _ in range(5):
         case.answer("yes", "a")
-    assert [message.event_id.int for message in case.shelf.messages.values()] == [1, 6]
+    assert [message.event_id.int for message in case.stored.messages.values()] == [1, 6]
 
 
 def test_an_answer_that_is_bad_too_gets_attempts_of_its_own_and_stays_in_the_place_of_the_first() -> None:
@@ -296,16 +296,16 @@ def test_an_answer_that_is_bad_too_gets_attempts_of_its_own_and_stays_in_the_pla
     case.deliver("yes", "a")
     bad(case)
     assert (case.status, case.attention) == (Status.FAILED, True)
-    assert [message.event_id.int for message in case.shelf.messages.values()] == [2]
-    assert case.tell().actions == ()
+    assert [message.event_id.int for message in case.stored.messages.values()] == [2]
+    assert case.advance().actions == ()
 
 
 def test_an_answer_that_spoils_the_state_makes_room_for_a_good_one_as_well() -> None:
     case = Case(request("a", takes={"yes": nothing}))
     case.deliver("yes", "a")
-    case.tell(InvalidResult("a", Phase.ACTION, "r is no text"))
+    case.advance(InvalidResult("a", Phase.ACTION, "r is no text"))
     assert (case.status, case.messages) == (Status.FAILED, ["yes"])
-    assert told(case.answer("yes", "a")) == ["absorb a"]
+    assert described(case.answer("yes", "a")) == ["absorb a"]
     assert case.status is Status.COMPLETED
 
 
@@ -321,7 +321,7 @@ def test_an_answer_in_the_turn_that_begins_its_step_does_not_replace_the_command
     case = Case(request("a"), request("b"))
     case.deliver("yes", "b")
     plan = case.answer("yes", "a")
-    assert (told(plan), case.messages) == (["send b action 1"], [])
+    assert (described(plan), case.messages) == (["send b action 1"], [])
     assert "reply dropped" in [note.what for note in plan.notes]
 
 
@@ -330,7 +330,7 @@ def test_an_answer_in_the_turn_that_begins_to_compensate_its_step_does_not_repla
     case.answer("yes", "a")
     case.deliver("compensated", "a")
     plan = case.declines("b")
-    assert (told(plan), case.progress("a", COMPENSATION), case.messages) == (
+    assert (described(plan), case.progress("a", COMPENSATION), case.messages) == (
         ["send a compensation 1"],
         StepStatus.STARTED,
         [],
@@ -346,8 +346,8 @@ def test_a_participant_that_answers_under_the_id_of_the_command_is_heard() -> No
     case = Case(request("a"))
     asked = case.entry("a").command_event_id
     assert asked is not None
-    case.shelf.deliver(MessageKind.REPLY, "yes", f"{SAGA_ID}:a", asked)
-    case.tell()
+    case.stored.deliver(MessageKind.REPLY, "yes", f"{SAGA_ID}:a", asked)
+    case.advance()
     assert case.status is Status.COMPLETED
 
 
@@ -357,8 +357,8 @@ def test_a_saga_whose_definition_lacks_a_step_keeps_the_newest_replies_only() ->
     for _ in range(5):
         case.answer("yes", "a")
     case.answer("other")
-    assert [message.event_id.int for message in case.shelf.messages.values()] == [4, 5, 6]
-    assert "replies dropped" in [note.what for note in case.shelf.notes]
+    assert [message.event_id.int for message in case.stored.messages.values()] == [4, 5, 6]
+    assert "replies dropped" in [note.what for note in case.stored.notes]
 
 
 def test_a_box_that_nobody_reads_has_an_end_whatever_the_keys() -> None:

@@ -10,7 +10,7 @@ import pytest
 from outrider.saga.definition.steps import Definition, Step
 from outrider.saga.model import Status, StepStatus
 from outrider.saga.planner.planner import CallAction, Claimed, Plan, wanted
-from tests.support.planner_case import COMPENSATION, Case, call, local, nothing, request, saga, sleep, told, wait
+from tests.support.planner_case import COMPENSATION, Case, call, described, local, nothing, request, saga, sleep, wait
 
 
 def test_a_failed_step_lets_what_is_under_way_here_end_and_asks_for_a_person_at_once() -> None:
@@ -27,8 +27,8 @@ def test_a_failed_saga_is_not_moved_by_time_nor_by_replies_to_what_has_not_faile
     case.exhausts("a")
     before = case.entry("a"), case.entry("c")
     case.deliver("yes", "b")
-    plan = case.tell(seconds=999)
-    assert (case.status, case.attention, told(plan), plan.wake_seconds) == (Status.FAILED, True, [], None)
+    plan = case.advance(seconds=999)
+    assert (case.status, case.attention, described(plan), plan.wake_seconds) == (Status.FAILED, True, [], None)
     assert (case.entry("a"), case.entry("c")) == before
     assert (case.progress("b"), case.messages) == (StepStatus.DONE, [])
 
@@ -41,11 +41,11 @@ def test_an_answer_is_read_before_an_order_that_came_with_it_or_before_it_is_obe
         call("c", compensate=False),
     )
     case.succeeds("a")
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     assert case.status is Status.FAILED
     case.deliver(verb)
     case.deliver("yes", "b")
-    assert told(case.tell()) == ["absorb b", "call c action 1"]
+    assert described(case.advance()) == ["absorb b", "call c action 1"]
     assert (case.status, case.attention, case.compensated(), case.messages) == (Status.RUNNING, False, [], [])
 
 
@@ -53,13 +53,13 @@ def test_an_answer_that_came_before_the_order_to_compensate_is_in_the_state_of_t
     case = Case(request("a", takes={"yes": nothing}))
     case.deliver("yes", "a")
     case.deliver("compensate")
-    assert told(case.tell()) == ["absorb a", "send a compensation 1"]
+    assert described(case.advance()) == ["absorb a", "send a compensation 1"]
 
 
 def test_resume_that_came_with_a_rejection_of_what_had_failed_settles_nothing_else() -> None:
     case = Case(call("a"), [request("b", attempts=1), wait("c", seconds=None)])
     case.succeeds("a")
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     case.deliver("no", "b")
     plan = case.order("mark_done")
     assert (case.status, case.compensated(), case.progress("c")) == (Status.COMPENSATING, ["a"], StepStatus.REJECTED)
@@ -69,7 +69,7 @@ def test_resume_that_came_with_a_rejection_of_what_had_failed_settles_nothing_el
 def test_a_parked_saga_says_that_it_goes_on_when_retry_finds_nothing_that_failed() -> None:
     case = Case(request("a"))
     definition, case.definition = case.definition, Case(request("other")).definition
-    case.tell()
+    case.advance()
     case.definition = definition
     assert case.order("retry").notes[-1].detail == "goes on where it stood"
 
@@ -78,7 +78,7 @@ def test_retry_gives_what_failed_a_new_budget() -> None:
     case = Case(call("a", compensate=False))
     case.exhausts("a")
     plan = case.order("retry")
-    assert (case.status, case.attention, told(plan)) == (Status.RUNNING, False, ["call a action 1"])
+    assert (case.status, case.attention, described(plan)) == (Status.RUNNING, False, ["call a action 1"])
     case.raises("a")
     assert case.progress("a") is StepStatus.RETRYING
 
@@ -87,7 +87,7 @@ def test_retry_after_the_pivot_tries_a_refused_step_again() -> None:
     case = Case(call("a", pivot=True, compensate=False), call("b", compensate=False))
     case.succeeds("a")
     case.declines("b")
-    assert told(case.order("retry")) == ["call b action 1"]
+    assert described(case.order("retry")) == ["call b action 1"]
 
 
 def test_retry_tries_failed_compensations_again() -> None:
@@ -97,7 +97,7 @@ def test_retry_tries_failed_compensations_again() -> None:
     case.declines("c")
     case.declines("b", COMPENSATION)
     case.succeeds("a", phase=COMPENSATION)
-    assert told(case.order("retry")) == ["call b compensation 1"]
+    assert described(case.order("retry")) == ["call b compensation 1"]
     assert (case.status, case.attention) == (Status.COMPENSATING, False)
     case.succeeds("b", phase=COMPENSATION)
     assert case.status is Status.COMPENSATED
@@ -109,14 +109,14 @@ def test_retry_of_a_compensation_lets_the_one_under_way_end_first() -> None:
     case.succeeds("b")
     case.declines("c")
     case.declines("b", COMPENSATION)
-    assert told(case.order("retry")) == []
-    assert told(case.succeeds("a", phase=COMPENSATION)) == ["call b compensation 1"]
+    assert described(case.order("retry")) == []
+    assert described(case.succeeds("a", phase=COMPENSATION)) == ["call b compensation 1"]
 
 
 def test_retry_makes_a_waiting_attempt_due_now() -> None:
     case = Case(call("a"))
     case.raises("a")
-    assert told(case.order("retry")) == ["call a action 2"]
+    assert described(case.order("retry")) == ["call a action 2"]
 
 
 def test_compensate_compensates_what_is_done_and_what_may_have_happened() -> None:
@@ -141,9 +141,9 @@ def test_compensate_waits_for_a_call_that_is_under_way_and_compensates_what_came
     action = case.plan.actions[0]
     assert isinstance(action, CallAction)
     case.order("compensate")
-    assert wanted(case.shelf.load().journal, action)
+    assert wanted(case.stored.load().journal, action)
     assert (case.status, case.messages, case.compensated()) == (Status.RUNNING, ["compensate"], [])
-    assert told(case.succeeds("a")) == ["call a compensation 1"]
+    assert described(case.succeeds("a")) == ["call a compensation 1"]
     assert case.messages == []
 
 
@@ -151,13 +151,13 @@ def test_compensate_waits_for_a_call_that_is_under_way_and_compensates_what_came
 def test_compensate_that_waited_does_not_wait_for_another_attempt(ends: Callable[[Case, str], Plan]) -> None:
     case = Case(call("a"))
     case.order("compensate")
-    assert told(ends(case, "a")) == ["call a compensation 1"]
+    assert described(ends(case, "a")) == ["call a compensation 1"]
 
 
 def test_compensate_does_not_wait_for_the_call_of_a_worker_that_was_lost() -> None:
     case = Case(call("a"))
     case.deliver("compensate")
-    assert told(case.tell(Claimed())) == ["call a compensation 1"]
+    assert described(case.advance(Claimed())) == ["call a compensation 1"]
 
 
 def test_nothing_new_begins_and_nothing_is_tried_again_while_compensate_waits() -> None:
@@ -167,8 +167,8 @@ def test_nothing_new_begins_and_nothing_is_tried_again_while_compensate_waits() 
     case.raises("c")
     case.order("compensate")
     plan = case.succeeds("b")
-    assert (told(plan), plan.wake_seconds) == ([], None)
-    assert told(case.tell(seconds=99)) == []
+    assert (described(plan), plan.wake_seconds) == ([], None)
+    assert described(case.advance(seconds=99)) == []
     case.succeeds("a")
     assert case.compensated() == ["c", "b", "a"]
 
@@ -191,7 +191,7 @@ def test_compensate_waits_while_nobody_knows_whether_the_pivot_happens() -> None
     assert (case.status, case.messages) == (Status.RUNNING, ["compensate"])
     case.times_out("b")
     assert (case.status, case.messages) == (Status.RUNNING, ["compensate"])
-    case.tell(seconds=2)
+    case.advance(seconds=2)
     case.declines("b")
     assert (case.status, case.compensated(), case.messages) == (Status.COMPENSATING, ["a"], [])
 
@@ -201,7 +201,7 @@ def test_compensate_that_waited_for_the_pivot_is_ignored_when_its_outcome_is_unk
     case = Case(call("a"), call("b", pivot=True, compensate=False, attempts=1))
     case.succeeds("a")
     case.order("compensate")
-    case.tell(seconds=seconds)
+    case.advance(seconds=seconds)
     plan = case.times_out("b")
     assert (case.status, case.attention, case.compensated(), case.messages) == (Status.FAILED, True, [], [])
     assert [note.detail for note in plan.notes if note.what == "operator compensate"] == [
@@ -225,12 +225,12 @@ def test_compensate_is_answered_when_the_pivot_it_waits_for_stands_still_with_th
 def test_compensate_that_was_given_before_the_pivot_failed_and_came_after_is_ignored() -> None:
     case = Case(call("a"), request("b", pivot=True, compensate=False, attempts=1))
     case.succeeds("a")
-    given_at = case.shelf.now
-    case.tell(seconds=10)
+    given_at = case.stored.now
+    case.advance(seconds=10)
     case.deliver("compensate")
-    [(message_id, message)] = case.shelf.messages.items()
-    case.shelf.messages[message_id] = message._replace(posted_at=given_at)
-    case.tell()
+    [(message_id, message)] = case.stored.messages.items()
+    case.stored.messages[message_id] = message._replace(posted_at=given_at)
+    case.advance()
     assert (case.status, case.attention, case.compensated(), case.messages) == (Status.FAILED, True, [], [])
 
 
@@ -252,7 +252,7 @@ def test_compensate_does_not_wait_for_a_local_pivot_which_has_not_happened() -> 
 def test_resume_counts_a_failed_step_as_done_and_goes_on() -> None:
     case = Case(call("a", compensate=False), call("b"))
     case.exhausts("a")
-    assert told(case.order("mark_done")) == ["call b action 1"]
+    assert described(case.order("mark_done")) == ["call b action 1"]
     assert (case.status, case.attention) == (Status.RUNNING, False)
 
 

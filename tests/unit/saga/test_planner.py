@@ -18,34 +18,34 @@ from outrider.saga.planner.planner import (
     advance,
     key_of,
 )
-from tests.support.planner_case import COMPENSATION, Case, call, local, request, saga, sleep, told, wait
+from tests.support.planner_case import COMPENSATION, Case, call, described, local, request, saga, sleep, wait
 from tests.support.stored_saga import SAGA_ID
 
 
 def test_a_step_is_journaled_before_it_is_done() -> None:
     case = Case(call("a"), call("b"))
-    assert told(case.plan) == ["call a action 1"]
+    assert described(case.plan) == ["call a action 1"]
     assert case.progress("a") is StepStatus.STARTED
     assert not case.plan.release
 
 
 def test_a_step_begins_in_the_turn_that_records_the_one_before_it() -> None:
     case = Case(local("a"), request("b"))
-    assert told(case.succeeds("a")) == ["send b action 1"]
+    assert described(case.succeeds("a")) == ["send b action 1"]
     assert case.progress("a") is StepStatus.DONE
 
 
 def test_what_follows_a_parallel_group_waits_for_all_of_it() -> None:
     case = Case([call("a"), request("b")], call("c"))
-    assert told(case.plan) == ["call a action 1", "send b action 1"]
-    assert told(case.succeeds("a")) == []
-    assert told(case.answer("yes", "b")) == ["call c action 1"]
+    assert described(case.plan) == ["call a action 1", "send b action 1"]
+    assert described(case.succeeds("a")) == []
+    assert described(case.answer("yes", "b")) == ["call c action 1"]
 
 
 def test_a_saga_whose_steps_are_all_done_is_completed() -> None:
     case = Case(call("a"), sleep("b"))
     case.succeeds("a")
-    plan = case.tell(seconds=10)
+    plan = case.advance(seconds=10)
     assert (case.status, plan.release, plan.wake_seconds) == (Status.COMPLETED, True, None)
     assert plan.instance.current_step is None
 
@@ -54,7 +54,7 @@ def test_every_attempt_and_the_compensation_of_a_step_have_one_key() -> None:
     case = Case(call("a"), call("b"))
     keys = {action.key for action in case.plan.actions if isinstance(action, CallAction)}
     case.raises("a")
-    keys |= {action.key for action in case.tell(seconds=2).actions if isinstance(action, CallAction)}
+    keys |= {action.key for action in case.advance(seconds=2).actions if isinstance(action, CallAction)}
     case.succeeds("a")
     keys |= {action.key for action in case.declines("b").actions if isinstance(action, CallAction)}
     assert keys == {key_of(SAGA_ID, "a")}
@@ -64,18 +64,18 @@ def test_an_attempt_that_raised_is_repeated_by_the_policy_of_its_step() -> None:
     case = Case(call("a"))
     plan = case.raises("a")
     assert (plan.release, plan.wake_seconds, plan.instance.last_error) == (True, 2.0, "broke")
-    assert told(case.tell(seconds=1.9)) == []
-    assert told(case.tell(seconds=0.1)) == ["call a action 2"]
-    assert case.shelf.instance.retry_count == 1
+    assert described(case.advance(seconds=1.9)) == []
+    assert described(case.advance(seconds=0.1)) == ["call a action 2"]
+    assert case.stored.instance.retry_count == 1
 
 
 def test_a_timeout_is_resolved_by_asking_again_with_the_same_key_before_anything_is_compensated() -> None:
     case = Case([request("a"), call("b")])
     key = key_of(SAGA_ID, "a")
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     case.declines("b")
     assert (case.progress("a"), case.compensated()) == (StepStatus.RETRYING, [])
-    assert case.tell(seconds=2).actions == (SendCommand("a", Phase.ACTION, 2, key),)
+    assert case.advance(seconds=2).actions == (SendCommand("a", Phase.ACTION, 2, key),)
     assert case.status is Status.RUNNING
     case.answer("yes", "a")
     assert (case.status, case.compensated()) == (Status.COMPENSATING, ["a"])
@@ -84,13 +84,13 @@ def test_a_timeout_is_resolved_by_asking_again_with_the_same_key_before_anything
 def test_a_call_that_timed_out_is_called_again() -> None:
     case = Case(call("a"))
     case.times_out("a")
-    assert told(case.tell(seconds=2)) == ["call a action 2"]
+    assert described(case.advance(seconds=2)) == ["call a action 2"]
 
 
 def test_a_late_answer_resolves_a_request_that_is_about_to_be_asked_again() -> None:
     case = Case(request("a"))
-    case.tell(seconds=10)
-    assert told(case.answer("yes", "a")) == []
+    case.advance(seconds=10)
+    assert described(case.answer("yes", "a")) == []
     assert case.status is Status.COMPLETED
 
 
@@ -107,41 +107,41 @@ def test_a_request_that_is_never_answered_needs_a_person_and_nothing_is_compensa
     case = Case(call("a"), request("b"))
     case.succeeds("a")
     for _ in range(3):
-        case.tell(seconds=10)
+        case.advance(seconds=10)
     assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
 
 
 def test_what_the_same_worker_knows_not_to_have_begun_is_begun_at_no_cost() -> None:
     case = Case([call("a", attempts=1), call("b"), local("c", attempts=1)])
-    plan = case.tell(Claimed(frozenset({("b", Phase.ACTION, 1)})))
-    assert told(plan) == ["call a action 1", "call b action 2", "local c action 1"]
+    plan = case.advance(Claimed(frozenset({("b", Phase.ACTION, 1)})))
+    assert described(plan) == ["call a action 1", "call b action 2", "local c action 1"]
     assert plan.instance.retry_count == 1
-    assert told(case.tell(Claimed(frozenset()))) == ["call a action 1", "call b action 2", "local c action 1"]
-    assert case.shelf.instance.retry_count == 1
+    assert described(case.advance(Claimed(frozenset()))) == ["call a action 1", "call b action 2", "local c action 1"]
+    assert case.stored.instance.retry_count == 1
 
 
 def test_what_a_lost_worker_had_begun_is_begun_again_at_the_cost_of_an_attempt() -> None:
     case = Case([call("a"), local("b"), request("c")])
-    assert told(case.tell(Claimed())) == ["call a action 2", "local b action 2"]
+    assert described(case.advance(Claimed())) == ["call a action 2", "local b action 2"]
 
 
 def test_what_is_under_way_here_is_not_begun_again() -> None:
     case = Case(call("a"))
-    plan = case.tell(seconds=99)
+    plan = case.advance(seconds=99)
     assert (plan.actions, plan.release) == ((), False)
 
 
 def test_a_worker_lost_in_the_last_attempt_leaves_a_call_unknown() -> None:
     case = Case(call("a", attempts=1))
-    case.tell(Claimed())
+    case.advance(Claimed())
     assert (case.status, case.compensated()) == (Status.FAILED, [])
-    assert "unknown whether it happened" in str(case.shelf.instance.last_error)
+    assert "unknown whether it happened" in str(case.stored.instance.last_error)
 
 
 def test_a_local_lost_in_its_last_attempt_was_rolled_back_and_counts_as_refused() -> None:
     case = Case(call("a"), local("b", attempts=1))
     case.succeeds("a")
-    case.tell(Claimed())
+    case.advance(Claimed())
     assert case.compensated() == ["a"]
 
 
@@ -149,7 +149,7 @@ def test_a_compensation_that_a_lost_worker_had_begun_is_begun_again() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     case.declines("b")
-    assert told(case.tell(Claimed())) == ["call a compensation 2"]
+    assert described(case.advance(Claimed())) == ["call a compensation 2"]
 
 
 def test_a_rejection_compensates_what_is_done_last_first_and_one_at_a_time() -> None:
@@ -157,9 +157,9 @@ def test_a_rejection_compensates_what_is_done_last_first_and_one_at_a_time() -> 
     case.succeeds("a")
     case.succeeds("b")
     case.answer("yes", "c")
-    assert told(case.declines("d")) == ["send c compensation 1"]
-    assert told(case.answer("compensated", "c")) == ["local b compensation 1"]
-    assert told(case.succeeds("b", phase=COMPENSATION)) == ["call a compensation 1"]
+    assert described(case.declines("d")) == ["send c compensation 1"]
+    assert described(case.answer("compensated", "c")) == ["local b compensation 1"]
+    assert described(case.succeeds("b", phase=COMPENSATION)) == ["call a compensation 1"]
     case.succeeds("a", phase=COMPENSATION)
     assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATED, False, ["c", "b", "a"])
 
@@ -191,7 +191,7 @@ def test_a_rejection_waits_for_the_parallel_branch_that_is_under_way() -> None:
 def test_a_rejection_begins_no_new_step_while_it_waits() -> None:
     case = Case([call("a"), call("b")], call("c"))
     case.declines("a")
-    assert told(case.succeeds("b")) == ["call b compensation 1"]
+    assert described(case.succeeds("b")) == ["call b compensation 1"]
 
 
 def test_a_rejection_does_not_wait_for_events_timers_and_what_was_rolled_back() -> None:
@@ -237,8 +237,8 @@ def test_the_trail_says_of_a_local_or_a_call_that_it_raised_and_not_that_it_was_
 def test_a_saga_that_has_ended_well_or_is_compensated_has_no_last_error() -> None:
     case = Case(call("a"))
     case.raises("a")
-    case.tell(seconds=2)
-    assert case.shelf.instance.last_error == "broke"
+    case.advance(seconds=2)
+    assert case.stored.instance.last_error == "broke"
     assert case.succeeds("a").instance.last_error is None
     case = Case(call("a"))
     assert case.declines("a").instance.last_error is None
@@ -262,9 +262,9 @@ def test_a_call_that_raised_in_the_end_is_unknown_still_if_an_earlier_attempt_wa
     case = Case(call("a"), call("b", attempts=3))
     case.succeeds("a")
     case.times_out("b")
-    case.tell(seconds=9)
+    case.advance(seconds=9)
     case.raises("b")
-    case.tell(seconds=9)
+    case.advance(seconds=9)
     plan = case.raises("b")
     assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
     assert plan.attention == ("action of b failed: unknown whether it happened before; it raised: broke",)
@@ -272,12 +272,12 @@ def test_a_call_that_raised_in_the_end_is_unknown_still_if_an_earlier_attempt_wa
 
 def test_that_an_attempt_was_lost_with_its_worker_is_not_forgotten_when_the_next_one_raises() -> None:
     case = Case(call("a"))
-    case.tell(Claimed())
+    case.advance(Claimed())
     case.raises("a")
     assert (case.status, case.compensated()) == (Status.FAILED, [])
     case.order("retry")
     case.raises("a")
-    case.tell(seconds=2)
+    case.advance(seconds=2)
     case.raises("a")
     assert (case.status, case.compensated()) == (Status.FAILED, [])
 
@@ -286,7 +286,7 @@ def test_a_call_that_says_that_it_did_not_happen_is_believed_after_an_attempt_th
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     case.times_out("b")
-    case.tell(seconds=2)
+    case.advance(seconds=2)
     case.declines("b")
     assert case.compensated() == ["a"]
 
@@ -296,7 +296,7 @@ def test_that_it_may_have_happened_is_not_forgotten_while_another_branch_is_unde
     case.exhausts("b")
     case.succeeds("c")
     assert case.status is Status.RUNNING
-    case.tell(Claimed())
+    case.advance(Claimed())
     case.succeeds("a")
     assert (case.status, case.compensated()) == (Status.COMPENSATING, ["c", "b", "a"])
 
@@ -316,7 +316,7 @@ def test_a_failed_compensation_does_not_stop_the_others() -> None:
     plan = case.exhausts("b", COMPENSATION)
     assert plan.attention == ("compensation of b failed: broke",)
     assert (case.status, case.attention) == (Status.COMPENSATING, True)
-    assert told(plan) == ["call a compensation 1"]
+    assert described(plan) == ["call a compensation 1"]
     plan = case.succeeds("a", phase=COMPENSATION)
     assert (case.status, case.attention, plan.attention) == (Status.FAILED, True, ())
 
@@ -333,9 +333,9 @@ def test_a_compensation_without_an_answer_is_asked_for_again_and_fails_in_the_en
     case = Case(request("a"), call("b"))
     case.answer("yes", "a")
     case.declines("b")
-    case.tell(seconds=10)
-    assert told(case.tell(seconds=2)) == ["send a compensation 2"]
-    case.tell(seconds=10)
+    case.advance(seconds=10)
+    assert described(case.advance(seconds=2)) == ["send a compensation 2"]
+    case.advance(seconds=10)
     assert (case.status, case.progress("a", COMPENSATION)) == (Status.FAILED, StepStatus.FAILED)
 
 
@@ -389,19 +389,19 @@ def test_the_worker_times_its_own_calls_so_the_saga_does_not_wake_for_them() -> 
 
 def test_the_current_step_is_the_first_that_is_under_way_or_one_that_failed() -> None:
     case = Case([wait("a", seconds=99), call("b", compensate=False)])
-    assert case.shelf.instance.current_step == "a"
+    assert case.stored.instance.current_step == "a"
     case.exhausts("b")
-    assert (case.status, case.shelf.instance.current_step) == (Status.FAILED, "b")
+    assert (case.status, case.stored.instance.current_step) == (Status.FAILED, "b")
 
 
 def test_the_journal_tells_where_a_step_came_when_it_began_and_when_it_ended() -> None:
     case = Case(call("a"), call("b"))
-    began = case.shelf.now
+    began = case.stored.now
     case.raises("a")
-    case.tell(seconds=2)
+    case.advance(seconds=2)
     case.succeeds("a")
     entry = case.entry("a")
-    assert (entry.position, entry.started_at, entry.ended_at) == (1, began, case.shelf.now)
+    assert (entry.position, entry.started_at, entry.ended_at) == (1, began, case.stored.now)
     assert (entry.attempts, entry.error, entry.due_at) == (2, None, None)
     assert case.entry("b").position == 2
 
@@ -409,7 +409,7 @@ def test_the_journal_tells_where_a_step_came_when_it_began_and_when_it_ended() -
 def test_the_same_record_and_news_give_the_same_plan() -> None:
     case = Case([call("a"), request("b")], call("c"))
     case.deliver("yes", "b")
-    record, inputs = case.shelf.load(), [Raised("a", Phase.ACTION, "broke")]
+    record, inputs = case.stored.load(), [Raised("a", Phase.ACTION, "broke")]
     plans = [advance(case.definition, record, inputs, random.Random(5)) for _ in range(2)]
     assert plans[0] == plans[1]
 
@@ -417,7 +417,7 @@ def test_the_same_record_and_news_give_the_same_plan() -> None:
 def test_nothing_happens_to_a_saga_that_has_ended() -> None:
     case = Case(call("a"))
     case.succeeds("a")
-    record = case.shelf.load()
+    record = case.stored.load()
     assert advance(case.definition, record, [Claimed()], random.Random(1)) == Plan(record.instance, release=True)
 
 
@@ -432,18 +432,18 @@ def test_every_change_is_noted_with_both_statuses_and_who_made_it() -> None:
 
 def test_a_saga_whose_step_is_gone_from_the_definition_stops_with_the_remedy_and_keeps_its_journal() -> None:
     case = Case(call("a"), call("b"))
-    journal, old = dict(case.shelf.journal), case.definition
+    journal, old = dict(case.stored.journal), case.definition
     case.definition = saga(call("b"))
-    plan = case.tell(Claimed())
+    plan = case.advance(Claimed())
     assert [(note.old_status, note.new_status) for note in plan.notes] == [(Status.RUNNING, Status.FAILED)]
-    assert (case.status, case.attention, case.shelf.journal) == (Status.FAILED, True, journal)
+    assert (case.status, case.attention, case.stored.journal) == (Status.FAILED, True, journal)
     assert "give the changed definition a new version" in plan.attention[0]
     assert plan.notes[0].detail == plan.attention[0]
     assert "ignored, because version 1 of order has no a" in case.order("retry").notes[0].detail
     case.definition = old
-    assert told(case.tell(Claimed())) == []
+    assert described(case.advance(Claimed())) == []
     case.deliver("retry")
-    assert told(case.tell(Claimed())) == ["call a action 2"]
+    assert described(case.advance(Claimed())) == ["call a action 2"]
 
 
 def test_a_parked_saga_needs_attention_until_it_goes_on_whatever_comes() -> None:
@@ -453,7 +453,7 @@ def test_a_parked_saga_needs_attention_until_it_goes_on_whatever_comes() -> None
     assert (case.status, case.attention, case.messages) == (Status.FAILED, True, ["event b"])
     case.definition = whole
     case.deliver("yes", "a")
-    plan = case.tell(Claimed())
+    plan = case.advance(Claimed())
     assert (case.status, case.attention, plan.attention) == (Status.FAILED, True, ())
     case.order("retry")
     assert (case.status, case.attention) == (Status.COMPLETED, False)
@@ -464,13 +464,13 @@ def test_a_saga_whose_compensation_is_gone_from_the_definition_stops_with_the_re
     case.succeeds("a")
     case.declines("b")
     case.definition = saga(call("a", compensate=False), call("b"))
-    assert "no compensation of it" in case.tell(Claimed()).attention[0]
+    assert "no compensation of it" in case.advance(Claimed()).attention[0]
 
 
 def test_what_cannot_be_recorded_needs_a_person_at_once_and_nothing_is_compensated() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
-    case.tell(InvalidResult("b", Phase.ACTION, "the state holds a socket"))
+    case.advance(InvalidResult("b", Phase.ACTION, "the state holds a socket"))
     assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
 
 
@@ -484,5 +484,5 @@ def test_a_result_of_an_attempt_that_was_given_up_changes_nothing() -> None:
 def test_a_result_that_nobody_waits_for_is_noted_and_changes_nothing() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
-    plan = case.tell(Succeeded("a", Phase.ACTION))
+    plan = case.advance(Succeeded("a", Phase.ACTION))
     assert (plan.entries, plan.actions, [note.what for note in plan.notes]) == ((), (), ["result ignored"])

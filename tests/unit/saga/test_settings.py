@@ -13,7 +13,7 @@ from outrider.saga.state.merge import merged
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "error"),
     [
         ({"concurrency": 0}, "concurrency = 0"),
         ({"lease_seconds": -1}, "lease_seconds = -1"),
@@ -31,8 +31,8 @@ from outrider.saga.state.merge import merged
         ({"concurrency": True}, "concurrency = True"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_with_their_names(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidSetting, match=told):
+def test_settings_that_cannot_work_are_refused_with_their_names(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(InvalidSetting, match=error):
         SagaSettings(**settings)
 
 

@@ -50,7 +50,7 @@ def kind_of(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def places(order: Saga[Order]) -> dict[str, Callable[[Any], object]]:
+def positions(order: Saga[Order]) -> dict[str, Callable[[Any], object]]:
     """Return all the places where a function may be given."""
     step = request(order)
     create, charge = order.local(name="create")(waits), order.call(name="charge")(waits)
@@ -66,28 +66,28 @@ def places(order: Saga[Order]) -> dict[str, Callable[[Any], object]]:
     }
 
 
-PLACES = list(places(order_saga()))
+POSITIONS = list(positions(order_saga()))
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("function", [yields, yields_later, partial(yields, own=1), YieldsLater()], ids=kind_of)
-def test_a_function_with_a_yield_is_refused_wherever_it_is_given(place: str, function: Any) -> None:
+def test_a_function_with_a_yield_is_refused_wherever_it_is_given(position: str, function: Any) -> None:
     with pytest.raises(UsageError, match=f"{HERE}.* has a yield in it"):
-        places(order_saga())[place](function)
+        positions(order_saga())[position](function)
 
 
-@pytest.mark.parametrize("place", ["on", "payload", "compensation_payload", "correlate"])
+@pytest.mark.parametrize("position", ["on", "payload", "compensation_payload", "correlate"])
 @pytest.mark.parametrize("function", [waits, Waits(), Waits().method, partial(waits, own=1)], ids=kind_of)
-def test_what_may_only_compute_is_not_async_in_any_disguise(place: str, function: Any) -> None:
+def test_what_may_only_compute_is_not_async_in_any_disguise(position: str, function: Any) -> None:
     with pytest.raises(UsageError, match=f"{HERE}.* is async, and may only compute"):
-        places(order_saga())[place](function)
+        positions(order_saga())[position](function)
 
 
-@pytest.mark.parametrize("place", ["call", "compensate of call"])
+@pytest.mark.parametrize("position", ["call", "compensate of call"])
 @pytest.mark.parametrize("function", [blocks, partial(blocks, own=1), Waits().blocks], ids=kind_of)
-def test_a_call_does_not_block_in_any_disguise(place: str, function: Any) -> None:
+def test_a_call_does_not_block_in_any_disguise(position: str, function: Any) -> None:
     with pytest.raises(UsageError, match=f"{HERE}.* would stop all other sagas"):
-        places(order_saga())[place](function)
+        positions(order_saga())[position](function)
 
 
 @pytest.mark.parametrize("function", [waits, Waits(), Waits().method, partial(waits, own=1)], ids=kind_of)
@@ -321,9 +321,9 @@ async def test_of_two_steps_side_by_side_that_change_one_field_the_trail_tells_w
     shop = Shop(order)
     saga_id = await begun(shop, order)
     state = await shop.state(saga_id)
-    told = [line for line in await shop.store.admin.audit(saga_id) if line["what"] == "state overwritten"]
-    assert [line["detail"] for line in told] == [
+    overwritten = [line for line in await shop.store.admin.audit(saga_id) if line["what"] == "state overwritten"]
+    assert [line["detail"] for line in overwritten] == [
         "amount: changed by another step while this one ran; this one's value is kept"
     ]
-    assert state["amount"] == {"hotel": 1, "car": 2}[told[0]["step"]]
+    assert state["amount"] == {"hotel": 1, "car": 2}[overwritten[0]["step"]]
     assert (state["reservation"], state["charge"]) == ("hotel", "car")

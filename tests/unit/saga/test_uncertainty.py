@@ -17,48 +17,48 @@ from tests.support.planner_case import ACTION, Case, call, request, wait
 class Reworded(Case):
     """A saga whose stored errors are replaced by another text before each turn."""
 
-    def tell(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
-        for key, entry in self.shelf.journal.items():
-            self.shelf.journal[key] = replace(entry, error=entry.error and "corrected wording")
-        return super().tell(*inputs, seconds=seconds, where=where)
+    def advance(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
+        for key, entry in self.stored.journal.items():
+            self.stored.journal[key] = replace(entry, error=entry.error and "corrected wording")
+        return super().advance(*inputs, seconds=seconds, where=where)
 
 
 def a_call_times_out_and_then_raises(case: Case) -> None:
     case.times_out("a")
-    case.tell(seconds=5)
+    case.advance(seconds=5)
     case.raises("a")
 
 
 def a_worker_is_lost_and_the_next_attempt_raises(case: Case) -> None:
-    case.tell(Claimed())
+    case.advance(Claimed())
     case.raises("a")
 
 
 def an_answer_comes_after_the_step_has_failed(case: Case) -> None:
-    case.tell(seconds=10)
-    case.tell(seconds=5)
-    case.tell(seconds=10)
+    case.advance(seconds=10)
+    case.advance(seconds=5)
+    case.advance(seconds=10)
     case.answer("yes", "a")
 
 
 def a_command_is_stuck_in_the_outbox_and_then_a_dead_letter(case: Case) -> None:
-    case.tell(seconds=10)
-    case.tell(seconds=5)
+    case.advance(seconds=10)
+    case.advance(seconds=5)
     for where in (Undelivered.WAITING, Undelivered.WAITING, Undelivered.DEAD_LETTER, None, None):
-        case.tell(seconds=10, where=where)
+        case.advance(seconds=10, where=where)
 
 
 def an_answer_cannot_be_applied_and_another_comes(case: Case) -> None:
     case.deliver("yes", "a")
-    case.tell(Raised("a", ACTION, "no such field", reply=True))
-    case.tell(Raised("a", ACTION, "no such field", reply=True), seconds=5)
+    case.advance(Raised("a", ACTION, "no such field", reply=True))
+    case.advance(Raised("a", ACTION, "no such field", reply=True), seconds=5)
     case.answer("yes", "a")
 
 
 def an_event_comes_after_the_pivot_made_its_absence_a_failure(case: Case) -> None:
-    case.tell(seconds=10)
+    case.advance(seconds=10)
     case.succeeds("p")
-    case.tell()
+    case.advance()
 
 
 STORIES: list[tuple[Callable[[Case], None], Any]] = [
@@ -73,7 +73,7 @@ STORIES: list[tuple[Callable[[Case], None], Any]] = [
 
 def decided(case: Case) -> Any:
     """Return the decisions about a saga, without any text that is meant for people."""
-    plan, record = case.plan, case.shelf.load()
+    plan, record = case.plan, case.stored.load()
     helps = [suggestion.command for suggestion in explain(record, case.definition).helps]
     return (
         [replace(entry, error=None) for entry in record.journal],
@@ -93,14 +93,14 @@ def test_another_wording_of_a_stored_error_changes_no_decision(story: Callable[[
 
 def test_the_wording_of_an_error_that_looks_like_doubt_is_no_doubt() -> None:
     case = Case(call("a", attempts=1))
-    case.tell(Raised("a", ACTION, "unknown whether it happened"))
+    case.advance(Raised("a", ACTION, "unknown whether it happened"))
     assert (case.entry("a").uncertainty, case.status) == (None, Status.COMPENSATING)
 
 
 def test_an_unknown_outcome_stays_unknown_until_the_step_is_settled() -> None:
     case = Case(call("a"))
     case.times_out("a")
-    case.tell(seconds=5)
+    case.advance(seconds=5)
     assert (case.progress("a"), case.entry("a").uncertainty) == (StepStatus.STARTED, Uncertainty.OUTCOME_UNKNOWN)
     case.succeeds("a")
     assert case.entry("a").uncertainty is None

@@ -8,7 +8,7 @@ from uuid import UUID
 from outrider.saga.explain import explain
 from outrider.saga.model import Phase, Status, StepStatus, Undelivered
 from outrider.saga.planner.planner import Plan, overdue
-from tests.support.planner_case import Case, request, told, wait
+from tests.support.planner_case import Case, described, request, wait
 from tests.support.saga_shop import ONCE, TWICE, Shop, begun, order_saga
 from tests.support.saga_shop import request as asks
 
@@ -16,14 +16,14 @@ FAILURE = {"error": "too large"}
 
 
 def passes(case: Case, where: Undelivered | None, *, seconds: float = 10) -> Plan:
-    return case.tell(seconds=seconds, where=where)
+    return case.advance(seconds=seconds, where=where)
 
 
 def test_a_command_that_is_still_in_the_outbox_is_neither_charged_nor_staged_again() -> None:
     case = Case(request("a", attempts=1))
     for _ in range(5):
         plan = passes(case, Undelivered.WAITING)
-        assert (told(plan), case.entry("a").attempts, plan.wake_seconds) == ([], 1, 10)
+        assert (described(plan), case.entry("a").attempts, plan.wake_seconds) == ([], 1, 10)
     assert (case.status, case.progress("a"), case.attention) == (Status.RUNNING, StepStatus.STARTED, False)
 
 
@@ -54,9 +54,9 @@ def test_what_an_earlier_attempt_may_have_done_is_not_forgotten_over_an_outage()
 
 def test_only_commands_whose_time_is_over_are_looked_up() -> None:
     case = Case([request("a"), wait("b")])
-    assert overdue(case.shelf.load()) == []
-    case.shelf.now += timedelta(seconds=10)
-    assert overdue(case.shelf.load()) == [case.entry("a").command_event_id]
+    assert overdue(case.stored.load()) == []
+    case.stored.now += timedelta(seconds=10)
+    assert overdue(case.stored.load()) == [case.entry("a").command_event_id]
 
 
 def test_every_attempt_is_a_command_of_its_own() -> None:
@@ -80,7 +80,7 @@ def test_a_command_among_the_dead_letters_is_not_charged_and_needs_a_person_once
     remedy = f"outrider dead-letters replay {case.entry('a').command_event_id}"
     assert [remedy in reason for reason in plan.attention] == [True]
     assert (case.status, case.attention, case.entry("a").attempts) == (Status.RUNNING, True, 1)
-    assert remedy in "\n".join(explain(case.shelf.load(), case.definition).reasons)
+    assert remedy in "\n".join(explain(case.stored.load(), case.definition).reasons)
     assert passes(case, Undelivered.DEAD_LETTER).attention == ()
     passes(case, Undelivered.WAITING)
     assert not case.attention
@@ -91,7 +91,7 @@ def test_a_command_among_the_dead_letters_is_not_charged_and_needs_a_person_once
 def test_why_says_since_when_a_command_is_in_the_outbox() -> None:
     case = Case(request("a"))
     passes(case, Undelivered.WAITING)
-    [reason, *_] = explain(case.shelf.load(), case.definition).reasons
+    [reason, *_] = explain(case.stored.load(), case.definition).reasons
     assert "still in the outbox (pending since 2030-01-01 00:00:00 UTC; is a relay running?)" in reason
 
 

@@ -24,12 +24,12 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_both_stores_give_the_same_answers(sqlite: SqliteStore, seed: int) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     assert isinstance(sqlite.clock, TestClock)
-    pair = Pair(sqlite, sqlite.clock, dice)
+    pair = Pair(sqlite, sqlite.clock, rng)
     await pair.start()
-    verbs = [pair.stage, pair.fetch_and_settle, pair.work_due, pair.desk_work]
+    verbs = [pair.stage, pair.fetch_and_settle, pair.work_due, pair.run_admin_command]
     for _ in range(120):
-        await dice.choice(verbs)()
+        await rng.choice(verbs)()
         await pair.compare()
-        sqlite.clock.time += timedelta(seconds=dice.choice([0, 0, 1, 4]))
+        sqlite.clock.time += timedelta(seconds=rng.choice([0, 0, 1, 4]))

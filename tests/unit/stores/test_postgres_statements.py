@@ -74,7 +74,7 @@ def test_as_few_statements_are_run_as_will_do(
 
 
 @pytest.mark.parametrize(
-    ("code", "numbered", "said"),
+    ("code", "numbered", "expected"),
     [
         ("42P01", False, UsageError),
         ("3F000", False, UsageError),
@@ -85,18 +85,18 @@ def test_as_few_statements_are_run_as_will_do(
     ],
 )
 async def test_errors_are_told_by_their_code_awaited_or_not(
-    code: str | None, numbered: bool, said: type[Exception]
+    code: str | None, numbered: bool, expected: type[Exception]
 ) -> None:
     failure = Failure(code)
 
     def script() -> Script[list[StagedRow]]:
         return staging(event(sequence="auto"), event(sequence="auto")) if numbered else staging(event())
 
-    with pytest.raises(said) as told:
+    with pytest.raises(expected) as raised:
         run_statements(script(), translating(Server(failure).execute, "outrider"))
-    with pytest.raises(said) as told_awaited:
+    with pytest.raises(expected) as raised_awaited:
         await run_statements_async(script(), translating_async(Server(failure).aexecute, "outrider"))
-    assert said is Failure or (told.value.__cause__ is failure and told_awaited.value.__cause__ is failure)
+    assert expected is Failure or (raised.value.__cause__ is failure and raised_awaited.value.__cause__ is failure)
 
 
 def test_every_verb_has_a_script() -> None:

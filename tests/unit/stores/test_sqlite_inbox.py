@@ -189,8 +189,8 @@ async def test_what_a_handler_wrote_and_the_commit_refuses_is_charged_to_the_han
         lambda event, conn: conn.execute("INSERT INTO child VALUES (1)") and None
     )
     await billing.deliver_all([delivery(1)], times=4)
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-    assert (letter["attempts"], letter["failure"]["kind"]) == (3, "IntegrityError")
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    assert (dead_letter["attempts"], dead_letter["failure"]["kind"]) == (3, "IntegrityError")
 
 
 async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteBench) -> None:
@@ -199,9 +199,9 @@ async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteBench)
     service = Inbox(bench.store)
     assert await service.process(raw, print, consumer="billing") is Result.BURIED
     assert await service.process(raw, print, consumer="billing") is Result.DUPLICATE
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-    assert (letter["headers"], letter["body"], letter["position"]) == (headers, raw.body, "p\\0/7")
-    assert await bench.store.admin.replay([letter["id"]], "ann") == 1
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    assert (dead_letter["headers"], dead_letter["body"], dead_letter["position"]) == (headers, raw.body, "p\\0/7")
+    assert await bench.store.admin.replay([dead_letter["id"]], "ann") == 1
     [stream] = await bench.store.draining("billing", 10)
     async with bench.store.transaction() as tx:
         resumed = await bench.store.claim_held(tx, "billing", stream, by_sequence=True, limit=1)
@@ -221,8 +221,8 @@ async def test_old_rows_are_removed_in_small_steps_and_a_receipt_stays_with_its_
     )
     await bench.advance(seconds=90 * 86_400)
     assert await bench.store.prune("billing", receipt_days=14, dead_letter_days=30) == (2500, 0)
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-    await bench.store.admin.discard([letter["id"]], "ann")
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    await bench.store.admin.discard([dead_letter["id"]], "ann")
     assert await bench.store.prune("billing", receipt_days=14, dead_letter_days=30) == (1, 0)
 
 
@@ -257,8 +257,8 @@ async def test_a_stream_that_drains_though_nothing_waits_is_mended(bench: Sqlite
 async def test_what_people_did_is_written_down(bench: SqliteBench, path: Path) -> None:
     bench.fail("A-1:1", Permanent("no"))
     await bench.consumer().deliver_all([delivery(1)])
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-    await bench.store.admin.discard([letter["id"]], "bob")
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+    await bench.store.admin.discard([dead_letter["id"]], "bob")
     await bench.consumer("shipping", ordering="strict", first_sequence="one").deliver(delivery(2, key="C-1"))
     assert await bench.store.admin.skip_gap("shipping", InboxStream("orders", "C-1"), "cy")
     with closing(sqlite3.connect(path)) as conn:

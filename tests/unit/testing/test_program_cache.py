@@ -33,8 +33,8 @@ def test_an_entry_is_made_once_which_is_told_and_nothing_else_stays(
         fetched.append(scratch)
         return made(scratch, "first")
 
-    places = {cached("Kafka", "kafka-1", fill) for _ in range(2)}
-    assert places == {cache / "kafka-1"}
+    folders = {cached("Kafka", "kafka-1", fill) for _ in range(2)}
+    assert folders == {cache / "kafka-1"}
     assert len(fetched) == 1
     assert capsys.readouterr().err == f"Fetching Kafka, once, into {cache} ...\n"
     assert [path.name for path in cache.iterdir()] == ["kafka-1"]
