@@ -209,7 +209,7 @@ def rabbitmq_url(shared_servers: Servers) -> str:
 def mongo_url() -> Iterator[str]:
     """A private MongoDB, a replica set of one; or the one that OUTRIDER_TEST_MONGO names.
 
-    Each worker has its own: staging writes into the database `outrider` unless told otherwise, and tests check that.
+    Each worker has its own: staging writes into the database `outrider` by default, and tests check that.
     """
     with servers.mongo_url() as url:
         yield url
@@ -234,7 +234,7 @@ async def mongo_schema(mongo_url: str, installed_mongo: str) -> AsyncIterator[st
 
 @pytest.fixture
 async def mongo_default(mongo_url: str) -> AsyncIterator[str]:
-    """A MongoDB with everything installed under the name that staging uses unless told otherwise, and empty."""
+    """A MongoDB with everything installed under the default name of staging, and empty."""
     await MongoSchema(mongo_url).migrate()
     yield mongo_url
     await _empty(mongo_url, "outrider")

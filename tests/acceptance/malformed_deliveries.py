@@ -1,4 +1,4 @@
-"""Deliveries that nobody should ever send, seeded, with good ones among them."""
+"""Malformed deliveries drawn from a seed, with good ones among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo keeps the promise while relays and consumers are killed, and leaves nothing behind."""
+"""The demo keeps the guarantee while relays and consumers are killed, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(directory: Path, *options: str) -> list[str]:
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Return the processes that were told about the directory: the demo by option, its children by environment."""
+    """Return the processes that use the directory: the demo by an option, its children by the environment."""
     mark = str(directory).encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""The example of a FastAPI shop: how little changes in it, and that orders and events share their fate."""
+"""The example of a FastAPI shop: few lines change, and an order and its event are committed or rolled back together."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def serving(application: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def staged(url: str) -> list[str]:
-    """Return the numbers of the orders that wait to be told of."""
+    """Return the numbers of the orders whose events are staged."""
     store = await app.open_store(url)
     rows = await store.admin.events(Criteria())
     await store.close()

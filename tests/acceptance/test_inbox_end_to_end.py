@@ -99,7 +99,7 @@ class Scene:
         return dict(await self.conn.fetch(sql, name))
 
     async def nobody_waits(self) -> None:
-        """Nothing waits for a predecessor, and nothing is buried."""
+        """No event is held, and there is no dead letter."""
         assert await self.conn.fetchval("SELECT count(*) FROM outrider.inbox_held") == 0
         assert await self.conn.fetchval("SELECT count(*) FROM outrider.inbox_dead_letter") == 0
 
@@ -208,7 +208,7 @@ async def test_a_handler_that_fails_twice_and_then_passes_leaves_one_effect(scen
         await scene.until_effects("billing", 6)
     assert await scene.effects("billing") == {"A": [1, 2, 3], "B": [1, 2, 3]}
     retries = [retried.attempt for retried in scene.observers["billing"].of(HandlerRetried)]
-    # A batch that fails is tried again one by one, and only what fails alone is charged for it.
+    # A failed batch is tried again one event at a time, and only an event that fails alone counts an attempt.
     assert retries == ([1, 2] if batch_max == 1 else [1])
     assert await scene.conn.fetchval("SELECT count(*) FROM outrider.consumer_inbox WHERE consumer = 'billing'") == 6
     await scene.nobody_waits()

@@ -91,7 +91,7 @@ class FromMemory:
         return found
 
     def ack(self, delivery: Delivery) -> None:
-        """Nobody asks."""
+        """Acks are not recorded."""
 
     async def close(self) -> None:
         """There is nothing to close."""
@@ -158,7 +158,7 @@ async def _account(
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(engine.run())
         await source.done.wait()
-        # What drains has been acked before, and would be cut off by a stop.
+        # Draining events were acked before, and a stop would interrupt them.
         await eventually(lambda: not engine.busy)
         engine.stop()
     assert observer.of(ConsumerUnavailable) == []

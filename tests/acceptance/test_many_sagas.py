@@ -31,7 +31,7 @@ DATABASE = "SAGA_TEST_DATABASE"
 KINDS = {FINE: sized(800, 160), UNDELIVERABLE: sized(100, 20), SOLD_OUT: sized(100, 20)}
 FAILURES, TIMEOUTS = 0.10, 0.02 if FULL else 0.10
 FAILED_SHARE_MIN, LATE_SHARE_MIN = 0.8 if FULL else 0.5, 0.25
-"""How much of the trouble must show. It is drawn at random, and the fewer draws, the further they spread."""
+"""The share of faults that must be seen. Faults are drawn at random, and few draws spread further."""
 BROKEN = "out of order"
 LOCALS = ("create effected", "cancel effected", "confirm effected")
 CALL_SECONDS, REPLY_SECONDS = 3.0, 15.0 if FULL else 5.0
@@ -75,7 +75,7 @@ async def _connect() -> Any:
 
 
 sagas = SagaRegistry(order_saga(_connect, stumble, call_seconds=CALL_SECONDS, reply_seconds=REPLY_SECONDS))
-"""What the worker processes run."""
+"""The sagas of the worker processes."""
 
 
 def losing() -> Callable[[Message], bool]:

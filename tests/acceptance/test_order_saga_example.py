@@ -141,7 +141,7 @@ def test_however_it_ends_no_process_stays(tmp_path: Path, number: signal.Signals
         example.send_signal(number)
         code = -number if number == signal.SIGKILL else 128 + number
         assert example.wait(GONE_SECONDS_MAX) == code
-    # A process that is killed cannot wait for the others; the kernel has told them to stop.
+    # A process that is killed cannot wait for the others; the kernel has sent them a signal to stop.
     give_up = time.monotonic() + (GONE_SECONDS_MAX if number == signal.SIGKILL else 0)
     while (left := processes_of(tmp_path)) and time.monotonic() < give_up:
         time.sleep(0.1)

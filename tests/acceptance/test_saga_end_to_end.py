@@ -1,4 +1,4 @@
-"""Orders from start to end, over a store, a relay, a broker, inboxes and barriers; with trouble in between."""
+"""Orders from start to end, over a store, a relay, a broker, inboxes and participants; with failures in between."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def _crash(conn: Any, work: Work, point: str, count: int) -> None:
     if point == "committed_not_acked":
         assert await conn.fetchval("SELECT count(*) FROM effects") > before
     elif point == "commit_sent":
-        # Nobody has read the answer, but the server has read the commit.
+        # The answer was not read, but the server has read the commit.
         await until("the commit to be heard", conn, "SELECT count(*) > $1 FROM effects", before)
 
 

@@ -87,7 +87,7 @@ async def _some_moves(services: SagaServices, rng: random.Random) -> None:
 
 
 async def _all_ended(services: SagaServices) -> None:
-    """Wait until no saga goes on. The store is asked, since nobody tells what a lost worker has saved at last."""
+    """Wait until no saga goes on. The store is asked, because a lost worker does not report its last save."""
     async with asyncio.timeout(60):
         while any([await _found(services, status) for status in GOING_ON]):  # noqa: ASYNC110 - no signal, see above
             await asyncio.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""What must be true when a world has come to rest."""
+"""The rules that hold when a world has come to rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who makes trouble, and who cleans up after it: the fault maker and the operator."""
+"""The fault maker, which causes failures, and the operator, who handles dead letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FaultMaker:
     topics: list[str]
 
     async def run(self, gap_seconds: float) -> None:
-        """Make trouble until cancelled."""
+        """Cause failures until cancelled."""
         faults = (self._freeze, self._freeze, self._kill, self._vanish, self._stop, self._outage, self._outage)
         while True:
             await asyncio.sleep(self.rng.expovariate(1 / gap_seconds))
@@ -63,7 +63,7 @@ class FaultMaker:
 
 @dataclass(slots=True)
 class Operator:
-    """A person at the desk: cures and replays dead letters, gives some up, and buries some events by hand."""
+    """An operator: cures and replays dead letters, discards some, and dead-letters some events by hand."""
 
     store: MemoryStore
     record: Record
@@ -96,7 +96,7 @@ class Operator:
     async def _bury(self) -> None:
         found = [event for event in await self.store.admin.events(ALL) if event["event_id"] in self.record.entries]
         held = {(event["lane"], event["key"]) for event in found if event["state"] == State.OPTIMISTIC}
-        # What a writer publishes at this very moment cannot be ordered against what a person does.
+        # An event that a writer publishes at this moment cannot be ordered against the operator's action.
         free = [event["event_id"] for event in found if (event["lane"], event["key"]) not in held]
         if free:
             event_id, policy = self.rng.choice(free), self.rng.choice(list(OnDeadLetter))

@@ -1,4 +1,4 @@
-"""A model of a broker: it confirms some and refuses others in the same call, goes down, and loses answers."""
+"""A model of a broker: it confirms some messages and nacks others in the same call, goes down, and loses answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BrokerModel:
     down: dict[str, int] = field(default_factory=dict)
 
     def take(self, messages: Sequence[Message]) -> list[PublishResult]:
-        """Decide about the messages of one call, in order. Once the connection breaks, no verdict gets back."""
+        """Decide about the messages of one call, in order. Once the connection breaks, no publish result gets back."""
         results: list[PublishResult] = []
         failed: dict[tuple[str, str], PublishResult] = {}
         for message in messages:

@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     finally:
         loop.close()
         print(*world.record.trace, sep="\n")
-    print(*(world.violations or ["every promise was kept"]), sep="\n")
+    print(*(world.violations or ["every guarantee was kept"]), sep="\n")
     return 1 if world.violations else 0
 
 

@@ -1,4 +1,4 @@
-"""What the simulation has found, each in its smallest form."""
+"""Failures that the simulation has found, each in its smallest form."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> No
 
 @pytest.mark.parametrize("policy", OnDeadLetter)
 async def test_an_event_buried_by_hand_does_not_get_ahead_of_those_before_it(policy: OnDeadLetter) -> None:
-    """Neither does the marker in its place, nor the event itself when it is replayed at once."""
+    """Neither does its marker, nor the event itself when it is replayed at once."""
     store, broker, clock = MemoryStore(lanes=1), MemoryBroker(), ManualClock()
     store.clock = clock
     async with store.transaction() as tx:

@@ -1,4 +1,4 @@
-"""Every promise holds in every world: whatever is frozen, killed, delayed, lost or refused, and in whatever order."""
+"""Every guarantee holds in every world: whatever is frozen, killed, delayed, lost or nacked, and in whatever order."""
 
 from __future__ import annotations
 

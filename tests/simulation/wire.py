@@ -34,7 +34,7 @@ class Trace(Protocol):
 
 @dataclass(slots=True)
 class Weather:
-    """How bad it is: the chance of each kind of trouble, per request."""
+    """The probability of each kind of failure, per request."""
 
     slow: float = 0.0
     stalled: float = 0.0

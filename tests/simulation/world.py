@@ -28,12 +28,12 @@ MODES = ("numbered", "numbered", "locked", "free", "keyless")
 
 
 class Unsound(AssertionError):
-    """A promise was broken in a world."""
+    """A guarantee was broken in a world."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a world differs from what its seed says. `claims_order` makes the broker promise what it does not keep."""
+    """How a world differs from what its seed says. `claims_order` makes the broker claim to keep order."""
 
     claims_order: bool | None = None
     ordered: bool | None = None
@@ -52,7 +52,7 @@ class Report:
 
 
 def run(seed: int, options: Options | None = None) -> Report:
-    """Run the world of a seed to its end; raise Unsound if a promise was broken."""
+    """Run the world of a seed to its end; raise Unsound if a guarantee was broken."""
     loop = VirtualLoop()
     world = World(seed, loop, options or Options())
     try:
@@ -138,7 +138,7 @@ class World:
         return Writer(self.scene, name, self.dice(name), sender)
 
     async def _restarts(self) -> None:
-        """The only trouble in a world without trouble: relays that are stopped cleanly and replaced."""
+        """The only disturbance in a world without faults: relays that are stopped cleanly and replaced."""
         while True:
             await asyncio.sleep(self.rng.uniform(0.5, 5))
             self.relays.stop(self.rng.choice(list(self.relays.members)))

@@ -1,4 +1,4 @@
-"""Writers: business transactions over a few streams, some of them late, undone, or repeated."""
+"""Writers: business transactions over a few streams, some of them late, rolled back, or repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StreamPlan:
     """One stream that writers write to.
 
     `numbered`: the store counts. `locked`: the writer holds its aggregate's row from before staging until commit.
-    `free`: nobody coordinates. `keyless`: every event is a stream of its own.
+    `free`: without coordination. `keyless`: every event is a stream of its own.
     """
 
     topic: str
@@ -36,7 +36,7 @@ class StreamPlan:
 
 @dataclass(slots=True)
 class Scene:
-    """What writers share."""
+    """The state that writers share."""
 
     store: MemoryStore
     record: Record
@@ -83,7 +83,7 @@ class Writer:
 
     async def _repeat(self, event: Event) -> None:
         """Stage what is known already, as a caller does who never learned that it had committed."""
-        # What a person gave up is forgotten, so it would be a new event.
+        # A discarded event is forgotten, so it would be a new event.
         if event.event_id not in self.scene.record.discarded:
             async with self.scene.store.transaction() as tx:
                 await stage(tx, event)
@@ -107,7 +107,7 @@ class Writer:
     async def _write(
         self, tx: MemoryTransaction, batch: OptimisticBatch, chosen: list[StreamPlan], number: int
     ) -> list[Event]:
-        # A counter stays locked after the savepoint is undone; with a second one, the order of locks would be lost.
+        # A counter stays locked after the savepoint is rolled back; with a second one, locks would lose their order.
         if self.rng.random() < 0.15 and sum(plan.mode == "numbered" for plan in chosen) < 2:
             await self._undone(tx, batch, chosen)
         made = await self._stage(tx, batch, chosen, number)

@@ -29,7 +29,7 @@ EMPTY = "SELECT count(*) = 0 FROM outrider.outbox"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What consumers work on, and how. What they say goes to `consumers.log` in the folder."""
+    """The work of consumers, and its settings. Their output goes to `consumers.log` in the folder."""
 
     store: str
     broker: str

@@ -48,7 +48,7 @@ INTENTS = {
     ("reserve", "compensation"): "refund done, release asked",
     ("create", "compensation"): "release taken in, cancel started",
 }
-"""What a turn is called that starts a step: it records the step before in the same transaction."""
+"""The name of a turn that starts a step: it records the step before in the same transaction."""
 TURNS = (*INTENTS.values(), "completed", "compensated")
 UNSAVED, SAVED, COMMIT_SENT, COMMITTED = "not saved yet", "saved", "commit sent", "committed"
 MOMENTS = (UNSAVED, SAVED, COMMIT_SENT, COMMITTED)
@@ -60,7 +60,7 @@ STAGED = ("stock.reserve staged", "stock.release staged")
 CLAIMS = ("claim asked", "claimed")
 REPLIES = ("received", "receipt_written", "handler_done", "commit_sent", "committed_not_acked")
 REPLY = "reply: "
-"""What the points of the consumer of replies begin with; the rest are those of any consumer."""
+"""The prefix of the points of the consumer of replies; the rest are those of any consumer."""
 POINTS = (
     *CLAIMS,
     *(f"{turn}: {moment}" for turn in TURNS for moment in MOMENTS),
@@ -172,7 +172,7 @@ class FusedSagas:
 
 
 class FusedReplies(FusedStore):
-    """An inbox that knows which replies were posted to a saga here."""
+    """An inbox that knows which replies were delivered to a saga here."""
 
     def handling(self, argument: Any) -> None:
         self._fuse.handled.add(str(argument.event_id))

@@ -1,4 +1,4 @@
-"""Where events arrive, read by clients that know nothing of Outrider, and what they find there."""
+"""Destinations of events, read by clients that know nothing of Outrider."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ReceivedMessage(NamedTuple):
 
 
 class Ledger:
-    """What arrived, told apart into first deliveries and repeats."""
+    """The received messages, as first deliveries and repeats."""
 
     def __init__(self, messages: Sequence[ReceivedMessage]) -> None:
         times = Counter(message.message_id for message in messages)
@@ -43,21 +43,21 @@ class Ledger:
 
 
 class Destination(ABC):
-    """A broker with a place of its own for each test."""
+    """A broker with a topic or a queue of its own for each test."""
 
     url: str
     topic: str
 
     @abstractmethod
     async def read(self) -> list[ReceivedMessage]:
-        """Return everything that has arrived so far; in the order of arrival, as far as keys are concerned."""
+        """Return all messages received so far; those of a key in the order in which they came."""
 
     @abstractmethod
     async def remove(self) -> None:
-        """Take the place away: the server may be somebody's own."""
+        """Remove topic or queue: the server may belong to the user."""
 
     async def ledger(self) -> Ledger:
-        """Return what has arrived so far."""
+        """Return the messages received so far as a ledger."""
         return Ledger(await self.read())
 
 

@@ -21,7 +21,7 @@ from outrider.outbox.model import Criteria, State
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PHASES = {"stock.release": "compensation"}
-"""Commands of sagas that undo something."""
+"""Commands of sagas that compensate."""
 
 _FENCED = re.compile(r"^```(python|sql|console|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

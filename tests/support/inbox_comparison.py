@@ -1,4 +1,4 @@
-"""The inboxes in memory, SQLite, PostgreSQL and MongoDB do the same, whatever is delivered and whatever fails."""
+"""A comparison of two inboxes, step by step, whatever is delivered and whatever fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BANDS = {"a": "normal", "b": "normal", "c": "high"}
 
 
 class Pair:
-    """Two inboxes that are told the same things; every answer is compared."""
+    """Two inboxes that get the same calls; every answer is compared."""
 
     def __init__(self, known: InboxBench, other: InboxBench, rng: random.Random) -> None:
         self.benches = (known, other)

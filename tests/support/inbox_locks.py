@@ -1,6 +1,6 @@
-"""Two transactions of an inbox at once: who gives way to whom, and what is seen after that.
+"""Two transactions of an inbox at once: which one yields, and what the other one sees.
 
-A store makes the second one wait, or refuses it until it gets its turn; what comes of that is the same.
+A store makes the second transaction wait, or rejects it until the first has ended; the result is the same.
 """
 
 from __future__ import annotations

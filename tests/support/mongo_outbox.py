@@ -1,4 +1,4 @@
-"""What the tests of the MongoDB store share."""
+"""Staging, fetching and query plans for tests of the outbox on MongoDB."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def bill(event: Event, session: Any) -> None:
 
 @dataclass
 class Order:
-    """What an order keeps."""
+    """The state of an order."""
 
     order_id: str
     reserved: bool = False

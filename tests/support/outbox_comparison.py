@@ -1,4 +1,4 @@
-"""The memory store and the SQLite store do the same, step by step, whatever happens to events."""
+"""A comparison of the memory store with another one, step by step, whatever happens to events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestClock:
 
 
 class Pair:
-    """Two stores that are told the same things; every answer is compared."""
+    """Two stores that get the same calls; every answer is compared."""
 
     def __init__(self, sqlite: SqliteStore, clock: TestClock, rng: random.Random) -> None:
         self.memory = MemoryStore(lanes=LANES, clock=clock)

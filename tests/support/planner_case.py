@@ -1,4 +1,4 @@
-"""Building blocks for tests of the plan: steps in one line each, and a saga that is told things and saved."""
+"""Building blocks for tests of the planner: steps in one line each, and a saga that gets inputs and is saved."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Case:
         self.plan = self.advance(Claimed())
 
     def advance(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
-        """Let time pass, tell the plan, and save what it says; commands that are overdue are where it is said."""
+        """Let time pass, give inputs to the planner, and save its plan; `where` is the location of overdue commands."""
         self.stored.now += timedelta(seconds=seconds)
         self.stored.instance = replace(self.stored.instance, owner="w", epoch=1)
         record = self.stored.load()

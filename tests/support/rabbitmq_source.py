@@ -1,4 +1,4 @@
-"""What tests of consuming from RabbitMQ share: a source that reads, a client beside it, and ways to break things."""
+"""Helpers for tests of the RabbitMQ source: a reader, another client, and ways to break the connection."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def publish_raw(server: RabbitServer, exchange: str, flags: int, propertie
     content = struct.pack(">HHQH", 60, 0, 2, flags) + properties
     for kind, payload in ((1, method), (2, content), (3, b"{}")):
         wire.write(struct.pack(">BHI", kind, number, len(payload)) + payload + b"\xce")
-    # What is asked after it is answered after it was taken.
+    # The answer to a later request shows that the server has read the earlier frames.
     await wire.call(number, commands.Exchange.Declare(exchange=exchange, passive=True))
     await wire.close()
 

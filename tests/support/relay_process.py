@@ -21,7 +21,7 @@ QUICK = ("--lease-seconds", "2", "--publish-timeout-seconds", "0.8")
 
 
 class RelayProcess:
-    """`outrider relay` as an operating system process. What it says goes to `relays.log` in a folder."""
+    """`outrider relay` as an operating system process. Its output goes to `relays.log` in a folder."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

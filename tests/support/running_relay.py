@@ -1,4 +1,4 @@
-"""A relay at work in this process, and a watch on it that wakes a test whenever the relay has something to tell."""
+"""A relay that runs in this process, and an observer that wakes a test at each telemetry event."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ SETTINGS = RelaySettings(breaker_seconds_base=0.1, breaker_seconds_max=0.5, poll
 
 
 class SignallingObserver(RecordingObserver):
-    """A notebook that can be waited for."""
+    """A recording observer that a test can wait for."""
 
     def __init__(self) -> None:
         super().__init__()
         self._news = asyncio.Event()
 
     def emit(self, fact: TelemetryEvent) -> None:
-        """Write the fact down, and wake who waits."""
+        """Record the telemetry event, and wake waiting tests."""
         super().emit(fact)
         self._news.set()
         self._news = asyncio.Event()
 
     async def until(self, true: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for facts until it is true."""
+        """Wait for telemetry events until the condition is true."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 news = self._news
@@ -48,7 +48,7 @@ class SignallingObserver(RecordingObserver):
 
 @dataclass
 class RunningRelay:
-    """A relay at work, and those who stage for it."""
+    """A running relay, and the store that it reads."""
 
     broker: Broker
     settings: RelaySettings = SETTINGS
@@ -85,7 +85,7 @@ class RunningRelay:
         await self.observer.until(settled)
 
     async def until_emitted(self, kind: type[TelemetryEvent], count: int = 1) -> None:
-        """Wait until so many facts of a kind were noticed."""
+        """Wait until so many telemetry events of a kind were emitted."""
 
         async def emitted() -> bool:
             return len(self.observer.of(kind)) >= count
@@ -102,7 +102,7 @@ class RunningRelay:
 
     @property
     def failed_attempts(self) -> list[TelemetryEvent]:
-        """What an event was blamed for."""
+        """The telemetry events of failed attempts."""
         return [*self.observer.of(Retried), *self.observer.of(EventDeadLettered)]
 
     @property

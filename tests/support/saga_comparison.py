@@ -1,4 +1,4 @@
-"""The saga stores in memory, SQLite and PostgreSQL do the same, step by step, whatever is started, posted and saved."""
+"""A comparison of two saga stores, step by step, whatever is started, delivered and saved."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ DEFINITIONS = [("order", 1), ("order", 2), ("refund", 1)]
 
 
 class Pair:
-    """Two stores that are told the same things; every answer is compared."""
+    """Two stores that get the same calls; every answer is compared."""
 
     def __init__(self, known: SagaBench, other: SagaBench, rng: random.Random) -> None:
         self.benches = (known, other)
         self.rng = rng
         self.events = [UUID(int=rng.getrandbits(128), version=4) for _ in range(12)]
         self.claims: list[tuple[SagaRecord, SagaRecord]] = []
-        """What both have claimed at some time, and may have lost since."""
+        """Sagas that both have claimed at some time, and may have lost since."""
 
     async def start(self) -> None:
         saga_type, version = self.rng.choice(DEFINITIONS)
@@ -157,7 +157,7 @@ async def _saved(bench: SagaBench, claim: Claim, turn: SagaChange) -> bool:
 
 
 def _plain(record: SagaRecord) -> Any:
-    """All of a saga that stores must agree on; times only in relation to now, and no numbers of mail."""
+    """All of a saga that stores must agree on; times only in relation to now, and no ids of messages."""
     untimed: dict[str, Any] = dict.fromkeys(("started_at", "updated_at", "ended_at", "wake_at"))
     instance = replace(record.instance, **untimed)
     return instance, _times(record.instance, record), record.journal, [message[1:6] for message in record.messages]

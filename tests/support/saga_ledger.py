@@ -1,7 +1,7 @@
 """A shop whose sagas leave every effect in a ledger, which forbids nothing: what happens twice must be seen.
 
 An order is created here, its goods are reserved by another service, its charge is a call to a bank, and it is shipped;
-from then on there is no way back. Whoever runs the sagas decides, by `Passing`, what goes wrong at which moment.
+from then on there is no way back. The caller decides with `Passing` which step fails at which moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITH fresh AS (INSERT INTO bank_keys (key, what) VALUES ($1, $2) ON CONFLICT DO 
 INSERT INTO ledger (order_id, account, amount) SELECT $3, $4, $5 FROM fresh
 """
 SOLD_OUT, UNDELIVERABLE, FINE = "sold-out", "undeliverable", "fine"
-"""An order's id begins with what becomes of it: the stock refuses, the carrier refuses, or nobody does."""
+"""An order's id begins with its outcome: the stock rejects, the carrier rejects, or all accept."""
 
 OFTEN = RetryPolicy(base_seconds=0.02, cap_seconds=0.2, max_attempts=200)
 COOL_SECONDS = 0.02
@@ -44,7 +44,7 @@ EXPECTED: Mapping[str, tuple[str, Mapping[str, list[int]]]] = {
 
 @dataclass
 class Order:
-    """What an order keeps."""
+    """The state of an order."""
 
     order_id: str
     reservation: str | None = None

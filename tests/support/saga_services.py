@@ -1,4 +1,4 @@
-"""A shop, its stock and its bank: sagas over a real store, a relay, a broker, inboxes and barriers, in one process."""
+"""A shop, its stock and its bank: sagas over a real store, a relay, a broker and participants, in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLES = ("orders (id text PRIMARY KEY)", "moves (id text, what text)")
 
 @dataclass
 class Order:
-    """What an order keeps."""
+    """The state of an order."""
 
     order_id: str
     amount: int = 12
@@ -202,7 +202,7 @@ class SagaServices:
 async def run_services(
     store_url: str, broker_url: str, bank: Bank | None = None, **options: Any
 ) -> AsyncIterator[SagaServices]:
-    """Build a town with a relay between its houses."""
+    """Run the services with a relay between them."""
     bank = bank or Bank()
     async with AsyncExitStack() as stack:
         sagas = await app.open_sagas(store_url)

@@ -1,4 +1,4 @@
-"""A shop with sagas in memory: a test owns the clock, lets workers work, and carries the post by hand."""
+"""A shop with sagas in memory: a test owns the clock, runs workers, and delivers messages by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 5.0
 
 
 class SignallingObserver(RecordingObserver):
-    """A notebook that tells when a fact was heard."""
+    """A recording observer that a test can wait for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class SignallingObserver(RecordingObserver):
         self._rung.set()
 
     async def until_emitted(self, kind: type[TelemetryEvent], count: int = 1) -> None:
-        """Wait until a fact was heard so often."""
+        """Wait until so many telemetry events of a kind were emitted."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(self.of(kind)) < count:
                 self._rung.clear()
@@ -168,7 +168,7 @@ def _opened(message: Any) -> Event:
 
 @dataclass
 class Order:
-    """What the sagas of these tests keep."""
+    """The state of the sagas of these tests."""
 
     order_id: str
     amount: int = 0

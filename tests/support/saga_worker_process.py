@@ -34,7 +34,7 @@ VERSION = "SELECT version FROM outrider.saga_instance WHERE saga_id = $1::text::
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """Where everything is. What workers say goes to `workers.log` in the folder."""
+    """The URLs and the folder. The output of workers goes to `workers.log` in the folder."""
 
     store: str
     broker: str
@@ -71,7 +71,7 @@ class Shop:
             return
         died = json.loads(self.note.read_text())
         if point.endswith((COMMIT_SENT, COMMITTED)):
-            # Nobody may have read the answer, but the server has read the commit.
+            # The answer may not be read, but the server has read the commit.
             await until(
                 "the commit to be heard", conn, f"SELECT ({VERSION}) = $2", died["saga_id"], died["version"] + 1
             )
@@ -80,7 +80,7 @@ class Shop:
 
     @asynccontextmanager
     async def services(self, lost: Lost | None = None) -> AsyncIterator[None]:
-        """Run the relay and the stock around the block, with a broker between them that loses what it is told to."""
+        """Run the relay and the stock around the block, with a broker between them that loses the chosen messages."""
         [routes] = stock_inbox().consumers.values()
         inbox, broker = await app.open_inbox(self.store), await app.open_broker(self.broker)
         stock = Consumer(app.open_source(self.broker, routes), inbox, routes)

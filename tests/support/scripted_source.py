@@ -1,4 +1,4 @@
-"""A source whose deliveries a test writes, and a consumer over it with handlers that wait or fail as told."""
+"""A source whose deliveries a test writes, and a consumer with handlers that wait or fail as the test decides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_SECONDS = 0.01
 
 
 class Signal:
-    """Wakes whoever waits for something to become so, each time something has happened."""
+    """Wakes waiting tests each time something has happened."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
@@ -139,7 +139,7 @@ class Rig:
             self._gates[name].set()
 
     async def handle(self, event: Event, tx: Any) -> None:
-        """Write the event's name as the effect; wait or fail first, as told."""
+        """Write the event's name as the effect; wait or fail first, as the test decides."""
         name = event.payload["name"]
         self.begun.append(name)
         self.under_way[str(event.key)] += 1

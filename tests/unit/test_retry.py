@@ -1,4 +1,4 @@
-"""How long a failed event waits."""
+"""The delay before the next attempt."""
 
 from __future__ import annotations
 

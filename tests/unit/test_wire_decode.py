@@ -1,4 +1,4 @@
-"""Opening deliveries: what was sealed comes back, and what is malformed says why and keeps its place."""
+"""Decoding deliveries: an encoded event comes back, and a malformed one has a reason and keeps its position."""
 
 from __future__ import annotations
 

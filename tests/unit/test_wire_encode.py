@@ -1,4 +1,4 @@
-"""Sealing: every header a consumer may rely on is there, and the same each time."""
+"""Encoding: every header a consumer may rely on is there, and the same each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A business and a broker's place for each test of this folder."""
+"""A shop and a destination at the broker for each test of this folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def sqlite_shop(tmp_path: Path) -> AsyncIterator[SqliteShop]:
 
 @pytest.fixture
 async def mongo_shop() -> AsyncIterator[MongoShop]:
-    """A business on MongoDB, with a server of its own that tests may trouble."""
+    """A business on MongoDB, with a server of its own in which tests may inject faults."""
     with MongoServer(settings=FORGETFUL) as server:
         await MongoSchema(server.url).migrate()
         async with await MongoShop.open(server.url) as shop:

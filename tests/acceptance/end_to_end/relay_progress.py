@@ -22,7 +22,7 @@ POLL_SECONDS = 0.05
 
 Question = Callable[[Shop], Awaitable[bool]]
 Goal = tuple[str, Question]
-"""What one waits for, and how to see that it has come."""
+"""The description of a goal, and the question whether it is reached."""
 
 
 async def _started(shop: Shop) -> bool:
@@ -76,7 +76,7 @@ async def _until(processes: list[RelayProcess], what: str, true: Callable[[], Aw
 
 
 async def everything_arrived(shop: Shop, ledger: Ledger) -> None:
-    """All that was sold was delivered, nothing else was, in order, and nobody was blamed for anything."""
+    """Every sale was delivered, nothing else was, order was kept, and no attempt failed."""
     sold = await shop.purchases()
     assert ledger.ids == sold.keys()
     assert ledger.ids.isdisjoint(shop.compensated)

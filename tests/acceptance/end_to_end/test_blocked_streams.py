@@ -1,4 +1,4 @@
-"""An event that cannot be delivered makes only its own stream wait; once that is mended, a replay lets it go."""
+"""An event that cannot be delivered blocks only its own stream; after the repair, a replay unblocks the stream."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ Step = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A business, a broker with trouble in it, and relays between them."""
+    """A shop, a broker that rejects some events, and relays between them."""
 
     shop: SqlShop
     destination: Destination
     processes: list[RelayProcess]
 
     async def mix(self, failing: Sequence[Event]) -> None:
-        """Stage events that are in for trouble among many that are not."""
+        """Stage events that will fail among many that will not."""
         half = len(failing) // 2
         for number, some in enumerate((failing[:half], failing[half:], ())):
             await self.shop.work(deals(GOOD // 3, 100, seed=number), self.destination.topic)
             await self.shop.transact(some)
 
     async def until_only_the_guilty_wait(self, parked: int) -> None:
-        """Wait until all the others are delivered; the guilty streams are held, and their followers parked."""
+        """Wait until all other events are delivered; the failing streams are blocked, and their next events parked."""
         waiting = f"SELECT count(*) = {parked} AND sum(CASE state WHEN 'parked' THEN 1 END) = {parked} FROM outbox"
         await until(self.shop, self.processes, "all others to be delivered", lambda _: self.shop.ask(waiting))
         assert await self.shop.count("outbox_dead_letter") == len(GUILTY)
@@ -51,7 +51,7 @@ class Scene:
         assert sorted(map(tuple, held)) == [(key, "dead_letter") for key in GUILTY]
 
     async def replay(self) -> None:
-        """Send the dead letters again, and wait until nothing is left."""
+        """Replay the dead letters, and wait until the outbox is empty."""
         said = await outrider("dead-letters", "replay", "--all", "--yes", "--store", self.shop.url)
         assert said == {"replayed": len(GUILTY)}
         await until(self.shop, self.processes, *EMPTY)
@@ -60,7 +60,7 @@ class Scene:
 async def _only_the_guilty_wait(
     scene: Scene, stream: Callable[[str], list[Event]], mend: Step, *, fine: int = 0
 ) -> None:
-    """Each guilty stream has some events that are fine, then the one that is not, then followers."""
+    """Each failing stream has some good events, then a failing one, then more good ones."""
     streams = {key: stream(key) for key in GUILTY}
     parked = sum(len(events) - fine - 1 for events in streams.values())
     await scene.mix([one for events in streams.values() for one in events])

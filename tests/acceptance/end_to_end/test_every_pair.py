@@ -29,7 +29,7 @@ FEWER = sized(6_000, 1_000)
 """For writers that take two milliseconds for each."""
 SMALL_STEPS = ("--workers", "4", "--batch-max", "100", "--lease-seconds", "5", "--publish-timeout-seconds", "2")
 REPEATS_MAX = 1200
-"""What such a relay can have in flight: for each worker a batch, and the first few events of each lane besides."""
+"""The largest number of events in flight: a batch for each worker, and the first few events of each lane."""
 
 
 async def _none_is_lost(shop: Shop, destination: Destination, folder: Path) -> None:
@@ -48,7 +48,7 @@ async def _none_is_lost(shop: Shop, destination: Destination, folder: Path) -> N
 
 
 async def _a_kill_only_repeats(shop: Shop, destination: Destination, folder: Path, events: int) -> None:
-    """Do business while two relays deliver; one dies in the middle of it, and another takes its place."""
+    """Do business while two relays deliver; one is killed in the middle, and another one replaces it."""
     async with relays(shop.url, destination.url, folder, 2, *SMALL_STEPS) as processes:
         await until(shop, processes, *SHARED)
         async with asyncio.TaskGroup() as tasks:
@@ -57,7 +57,7 @@ async def _a_kill_only_repeats(shop: Shop, destination: Destination, folder: Pat
             await processes.pop(0).kill()
             processes.append(await RelayProcess.start(shop.url, destination.url, folder, *SMALL_STEPS))
         await until(shop, processes, *EMPTY)
-        # Who is told to stop before it runs is simply ended.
+        # A relay that is stopped before it runs simply ends.
         await until_logged(folder, processes, "relay started", 3)
         assert [await relay.stop() for relay in processes] == [0, 0]
     ledger = await destination.ledger()
@@ -68,7 +68,7 @@ async def _a_kill_only_repeats(shop: Shop, destination: Destination, folder: Pat
 
 
 class _Pair:
-    """Two tests for a `shop` and a `post`."""
+    """Two tests for a `shop` and a `destination`."""
 
     events = EVENTS
     """With which a relay is killed."""

@@ -1,6 +1,6 @@
-"""MongoDB in trouble while writers stage and relays drain: conflicts, lost connections, commits in doubt, elections.
+"""MongoDB fails while writers stage and relays drain: conflicts, lost connections, unknown commits, elections.
 
-A relay is killed besides. Nothing is lost, every key keeps its order, and no event is blamed for any of it.
+A relay is killed as well. Nothing is lost, every key keeps its order, and no event counts an attempt.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def _step_down(client: AsyncMongoClient[Any]) -> None:
     """Let the only node resign; after a while it elects itself again."""
     resign = {"replSetStepDown": STEP_DOWN_SECONDS, "force": True, "secondaryCatchUpPeriodSecs": 0}
     await client.admin.command(resign)
-    # Whoever wants to write waits for a primary.
+    # A writer waits for a primary.
     await client["shop"]["resigned"].insert_one({})
 
 
@@ -63,7 +63,7 @@ async def _all_that_can_go_wrong(client: AsyncMongoClient[Any]) -> None:
 
 
 async def _nothing_changes(shop: MongoShop, destination: Destination, folder: Path) -> None:
-    """Do business as long as there is trouble, with a relay killed in the middle of it."""
+    """Sell as long as faults are injected, with a relay killed in the middle."""
     async with relays(shop.url, destination.url, folder, 2, *PACE) as processes:
         await until(shop, processes, *STARTED)
         async with AsyncMongoClient[Any](shop.url) as client:
@@ -74,7 +74,7 @@ async def _nothing_changes(shop: MongoShop, destination: Destination, folder: Pa
             faults = asyncio.create_task(_step_down(client))
             sold += await _business(shop, destination.topic, faults, seed=1000)
         await until(shop, processes, *EMPTY)
-        # Who is told to stop before it runs is simply ended.
+        # A relay that is stopped before it runs simply ends.
         await until_logged(folder, processes, "relay started", 3)
         assert [await relay.stop() for relay in processes] == [0, 0]
     ledger = await destination.ledger()
@@ -84,7 +84,7 @@ async def _nothing_changes(shop: MongoShop, destination: Destination, folder: Pa
 
 
 async def _business(shop: MongoShop, topic: str, faults: asyncio.Task[None], *, seed: int = 0) -> int:
-    """Sell until the trouble is over; return how much was sold."""
+    """Sell until the faults are over; return the number of sales."""
     sold = 0
     while not faults.done():
         seed += 1

@@ -37,7 +37,7 @@ OUTAGE_SECONDS = sized(30, 5)
 
 @pytest.fixture(scope="module")
 def rabbit() -> Iterator[RabbitServer]:
-    """A private server that tests may break, if they mend it again."""
+    """A private server that tests may break and must repair."""
     with RabbitServer() as server:
         yield server
 
@@ -101,7 +101,7 @@ async def test_rabbitmq_stopped_for_a_while_costs_nothing(
 
 
 async def _do_business_during_the_outage(shop: PostgresShop, processes: list[RelayProcess], topic: str) -> None:
-    """Let real time pass; no event is charged for it, and no relay gives up."""
+    """Let real time pass; no event counts an attempt, and no relay ends."""
     clock = asyncio.get_running_loop()
     begun, number = clock.time(), 0
     while clock.time() < begun + OUTAGE_SECONDS:
@@ -140,7 +140,7 @@ async def test_postgresql_killed_and_restarted_during_a_drain_costs_nothing(
         await PostgresSchema(server.url).migrate()
         async with await PostgresShop.open(server.url) as shop:
             await shop.work(BACKLOG, kafka_destination.topic)
-        # What a crash leaves undecided costs a relay its lease, so a short one ends the test sooner.
+        # An unknown settle after the crash costs a relay its lease, so a short lease ends the test sooner.
         async with relays(server.url, kafka_destination.url, tmp_path, 2, *SMALL_STEPS, *QUICK) as processes:
             async with await PostgresShop.open(server.url) as shop:
                 await _until_both_are_busy(shop, processes)

@@ -1,4 +1,4 @@
-"""The broker contract on Kafka, and what Kafka adds to it: its errors as verdicts."""
+"""The broker contract on Kafka, and what Kafka adds to it: its errors as publish results."""
 
 from __future__ import annotations
 

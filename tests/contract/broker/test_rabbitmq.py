@@ -1,4 +1,4 @@
-"""The broker contract on RabbitMQ. What was published is read back by another client, aio-pika."""
+"""The broker contract on RabbitMQ. Another client, aio-pika, reads the published messages back."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ INSERT = sa.text("INSERT INTO notes VALUES (:what)")
 
 
 def options(database: Database, driver: str) -> dict[str, Any]:
-    """Return what an engine needs to be told behind a pooler."""
+    """Return the options of an engine behind a pooler."""
     if not isinstance(database, PostgresDatabase) or not database.pooled:
         return {}
     if driver == "asyncpg":

@@ -1,4 +1,4 @@
-"""What only drivers can do that tell of a commit."""
+"""The rules of drivers that report a commit."""
 
 from __future__ import annotations
 

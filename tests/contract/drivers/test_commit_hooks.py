@@ -1,4 +1,4 @@
-"""Being told of a commit, and what stands on it: waking relays, and sending at once."""
+"""Commit hooks, and their uses: waking relays, and publishing right after the commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver makes of errors that the database finds, through every driver of PostgreSQL."""
+"""Errors of the database while staging, through every driver of PostgreSQL."""
 
 from __future__ import annotations
 

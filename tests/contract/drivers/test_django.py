@@ -1,4 +1,4 @@
-"""What is particular to Django: it commits by itself or not at all, and keeps a connection for each thread."""
+"""Rules of Django alone: it commits by itself or not at all, and keeps a connection for each thread."""
 
 from __future__ import annotations
 

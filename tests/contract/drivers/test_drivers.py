@@ -1,4 +1,4 @@
-"""One suite for every kind of connection: what is staged shares the fate of the transaction, whole."""
+"""One suite for every kind of connection: staged events are committed or rolled back with the transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to SQLAlchemy: it writes and begins late, and may know several databases."""
+"""Rules of SQLAlchemy alone: it writes and begins late, and may know several databases."""
 
 from __future__ import annotations
 

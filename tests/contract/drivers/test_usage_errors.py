@@ -1,4 +1,4 @@
-"""What PostgreSQL's drivers have that cannot be staged through, refused with the remedy. Every object is a real one."""
+"""Objects of PostgreSQL's drivers that cannot stage are rejected with the remedy. Every object is a real one."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def sqlite_kind(request: pytest.FixtureRequest, sqlite: SqliteDatabase, ad
 @pytest.fixture
 def adapted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the asynchronous functions of the suites work with what is not: see `contract_benches.plainly`."""
-    # They are run by event loops, on threads, which Django would refuse to work beside.
+    # Event loops on threads run them, and Django rejects work beside an event loop.
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     awaited = outrider.stage
 

@@ -1,4 +1,4 @@
-"""What the contract suites need around a store that lends: functions that suit the kind, and time.
+"""Benches of the contract suites for one kind of handler transaction: adapted functions, and the clock.
 
 The suites' functions are asynchronous. For a kind whose functions are plain, each is run to its end on the thread it is
 called on, with an event loop of its own.
@@ -40,7 +40,7 @@ def as_plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class AdaptedTransaction(WrappedTransaction):
-    """A transaction whose functions are made to suit the kind."""
+    """A transaction that adapts functions to the kind."""
 
     def __init__(self, inner: HandlerTransaction, adapt: Callable[..., Any]) -> None:
         super().__init__(inner)
@@ -66,7 +66,7 @@ class AdaptedSource:
 
 
 class AdaptedStore:
-    """A store whose functions are made to suit the kind."""
+    """A store that adapts functions to the kind."""
 
     def __init__(self, store: Any, *, plain: bool) -> None:
         self._store, self._adapt = store, as_plain_function if plain else lambda function: function
@@ -88,7 +88,7 @@ class AdaptedStore:
 
 
 class AdaptedSagas(AdaptedStore):
-    """Sagas all of whose transactions are lent ones, so that everything is written through them."""
+    """Sagas that write everything through handler transactions."""
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         return self.transactions.open()  # type: ignore[no-any-return]
@@ -109,7 +109,7 @@ class Effects:
 
 
 class HandlerTransactionKindRules:
-    """What is another rule where a function gets the application's own kind: it does what an application does."""
+    """The rules that differ for a function that gets the application's own kind of transaction."""
 
     async def test_a_steps_function_works_in_the_turns_transaction(self, bench: Any) -> None:
         record = await bench.taken()
@@ -126,11 +126,11 @@ class HandlerTransactionKindRules:
 
 
 class KindTurnRules(TurnRules, HandlerTransactionRules, OutboxRules, ParticipantRules):
-    """All that is done to sagas in a transaction that is lent; claims, mail and upkeep have the store's own."""
+    """The saga rules that use a handler transaction; claims, messages and maintenance use the store's own."""
 
 
 class KindInboxBench(Effects, InboxBench):
-    """An inbox that lends the kind under test."""
+    """An inbox whose handler transactions are of the kind under test."""
 
     def __init__(self, store: Any, clock: ManualClock, kind: Kind, pool: Any) -> None:
         super().__init__(store, clock)
@@ -150,7 +150,7 @@ class KindInboxBench(Effects, InboxBench):
 
 
 class KindSagaBench(Effects, SagaBench):
-    """Sagas in PostgreSQL, written through lent transactions; from outside, through asyncpg."""
+    """Sagas in PostgreSQL, written through handler transactions; from outside, through asyncpg."""
 
     def __init__(self, store: Any, other: Any, clock: ManualClock, kind: Kind, pool: Any) -> None:
         super().__init__(store, clock)
@@ -179,7 +179,7 @@ class KindSagaBench(Effects, SagaBench):
 
 @asynccontextmanager
 async def open_inbox_bench(kind: Kind) -> AsyncIterator[KindInboxBench]:
-    """Open an inbox in PostgreSQL that lends a kind of transactions."""
+    """Open an inbox in PostgreSQL with a kind of handler transactions."""
     async with asyncpg.create_pool(kind.database.url, min_size=1, max_size=2) as pool:
         store = await app.open_inbox(kind.database.url, transactions=kind.source)
         try:
@@ -190,7 +190,7 @@ async def open_inbox_bench(kind: Kind) -> AsyncIterator[KindInboxBench]:
 
 @asynccontextmanager
 async def open_saga_bench(kind: Kind) -> AsyncIterator[KindSagaBench]:
-    """Open sagas in PostgreSQL that lend a kind of transactions; the other store lends its own."""
+    """Open sagas in PostgreSQL with a kind of handler transactions; the other store uses its own kind."""
     url = kind.database.url
     async with asyncpg.create_pool(url, min_size=1, max_size=4) as pool:
         store, other = await app.open_sagas(url, transactions=kind.source), await app.open_sagas(url)

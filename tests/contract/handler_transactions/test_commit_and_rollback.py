@@ -1,4 +1,4 @@
-"""Effect and receipt share one fate, however the application's connections are set, and whatever a function leaves."""
+"""Effect and receipt are committed or rolled back together, whatever the connection's settings and the function are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong around lent transactions on PostgreSQL: whose fault it is, and what is left, in every kind."""
+"""Errors around handler transactions on PostgreSQL, in every kind: which side failed, and what is left."""
 
 from __future__ import annotations
 

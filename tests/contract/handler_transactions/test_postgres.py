@@ -1,4 +1,4 @@
-"""The contracts of the inbox and of the sagas on PostgreSQL, over every kind of transactions that can be lent."""
+"""The contracts of the inbox and of the sagas on PostgreSQL, over every kind of handler transaction."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ sagas = SagaRegistry(order, transactions=Session)
 
 @dataclass
 class Order:
-    """What an order keeps."""
+    """The state of an order."""
 
     order_id: str
 

@@ -1,4 +1,4 @@
-"""The contracts of the inbox and of the sagas on SQLite, over the kinds of transactions that can be lent there."""
+"""The contracts of the inbox and of the sagas on SQLite, over the kinds of handler transactions there."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Inbox:
 
 
 class LentSqliteSagaBench(Effects, SagaBench):
-    """Sagas written through lent transactions; from outside, through sqlite3."""
+    """Sagas written through handler transactions; from outside, through sqlite3."""
 
     def __init__(self, store: Any, other: SqliteSagas, clock: ManualClock, kind: Kind) -> None:
         super().__init__(store, clock)
@@ -101,7 +101,7 @@ class _SagaBench:
 class _Sagas(_SagaBench, HandlerTransactionKindRules):
     # A driver takes the time from its host, and not from the clock of a store.
     test_barriers_are_kept_for_as_long_as_was_said = None
-    # Nobody can end a thread; see below.
+    # A thread cannot be ended; see below.
     test_a_function_that_is_cut_off_leaves_the_store_as_it_was = None
 
 

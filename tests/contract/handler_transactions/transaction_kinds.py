@@ -17,7 +17,7 @@ from tests.contract.drivers.django_case import ALIAS, described
 
 
 class Kind(ABC):
-    """One kind. What functions do is awaited if the kind is asynchronous."""
+    """One kind. Its functions are awaited if the kind is asynchronous."""
 
     plain = False
     """Whether functions are plain, and run on a thread."""
@@ -44,7 +44,7 @@ class Kind(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of everything."""
+        """Close the connections."""
 
     def url(self, driver: str) -> str:
         if isinstance(self.database, PostgresDatabase):
@@ -109,7 +109,7 @@ class Engines(PlainSessions):
 
 
 class PsycopgSource(Kind):
-    """An `AsyncConnectionPool`; nobody has opened it."""
+    """An `AsyncConnectionPool` that is not open."""
 
     def made(self) -> Any:
         return AsyncConnectionPool(self.database.url, min_size=1, max_size=10, open=False)
@@ -121,7 +121,7 @@ class PsycopgSource(Kind):
         await given.execute("COMMIT" if commit else "ROLLBACK")
 
     async def close(self) -> None:
-        """The lender has opened the pool, and closes it."""
+        """The transaction source has opened the pool, and closes it."""
 
 
 class PlainPsycopgPool(Kind):
@@ -140,7 +140,7 @@ class PlainPsycopgPool(Kind):
         given.execute("COMMIT" if commit else "ROLLBACK")
 
     async def close(self) -> None:
-        """The lender has opened the pool, and closes it."""
+        """The transaction source has opened the pool, and closes it."""
 
 
 class Django(Kind):
@@ -172,7 +172,7 @@ class BriefDjango(Django):
 
 
 KINDS = [Sessions, PlainSessions]
-"""The whole of both suites: one kind that is awaited and one that runs on threads, the two ways of lending."""
+"""The whole of both suites: one kind that is awaited and one that runs on threads, the two implementations."""
 REPEATED = [Django, PsycopgSessions, AsyncEngines, Engines, PsycopgSource, PlainPsycopgPool]
 """They differ in how a transaction begins, ends and breaks, and get the rules about that; all else is the same code."""
 POSTGRES_ONLY = {PsycopgSessions, PsycopgSource, PlainPsycopgPool}

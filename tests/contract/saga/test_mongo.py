@@ -53,7 +53,7 @@ class MongoBench(SagaBench):
         await tx.commit_transaction()
 
     async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
-        """Call a function of the driver. MongoDB lets nobody wait, so an application begins its transaction anew."""
+        """Call a function of the driver. MongoDB waits for no lock, so an application begins its transaction anew."""
         driving = partial(super().drive, verb, connection_of(tx), *args)
         return await (tx.run(lambda _: driving()) if isinstance(tx, MongoHandlerTransaction) else driving())
 

@@ -1,4 +1,4 @@
-"""The saga contract on SQLite, and what is SQLite's own: wake-ups, threads, the trail's triggers, upgrades."""
+"""The saga contract on SQLite, and what is SQLite's own: wake-ups, threads, the audit log's triggers, upgrades."""
 
 from __future__ import annotations
 

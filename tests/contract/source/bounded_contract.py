@@ -9,7 +9,7 @@ from outrider.testing.contracts.source import numbers
 
 
 class BoundedContract:
-    """What sources that read a log do as well."""
+    """One more rule of sources that read a log."""
 
     async def test_a_source_does_not_run_far_ahead_of_what_is_undone(
         self, bench: SourceBench, monkeypatch: pytest.MonkeyPatch

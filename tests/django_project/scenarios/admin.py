@@ -157,7 +157,7 @@ def finding() -> None:
 
 
 def hidden() -> None:
-    """Who may not see payloads sees all the rest, and who may not decide is not asked to."""
+    """A user without permissions sees everything but payloads, and gets no actions."""
     rows = _fill()
     client = _user("view_outboxevent", "view_deadletter", "view_consumerdeadletter", "view_sagainstance")
     for model in ("outboxevent", "deadletter", "consumerdeadletter", "sagainstance"):
@@ -208,7 +208,7 @@ def discarding() -> None:
 
 
 def apart() -> None:
-    """What the store refuses is told in the admin, and nothing is lost."""
+    """The admin reports an error of the store, and nothing is lost."""
     [dead] = _stage("A-1")
     _bury(dead)
     client = _user()

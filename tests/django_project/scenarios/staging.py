@@ -55,7 +55,7 @@ def rollback() -> None:
 
 
 def misuse() -> None:
-    """Nothing is staged outside of a transaction, and rows are written by nobody else."""
+    """Nothing is staged outside of a transaction, and only a transaction writes rows."""
     with pytest.raises(NotInTransaction, match="inside `with transaction"):
         stage(placed("A-1"))
     with pytest.raises(UsageError, match="written by Outrider alone"):
@@ -66,7 +66,7 @@ def misuse() -> None:
 
 
 def waking() -> None:
-    """Relays hear of a commit, and a rollback asks for nobody to be woken."""
+    """A commit wakes relays, and a rollback does not."""
     woken, listening, done = threading.Event(), threading.Event(), threading.Event()
 
     async def listen() -> None:
@@ -112,7 +112,7 @@ def second() -> None:
 
 
 def manual() -> None:
-    """With AUTOCOMMIT off a transaction is always open; an event shares its fate all the same."""
+    """With AUTOCOMMIT off a transaction is always open; an event is committed or rolled back with it."""
     for number, end in (("A-1", transaction.rollback), ("A-2", transaction.commit)):
         Order.objects.create(number=number)
         stage(placed(number))

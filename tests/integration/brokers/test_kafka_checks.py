@@ -1,4 +1,4 @@
-"""What a doctor finds on Kafka, in good health and in bad."""
+"""The checks of the doctor on Kafka, with good and bad settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster(nodes: KafkaCluster) -> str:
 
 @pytest.fixture(scope="module")
 def lenient() -> Iterator[str]:
-    """One broker that makes topics by itself, and obeys access rules where there are any."""
+    """One broker that makes topics by itself, and applies access rules where there are any."""
     settings = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
@@ -146,7 +146,7 @@ async def test_a_single_broker_is_warned_about(lenient: str) -> None:
     create_topic(lenient, "alone")
     found = await found_on(lenient, "alone")
     assert (found["kafka-replication"].level, found["kafka-replication"].remedy) == (WARN, "add brokers")
-    # Nothing good is said about what was not there to be judged.
+    # A check without anything to look at has no result.
     assert "kafka-in-sync" not in found
 
 

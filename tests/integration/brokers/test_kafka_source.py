@@ -1,4 +1,4 @@
-"""Kafka as a source where it is hardest: shards that move, engines that are full, servers that die."""
+"""Kafka as a source in hard cases: partitions that move, consumers that are full, servers that die."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Worker:
 
 
 class Handled:
-    """What any worker has handled, in order. While `gate` is closed, handlers wait."""
+    """The events that any worker has handled, in order. While `gate` is closed, handlers wait."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.numbers: list[int] = []
@@ -144,7 +144,7 @@ async def test_shards_that_move_are_handled_by_one_engine_at_a_time(
             await eventually(lambda: len(set(handled.numbers)) == 2200)
     assert handled.overlaps == 0
     assert handled.in_order()
-    # What one handled ahead of something that it had not begun comes again; no more than it may have in flight.
+    # Events handled ahead of one that was not begun come again; at most as many as may be in flight.
     moves = sum(len(worker.observer.of(PartitionsRevoked)) for worker in (first, second, third)) + 3
     assert len(handled.numbers) - 2200 <= moves * 50
 
@@ -172,7 +172,7 @@ async def _publish_slowly(broker: KafkaBroker, topic: str, count: int) -> None:
 async def _work_at_random(
     server: KafkaServer, topic: str, rng: random.Random, log: list[Delivery], rounds: int
 ) -> None:
-    """Receive with odd limits and pauses; be done with some keys now and then, and with all of a shard that goes."""
+    """Receive with odd limits and pauses; ack some keys now and then, and all of a revoked partition."""
     held: list[Delivery] = []
 
     def be_done(done: Sequence[Delivery]) -> None:

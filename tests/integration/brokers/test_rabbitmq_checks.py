@@ -1,4 +1,4 @@
-"""What a doctor finds on RabbitMQ, in good health and in bad, with the management API and without."""
+"""The checks of the doctor on RabbitMQ, with good and bad settings, with the management API and without."""
 
 from __future__ import annotations
 

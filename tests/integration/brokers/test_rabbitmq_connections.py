@@ -1,4 +1,4 @@
-"""RabbitMQ through several connections: when they are opened, and that nobody depends on them."""
+"""RabbitMQ through several connections: when they are opened, and that none of them is needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAVES_MAX = 200
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RabbitServer]:
-    """A private server that tests may break, if they mend it again."""
+    """A private server that tests may break and must repair."""
     with RabbitServer() as server:
         yield server
 

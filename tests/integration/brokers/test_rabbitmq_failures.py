@@ -1,4 +1,4 @@
-"""RabbitMQ when things go wrong: what is lost, what is charged, and who waits. A real server, and a real relay."""
+"""Failures of RabbitMQ under a real relay: messages lost, attempts counted, and streams that wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SERVER_BYTES_MAX = 2_000_000
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RabbitServer]:
-    """A private server that tests may break, if they mend it again."""
+    """A private server that tests may break and must repair."""
     with RabbitServer(settings={"max_message_size": str(SERVER_BYTES_MAX)}) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""RabbitMQ as a place to publish to: frames, channels, heartbeats, TLS, and what is refused at the start."""
+"""Publishing to RabbitMQ: frames, channels, heartbeats, TLS, and settings that are rejected at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue that a consumer finds on a real RabbitMQ: made, taken as it is, refused, or warned about."""
+"""The queue of a consumer on a real RabbitMQ: declared, accepted as it is, rejected, or warned about."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.rabbitmq
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RabbitServer]:
-    """A private server that tests may break, if they mend it again."""
+    """A private server that tests may break and must repair."""
     with RabbitServer() as server:
         yield server
 
@@ -77,7 +77,7 @@ class TestQueues:
     async def test_acks_still_count_when_only_the_consumer_was_cancelled(
         self, server: RabbitServer, broker: RabbitBroker, name: str
     ) -> None:
-        """The server cancels a consumer whose queue moves; the channel stands, and what was done can be told."""
+        """The server cancels a consumer whose queue moves; the channel stays open for acks."""
         async with reading(source_of(server, name)) as reader:
             await publish(broker, *range(10))
             await reader.until(10)
@@ -160,7 +160,7 @@ class TestQueues:
         await wire.close()
 
     async def test_a_queue_that_is_known_is_looked_at_without_a_refusal(self, server: RabbitServer, name: str) -> None:
-        """The server notes every refusal in its log as an error."""
+        """The server logs every rejection as an error."""
 
         def refusals() -> int:
             return (server.home / "log").read_text(encoding="utf-8", errors="replace").count("inequivalent arg")

@@ -1,4 +1,4 @@
-"""Consuming from a real RabbitMQ when things go wrong: what comes again, what is refused, and who takes over."""
+"""Consuming from a real RabbitMQ in case of failures: redelivery, rejection, and takeover."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.rabbitmq
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RabbitServer]:
-    """A private server that tests may break, if they mend it again."""
+    """A private server that tests may break and must repair."""
     with RabbitServer(tls=True) as server:
         yield server
 
@@ -190,7 +190,7 @@ class TestOrder:
     async def test_another_process_takes_over_in_order(
         self, server: RabbitServer, broker: RabbitBroker, name: str, crash: bool
     ) -> None:
-        """What was handed out and what was not: all of it comes in order, though the queue sets no limit."""
+        """Messages that were handed out and those that were not come in order, though the queue sets no limit."""
         sources = [source_of(server, name, in_flight_max=100) for _ in range(2)]
         async with reading(sources[0]) as first, reading(sources[1]) as second:
             await publish(broker, *range(300))
@@ -336,19 +336,19 @@ class TestConnecting:
 
 
 class Watch(RecordingObserver):
-    """A notebook that can be waited for."""
+    """A recording observer that a test can wait for."""
 
     def __init__(self) -> None:
         super().__init__()
         self._news = asyncio.Event()
 
     def emit(self, fact: TelemetryEvent) -> None:
-        """Write the fact down, and wake who waits."""
+        """Record the telemetry event, and wake waiting tests."""
         super().emit(fact)
         self._news.set()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait for facts until it is true."""
+        """Wait for telemetry events until the condition is true."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not true():
                 self._news.clear()

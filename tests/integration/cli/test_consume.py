@@ -264,7 +264,7 @@ def test_a_signal_stops_a_consumer_cleanly(service: Service, number: signal.Sign
         out, err = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0, err
     assert json.loads(out)["applied"] in (1, 2)
-    # What it had done, it has acked.
+    # Everything handled is acked.
     assert until_idle(service, "--consumer", "billing")["duplicates"] == 0
 
 

@@ -58,7 +58,7 @@ def test_a_project_without_users_and_without_asyncpg_migrates_and_stages(bare_pr
 
 def test_events_go_to_the_database_that_the_settings_name(bare_project: Project, tmp_path: Path) -> None:
     second = f"sqlite:///{tmp_path / 'second.db'}"
-    # The other engine, so that a table name with a schema would be noticed.
+    # The other engine, so that a table name with a schema would fail.
     split = Project(second, SHOP_SECOND_DATABASE=bare_project.url).outrider(DATABASE="second", SCHEMA="shop_events")
     split.manage("migrate")
     assert "0001_outbox" in split.manage("check", "--database", "second").stderr

@@ -34,7 +34,7 @@ EVENTS = [Event("order.placed", {"n": n}, topic=TOPIC, key=f"k{n % 3}") for n in
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What the file says about a store, and how to stage into it."""
+    """The settings of a store in the file, and the way to stage into it."""
 
     url: str
     stage: Callable[[], Awaitable[None]]
@@ -43,7 +43,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """What the file says about a broker, and how to read what has arrived."""
+    """The settings of a broker in the file, and the way to read the published messages."""
 
     url: str
     read: Callable[[], Awaitable[list[bytes]]]

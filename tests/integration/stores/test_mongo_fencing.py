@@ -67,7 +67,7 @@ async def test_a_settle_that_met_an_open_takeover_changes_nothing(
     lease, settlements = await fetched(store, "old", outcome)
     async with store.database.session() as session:
         await begin(session)
-        # The heir has taken every lane, but not yet committed: the old owner's settle is refused, and tries again.
+        # The next owner has claimed every lane and not yet committed: the old owner's settle conflicts, and is retried.
         await _take_over(store, session)
         late = asyncio.create_task(store.settle(lease, Settlements.of(settlements)))
         await asyncio.wait_for(conflicted.wait(), 20)
@@ -95,7 +95,7 @@ async def test_a_claim_waits_for_a_settle_that_is_under_way(store: MongoStore, c
 
 @pytest.fixture
 def conflicted(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Set once the server has refused a transaction because of a conflict, and before it is tried again."""
+    """Set once the server has rejected a transaction because of a conflict, and before the retry."""
     conflicted, pause = asyncio.Event(), RetryBudget.pause
 
     async def signalling_pause(budget: RetryBudget, error: BaseException) -> None:
@@ -126,7 +126,7 @@ async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapsho
     async with new.database.session() as session:
         await begin(session)
         assert await outbox_lanes.living_relays(new.database, session) == {"new"}
-        # By its own watch it is in time, and nobody has taken its lanes yet.
+        # By its own clock it is in time, and its lanes are not claimed yet.
         clocks[0].advance(seconds=14)
         assert await old.heartbeat("old", 15, joining=False) is not None
         refusal: Any = None
@@ -235,7 +235,7 @@ async def test_a_stream_that_only_looks_like_an_expression_is_blocked_by_its_nam
 async def test_lanes_that_a_killed_relay_was_writing_do_not_keep_the_others_from_being_claimed(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What is found does not depend on how fast this machine is just now.
+    # The result does not depend on the speed of this machine.
     monkeypatch.setattr(outbox_lanes, "CLAIM_SECONDS", 60.0)
     lanes = range(3 * store.lanes)
     await store.heartbeat("new", 60, joining=True)

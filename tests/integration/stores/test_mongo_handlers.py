@@ -220,7 +220,7 @@ async def test_a_transaction_that_lasts_longer_than_the_server_allows_is_charged
 ) -> None:
     async def expire(event: outrider.Event, tx: AsyncClientSession) -> None:
         await bench.effect(tx, "never")
-        # What the server does to one that has lasted too long.
+        # The server does this to a transaction that has lasted too long.
         await shop.admin.command("killSessions", [tx.session_id])
         await bench.effect(tx, "never")
 
@@ -236,7 +236,7 @@ async def test_a_message_that_no_document_can_hold_is_named(bench: MongoBench) -
 
 
 async def _dead_lettered(bench: MongoBench, handler: Any) -> dict[str, Any]:
-    """Let a handler fail until its event is buried, after the attempts that it has; return the dead letter."""
+    """Let a handler fail until its event is dead-lettered after its last attempt; return the dead letter."""
     billing = bench.consumer()
     billing.routes.handlers[ORDER] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)

@@ -1,4 +1,4 @@
-"""The inbox on MongoDB: what is refused at the door, what upkeep mends and keeps, and who may share what."""
+"""The inbox on MongoDB: rejected databases, repairs and retention by maintenance, and shared servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the server and of the network under an inbox on MongoDB: in the end each effect is there exactly once."""
+"""Failures of server and network under an inbox on MongoDB: in the end each effect is there exactly once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMMIT_LOST: Fault = {"errorCode": 50, "errorLabels": UNKNOWN}
 COMMIT_DONE: Fault = {"writeConcernError": {"code": 64, "errmsg": "not replicated in time"}, "errorLabels": UNKNOWN}
 
 STRICT = RetryPolicy(max_attempts=1)
-"""Whoever is charged one attempt is buried."""
+"""One counted attempt makes an event a dead letter."""
 
 
 @pytest.fixture

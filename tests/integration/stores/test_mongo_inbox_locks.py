@@ -1,4 +1,4 @@
-"""Two transactions of an inbox at once on MongoDB: who gives way to whom, and what is seen after that."""
+"""Two transactions of an inbox at once on MongoDB: which one yields, and what the other one sees."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.mongo
 
 
 class Referee(CommandListener):
-    """Hears of every write that the server refuses because of a transaction that is open."""
+    """Notes every write that the server rejects because of an open transaction."""
 
     def __init__(self) -> None:
         self._refused = asyncio.Event()
 
     async def refuses(self) -> None:
-        """Return once another write has been refused."""
+        """Return once another write has been rejected."""
         self._refused.clear()
         async with asyncio.timeout(20):
             await self._refused.wait()
@@ -71,7 +71,7 @@ class TestLocks(InboxLocks):
 async def test_of_two_holds_of_a_stream_written_at_once_one_leaves_no_trace_and_may_be_tried_again(
     inbox: MongoInbox,
 ) -> None:
-    """Without a gate a stream has no document to lock, so both make its first one."""
+    """Without ordering a stream has no document to lock, so both insert the first one."""
     async with inbox.transaction() as tx:
         await dead_letter(inbox, tx, received(1), received(2), received(3))
         with pytest.raises(Transient, match="WriteConflict"):

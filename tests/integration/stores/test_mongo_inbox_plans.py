@@ -1,4 +1,4 @@
-"""What MongoDB really does for an inbox with 40,000 events that wait in one stream, and others beside it."""
+"""Query plans of MongoDB for an inbox with 40,000 held events in one stream, and other streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MongoDB really does: documents from any language, migrations, wake-ups, and servers that will not do."""
+"""The outbox on MongoDB beyond the contract: documents from any language, migrations, wake-ups, unsuitable servers."""
 
 from __future__ import annotations
 

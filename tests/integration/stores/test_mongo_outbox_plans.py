@@ -1,4 +1,4 @@
-"""What MongoDB really does: every verb of a relay goes by an index, and looks at no more than it needs."""
+"""Query plans of MongoDB: every operation of a relay uses an index, and reads no more than it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What upkeep mends in MongoDB: streams and events that somebody's own hands have torn apart."""
+"""Repairs by maintenance in MongoDB: streams and events that were changed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sagas on MongoDB beyond the contract: real races, mail that meets a save, sessions of both kinds, wake-ups."""
+"""Sagas on MongoDB beyond the contract: real races, deliveries during a save, sessions of both kinds, wake-ups."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def _deliver(sagas: MongoSagas, *messages: NewSagaMessage) -> int:
 
 
 async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(sagas: MongoSagas) -> None:
-    """The other order, a post that commits after the save, is in the contract. Neither keeps the other waiting."""
+    """A delivery that commits after the save is in the contract. Neither transaction waits for the other."""
     await _start(sagas, 1)
     [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=60)
     async with sagas.transaction() as tx, asyncio.timeout(10):
@@ -96,7 +96,7 @@ async def test_no_mail_is_lost_between_posters_and_a_worker_that_saves_all_the_t
 async def test_a_save_whose_transaction_began_before_another_claim_writes_nothing(
     sagas: MongoSagas, mongo_schema: str
 ) -> None:
-    """The transaction still sees the old owner; the server refuses the write, and the next load tells who owns it."""
+    """The transaction still sees the old owner; the server rejects the write, and the next load shows the owner."""
     await _start(sagas, 1)
     [late] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=0)
 

@@ -1,4 +1,4 @@
-"""What MongoDB really does for sagas of which most have ended: its profiler tells."""
+"""Query plans of MongoDB for sagas, most of them ended, as its profiler records them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORDER = [("order", 1)]
 
 
 class Done(NamedTuple):
-    """What the server did for one command."""
+    """The work of the server for one command."""
 
     collection: str
     plan: str
@@ -53,14 +53,14 @@ class Profiler:
         """Return what was done since, without what only inserts or reads on."""
         await self._database.command("profile", 0)
         ours = {"appName": "outrider", "op": {"$ne": "getmore"}, "docsExamined": {"$exists": True}}
-        # What time it is, is read from a collection of one document.
+        # The time is read from a collection of one document.
         ours["ns"] = {"$ne": f"{self._database.name}.outbox_meta"}
         rows = await self._database["system.profile"].find(ours).to_list()
         return [Done(row["ns"].partition(".")[2], row["planSummary"], row["docsExamined"]) for row in rows]
 
 
 def _saga(number: int, now: datetime) -> dict[str, Any]:
-    """Of 100 sagas 2 are due, 1 is owned, 10 have mail, 2 are of a definition that nobody holds, and the rest ended."""
+    """In 100 sagas, 2 are due, 1 is owned, 10 have messages, 2 have an unknown definition; the rest ended."""
     due, foreign = number % 50 == 0, number % 50 == 9
     owned, waiting = number % 100 == 2, number % 10 == 3
     ended = not (due or foreign or owned or waiting)
@@ -111,7 +111,7 @@ async def _fill(database: Any, count: int) -> None:
     messages = [
         _message(number, saga, now) for number, saga in enumerate(sagas) if number % 50 < 10 or number % 10 == 3
     ]
-    # Every second line of the trail is of a saga that is gone.
+    # Every second entry of the audit log is of a saga that is gone.
     facts = dict.fromkeys(AUDIT_FACTS)
     gone = [sagas[n]["_id"] if n % 2 else uuid4() for n in range(count)]
     audit_log = [{**facts, "saga_id": saga_id, "number": 1, "at": at} for saga_id, at in zip(gone, ages, strict=True)]
@@ -165,7 +165,7 @@ def _check(done: list[Done], documents_max: int) -> None:
 async def test_a_claim_reads_what_it_takes_and_nothing_else(sagas: MongoSagas, profiler: Profiler) -> None:
     await profiler.begin()
     assert len(await sagas.claim("bob", ORDER, limit=64, lease_seconds=15)) == 64
-    # What is due, four times as much mail, and the sagas that it is for.
+    # The due sagas, four times as many messages, and the sagas of these.
     _check(await profiler.end(), 9 * 64)
 
 
@@ -241,7 +241,7 @@ async def test_pruning_reads_the_oldest_and_nothing_else(many_sagas: MongoSagas,
     done = await profiler.end()
     assert pruned.sagas > 1_000
     assert (pruned.notes > 1_000, pruned.barriers > 1_000) == (True, True)
-    # 13 of nearly 14 days stay. The trail's lines are looked at with their sagas, and unseen mail is looked at whole.
+    # 13 of nearly 14 days stay. Entries of the audit log are read with their sagas, and unseen messages are all read.
     _check(done, 4_800)
     largest = {name: max(one.documents for one in done if one.collection == name) for name, *_ in done}
     assert largest["saga_instance"] <= 200

@@ -45,7 +45,7 @@ UNHEARD = {"code": 64, "errmsg": "waiting for replication timed out"}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, and how often."""
+    """The injected faults, and their rates."""
 
     data: dict[str, Any]
     probability: float
@@ -62,7 +62,7 @@ FAULTS: Mapping[str, Fault | None] = {
 
 @dataclass
 class Order:
-    """What an order keeps."""
+    """The state of an order."""
 
     order_id: str
     rejected: bool
@@ -187,7 +187,7 @@ async def _ended(sagas: MongoSagas) -> int:
 
 
 async def _until_ended(sagas: MongoSagas, count: int) -> None:
-    """Wait until so many have ended; the workers run beside, and a fact that was lost is told by nobody."""
+    """Wait until so many sagas have ended; the store is asked, because a telemetry event may be lost."""
     async with asyncio.timeout(90):
         while await _ended(sagas) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -234,7 +234,7 @@ async def test_every_effect_happens_exactly_once_and_who_lost_a_race_is_not_char
     assert await _attempts(watching) == {1}
     assert {fact.status for fact in observer.of(SagaStepFailed)} == {"rejected"}
     if fault == "nothing":
-        # Losing a race is no trouble with the store.
+        # A lost race is no failure of the store.
         assert observer.of(SagaWorkerUnavailable) == []
 
 

@@ -128,7 +128,7 @@ async def test_a_conflict_in_one_stream_reaches_the_caller_with_its_label(
 async def test_positions_of_a_stream_follow_the_order_of_commits(
     store: MongoStore, client: AsyncMongoClient[Any], outbox: Outbox
 ) -> None:
-    """The second transaction began first and commits last; it is run again, and takes its place then."""
+    """The second transaction began first and commits last; it is run again, and gets its position then."""
     met: list[int] = []
 
     async def late(session: AsyncClientSession) -> None:

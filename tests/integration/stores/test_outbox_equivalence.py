@@ -37,7 +37,7 @@ ALL = dict.fromkeys(range(3 * LANES), 10_000)
 
 
 class MongoPair(Pair):
-    """A memory store and a MongoDB that are told the same things."""
+    """A memory store and a MongoDB store that get the same calls."""
 
     def __init__(self, store: MongoStore, client: AsyncMongoClient[Any], clock: TestClock, rng: random.Random) -> None:
         super().__init__(store, clock, rng)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a doctor finds on PostgreSQL, in good health and in bad, and what it says when a side is missing."""
+"""The checks of the doctor on PostgreSQL, with good and bad settings, and with store or broker missing."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_a_transaction_that_stays_open_is_named(place: str, monkeypatch: p
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["last used first", "round robin"])
 def pooler(request: pytest.FixtureRequest, server: PostgresServer) -> Iterator[PgBouncer]:
-    # Session settings are ignored here, so that even a store that was told nothing can be opened.
+    # Session settings are ignored here, so that even a store without `pooled` can be opened.
     settings = {"server_round_robin": request.param, "ignore_startup_parameters": "default_transaction_isolation"}
     with PgBouncer(server, settings=settings) as running:
         yield running

@@ -91,7 +91,7 @@ async def test_a_fetch_that_was_waiting_during_a_takeover_reads_nothing(
 async def test_a_settle_waiting_on_an_event_row_still_holds_its_lane(
     store: PostgresStore, conn: Any, postgres_url: str
 ) -> None:
-    """While a settle waits for a row, nobody can take its lane; when it ends, the claim finds a settled event."""
+    """While a settle waits for a row, its lane cannot be claimed; when it ends, the claim finds a settled event."""
     async with conn.transaction():
         await outrider.stage(conn, order(1))
     lease, settlements = await _fetched(store, "old")
@@ -241,7 +241,7 @@ async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(
 async def test_a_writer_at_a_stricter_isolation_level_leaves_its_event_to_the_relay(
     store: PostgresStore, conn: Any, postgres_url: str
 ) -> None:
-    """Its statements look at an old snapshot, so nobody can know whether an earlier event is delivered."""
+    """Its statements read an old snapshot, which may lack the delivery of an earlier event."""
     broker = MemoryBroker()
     writer = OptimisticWriter(store, broker, outrider.Outbox().place)
     await conn.execute("CREATE TABLE aggregate (id text PRIMARY KEY); INSERT INTO aggregate VALUES ('A')")

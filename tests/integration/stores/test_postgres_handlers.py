@@ -255,7 +255,7 @@ async def test_a_transaction_that_an_error_has_spoilt_is_told_with_the_remedy(be
 
 
 async def _dead_lettered(bench: PostgresBench, handler: Any) -> dict[str, Any]:
-    """Let a handler fail until its event is buried, after the attempts that it has; return the dead letter."""
+    """Let a handler fail until its event is dead-lettered after its last attempt; return the dead letter."""
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)

@@ -1,4 +1,4 @@
-"""The inbox on PostgreSQL beyond the contract: errors, the handler's connection, odd bytes, upkeep, upgrades."""
+"""The inbox on PostgreSQL beyond the contract: errors, the handler's connection, odd bytes, maintenance, upgrades."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ async def test_the_rights_that_the_documentation_names_are_enough(postgres_url: 
             [dead_letter] = await inbox.admin.dead_letters(InboxCriteria())
             assert await inbox.admin.replay([dead_letter["id"]], "ann") == 1
             await inbox.prune("billing", receipt_days=1, dead_letter_days=1)
-            # It has no participants, so no rights on their barriers, and that is no trouble.
+            # It has no participants, so no rights on their table, and needs none.
             assert await inbox.prune_participants(days=1) == 0
     finally:
         # Roles belong to the whole server.
@@ -335,7 +335,7 @@ async def test_an_inbox_adds_few_statements_to_those_of_the_handlers(
 ) -> None:
     events = [[decode(delivery(number, key=f"k{n}")) for n in range(size)] for number in (1, 2)]
     first = await _statements(inbox, events[0], ordered, 1)
-    # With a gate the first event of a stream makes a row; a single one looks first whether there is one.
+    # With ordering, the first event of a stream inserts a row; a single event looks for the row first.
     assert first == statements + (2 if ordered and size == 1 else 0)
     assert await _statements(inbox, events[1], ordered, 2) == statements
 

@@ -59,7 +59,7 @@ class TestLocks(InboxLocks):
 
 
 async def test_two_streams_holds_written_at_once_lose_nothing_that_waits(inbox: PostgresInbox, watcher: Any) -> None:
-    """Without a gate a stream has no row to lock, so both write its first one; the second adds to it."""
+    """Without ordering a stream has no row to lock, so both write the first one; the second adds to it."""
     async with inbox.transaction() as tx:
         await dead_letter(inbox, tx, received(1), received(2), received(3))
 
@@ -76,7 +76,7 @@ async def test_two_streams_holds_written_at_once_lose_nothing_that_waits(inbox: 
 
 
 async def test_a_waiting_event_delivered_again_does_not_stand_in_the_way_of_its_drain(inbox: PostgresInbox) -> None:
-    """It takes no receipt, so it need not wait for whoever drains, and whoever drains need not wait for it."""
+    """It takes no receipt, so neither it nor the draining transaction waits for the other."""
     [again] = await draining(inbox, 1)
     async with inbox.transaction() as tx:
         assert (await inbox.record_receipts(tx, "billing", [again], ordered=False)).fresh == frozenset()

@@ -1,4 +1,4 @@
-"""What PostgreSQL really does for an inbox with 200,000 receipts and 50,000 waiting events, whatever it believes."""
+"""Query plans of PostgreSQL for an inbox with 200,000 receipts and 50,000 held events, with stale statistics too."""
 
 from __future__ import annotations
 

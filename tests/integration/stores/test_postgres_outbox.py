@@ -1,4 +1,4 @@
-"""What PostgreSQL really does: plans, the plain INSERT, migrations, wake-ups."""
+"""The outbox on PostgreSQL beyond the contract: query plans, the plain INSERT, migrations, wake-ups."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ async def test_a_hint_wakes_a_listener(store: PostgresStore, postgres_url: str) 
     other = await PostgresStore.open(postgres_url)
     async with store.listen(woken.set), asyncio.timeout(20):
         while not woken.is_set():
-            # Hints before the listener is connected are lost by design.
+            # Notifications before the listener is connected are lost by design.
             await other.notify()
             await asyncio.wait([asyncio.ensure_future(woken.wait())], timeout=0.05)
     await other.close()

@@ -1,4 +1,4 @@
-"""Sagas on PostgreSQL beyond the contract: real races, the trail's triggers, wake-ups, poolers, upgrades."""
+"""Sagas on PostgreSQL beyond the contract: real races, the audit log's triggers, wake-ups, poolers, upgrades."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL really does for sagas with 100,000 instances of which most have ended, whatever it believes."""
+"""Query plans of PostgreSQL for 100,000 sagas, most of them ended, with stale statistics too."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.integration.stores.test_postgres_inbox_plans import _indexes as used_
 pytestmark = pytest.mark.postgres
 
 TABLES = ("saga_instance", "saga_step", "saga_mailbox", "saga_audit_log", "saga_barrier")
-# Of 100,000 sagas 2,000 are due, 1,000 are owned, 1,000 wait for mail of which 500 have some, and the rest have ended.
-# As many of a definition that nobody here holds are due and have mail.
+# In 100,000 sagas, 2,000 are due, 1,000 are owned, 1,000 wait for messages and 500 of these have some; the rest ended.
+# As many of a definition that no worker here holds are due and have messages.
 FILL = """
 INSERT INTO outrider.saga_instance (saga_id, saga_type, definition_version, correlation_id, state, status, started_at,
     updated_at, ended_at, wake_at, owner, epoch, needs_attention)
@@ -112,7 +112,7 @@ async def test_saving_reads_what_it_writes_and_nothing_else(sagas: PostgresSagas
 async def test_pruning_reads_the_oldest_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
     old = await used_indexes(conn, 1000, sagas._sql["prune_sagas"], 1.0, 1000)
     assert old == {"saga_instance_age", "saga_instance_pkey", "saga_step_pkey", "saga_mailbox_event"}
-    # What is to go is found by age, and then by its place in the table.
+    # Rows to delete are found by age, and then by their position in the table.
     notes = await used_indexes(conn, 1000, sagas._sql["prune_notes"], 1.0, 1000)
     assert notes == {"saga_audit_age", "saga_instance_pkey", "saga_audit_log"}
     barriers = await used_indexes(conn, 1000, sagas._sql["prune_participants"], 1.0, 1000)

@@ -22,7 +22,7 @@ NO_MONGO = "MongoDB is missing: it could not be fetched"
 
 
 class Machine:
-    """A machine with a PATH, a cache and a place for logs of its own, where nothing can be fetched."""
+    """A machine with its own PATH, cache and log folder, where nothing can be fetched."""
 
     def __init__(self, folder: Path) -> None:
         self.programs, self.cache, self.logs = folder / "programs", folder / "cache", folder / "logs"

@@ -47,7 +47,7 @@ VALUES = {
 }
 """Values that librdkafka takes, where 1000 is none."""
 OURS_ALONE = {"message.max.bytes", "topic.metadata.propagation.max.ms"}
-"""What librdkafka shares, and we leave to the producer."""
+"""Settings that librdkafka shares, and we leave to the producer."""
 
 
 async def ignore(partitions: frozenset[str]) -> None:

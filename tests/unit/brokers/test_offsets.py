@@ -1,4 +1,4 @@
-"""Progress through a log: only what has no gap before it is told."""
+"""Progress through a log: an offset is committed when there is no gap before it."""
 
 from __future__ import annotations
 

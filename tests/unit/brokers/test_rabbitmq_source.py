@@ -1,4 +1,4 @@
-"""What the RabbitMQ source decides without a server: which acks to tell, what headers say, what a queue is like."""
+"""The decisions of the RabbitMQ source, without a server: which acks to send, how to read headers and queues."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class TestSubscription:
 
 
 class TestFields:
-    """What pamqp writes is read, and what it cannot read as well."""
+    """Values that pamqp writes are read, and so are values that it cannot read."""
 
     def test_text_and_bytes_stay_as_they_are(self) -> None:
         assert read({"text": "naïve ☂", "raw": bytearray(b"\xff\x00")}) == {

@@ -91,7 +91,7 @@ def shell(tmp_path: Path) -> Shell:
 
 @pytest.fixture
 def held(shell: Shell) -> Shell:
-    """Two dead letters hold their streams, and one event waits behind the first."""
+    """Two dead letters block their streams, and one event waits behind the first."""
     assert shell.receive(broken(1, "A"), broken(2, "B"), delivery(3, "A")) == ["buried", "buried", "waiting"]
     return shell
 
@@ -171,7 +171,7 @@ def test_a_replayed_dead_letter_comes_before_what_waited_for_it(shell: Shell) ->
     assert (stream["cause"], stream["waiting"]) == ("draining", 2)
     [(verb, who)] = shell.actors()
     assert (verb, who.startswith("cli:")) == ("inbox_replay", True)
-    # It is still broken, so it is buried again, and the others go on waiting.
+    # It still fails, so it is dead-lettered again, and the others go on waiting.
     assert shell.receive(delivery(3)) == ["waiting"]
     assert [row["event_id"] for row in shell.json("list")] == [str(UUID(int=1))]
     assert (shell.json("streams")[0]["waiting"], shell.handled) == (2, [])

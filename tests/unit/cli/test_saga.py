@@ -1,4 +1,4 @@
-"""`outrider saga` on a SQLite store: what it lists and says, what it orders, and its exit codes."""
+"""`outrider saga` on a SQLite store: its lists, its operator commands, and its exit codes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ LOST = "unknown whether it happened before; it raised"
 
 
 async def save(store: SqliteSagas, claimed: SagaRecord, news: Sequence[Input]) -> bool:
-    """Save what the plan says to the news; tell whether the saga is released with it."""
+    """Save the plan for the inputs; return whether the saga is released with it."""
     saga_id, epoch = claimed.instance.saga_id, claimed.instance.epoch
     async with store.transaction() as tx:
         record = await store.load(tx, saga_id)
@@ -140,7 +140,7 @@ class Shell:
         async def taken(store: SqliteSagas) -> None:
             records = await store.claim("w", sagas.versions, limit=10, lease_seconds=LEASE_SECONDS)
             for record in records:
-                # What nothing is under way in has been released by its first turn.
+                # A saga without work in progress was released by its first turn.
                 await save(store, record, [Claimed()]) or await save(store, record, news)
 
         self._with_store(taken)
@@ -154,7 +154,7 @@ class Shell:
         self._with_store(posted)
 
     def mail(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the orders in the mailbox of the order, with their bodies."""
+        """Return the operator commands in the mailbox of the saga, with their bodies."""
         return [
             (message["name"], message["body"]) for message in self.json("show", str(ORDER_ID), "--state")["messages"]
         ]

@@ -1,4 +1,4 @@
-"""`outrider saga` on a SQLite store: orders for many at once, what a person sets, and what has not left the outbox."""
+"""`outrider saga` on a SQLite store: operator commands for many sagas, fields of the state, undelivered commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: options over variables over defaults; misspelt ones are refused; secrets are hidden."""
+"""Settings: options over variables over defaults; misspelt ones are rejected; secrets are hidden."""
 
 from __future__ import annotations
 

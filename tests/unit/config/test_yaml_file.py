@@ -1,4 +1,4 @@
-"""One file of settings: what it may say, what is refused with its line, and how secrets stay out of it."""
+"""The file of settings: its contents, errors with their line, and secrets that stay out of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that carry transactions, and what drivers raise, in our words."""
+"""Threads that carry transactions, and the translation of drivers' errors."""
 
 from __future__ import annotations
 

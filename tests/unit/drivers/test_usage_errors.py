@@ -1,4 +1,4 @@
-"""What cannot be staged through is refused with what to do instead. Every object here is a real one."""
+"""Objects that cannot stage are rejected with the remedy. Every object here is a real one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _django(engine: str = "django.db.backends.sqlite3") -> Any:
     return ConnectionHandler({"default": {"ENGINE": engine, "NAME": ":memory:"} if engine else {}})["default"]
 
 
-# What is passed, and the words that name the remedy.
+# The object, and the words that name the remedy.
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: None, "pass a connection of asyncpg, psycopg, sqlite3, aiosqlite or Django"),
     "a URL": (lambda: NOWHERE, "pass a connection of"),

@@ -156,7 +156,7 @@ async def test_revoked_waits_for_what_is_being_handled_and_drops_the_rest() -> N
         assert not revoked.done()
         rig.let_go("A:1")
         await revoked
-        # It is acked by now: whoever gets the shard next begins behind it.
+        # It is acked by now: the next owner of the partition begins behind it.
         assert rig.source.acked == ["B:1", "A:1"]
         rig.source.put(delivery("A:2", partition="s3"))
         await rig.until(lambda: "A:2" in rig.source.acked)
@@ -272,7 +272,7 @@ async def test_a_source_that_cannot_work_ends_the_consumer() -> None:
 
 
 class Deaf(MemoryInbox):
-    """Loses its connection at the very moment when it is told to end, as a driver may: that is all one hears of it."""
+    """Loses its connection at the moment of its cancellation, as a driver may, and raises only that error."""
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:

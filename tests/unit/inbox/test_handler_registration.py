@@ -1,4 +1,4 @@
-"""Registering handlers and setting consumers: what cannot work is refused at once, with the fix."""
+"""Registration of handlers and settings of consumers: invalid ones are rejected at once, with the remedy."""
 
 from __future__ import annotations
 

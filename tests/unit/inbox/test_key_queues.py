@@ -1,4 +1,4 @@
-"""The line-up: keys side by side, each in order, and what shards that go take with them."""
+"""Key queues: keys side by side, each in order, and the removal of revoked partitions."""
 
 from __future__ import annotations
 

@@ -29,15 +29,15 @@ def at(seen: int | None = None, cause: InboxBlockReason | None = None, waiting: 
 
 
 TURNS = [
-    # Without a gate numbers mean nothing.
+    # Without ordering, numbers mean nothing.
     ({}, arrival(3), at(), at()),
     ({}, arrival(3), at(seen=9), at(seen=9)),
     ({}, arrival(None), at(), at()),
-    # A monotonic gate takes anything newer, and what has no number.
+    # Monotonic ordering accepts anything newer, and events without a number.
     (MONOTONIC, arrival(3), at(), at(seen=3)),
     (MONOTONIC, arrival(9), at(seen=3), at(seen=9)),
     (MONOTONIC, arrival(None), at(seen=3), at(seen=3)),
-    # A strict gate takes the next one; in a stream it has not met, the first one it sees or number one.
+    # Strict ordering accepts the next number; in a new stream, the first one it sees or number one.
     (STRICT, arrival(7, **OURS), at(), at(seen=7)),
     (STRICT, arrival(8, **OURS), at(seen=7), at(seen=8)),
     (FROM_ONE, arrival(1, **OURS), at(), at(seen=1)),
@@ -68,7 +68,7 @@ WAITS = [
     (STRICT, arrival(10, **OURS), at(7, EARLY, 1), at(7, EARLY, 2)),
     (FROM_ONE, arrival(2, **OURS), at(), at(0, EARLY, 1)),
     (STRICT, arrival(9, skipped=True), at(seen=7), at(7, EARLY, 1)),
-    # Behind a dead letter, or behind those that drain, everything waits, whatever the gate.
+    # Behind a dead letter, or behind draining events, every event waits, whatever the ordering.
     *(
         (gate, arrival(8, **OURS), at(7, cause, 2), at(7, cause, 3))
         for gate, cause in product(({}, MONOTONIC, STRICT), (HELD, DRAINING))
@@ -96,7 +96,7 @@ def decided(settings: dict[str, Any], arrival: ReceivedEvent, standing: StreamSt
 def test_it_is_its_turn(
     settings: dict[str, Any], arrival: ReceivedEvent, before: StreamState, after: StreamState
 ) -> None:
-    # If it is buried instead, the stream stays where it is; one that begins with this event has begun.
+    # If it is dead-lettered instead, the stream stays where it is; one that begins with this event has begun.
     begins = settings in (STRICT, FROM_ONE) and before.seen is None and after.seen is not None
     otherwise = before._replace(seen=(arrival.sequence or 0) - 1) if begins else before
     assert decided({**settings}, arrival, before) == (Accept(after), otherwise)

@@ -1,4 +1,4 @@
-"""Telling an outage from a poison message."""
+"""The difference between an outage and a poison message."""
 
 from __future__ import annotations
 

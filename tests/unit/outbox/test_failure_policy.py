@@ -1,4 +1,4 @@
-"""Between another attempt and the dead letters."""
+"""The failure policy: another attempt, or a dead letter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a payload may hold: bad ones are refused with the path of what is wrong, good ones become their text."""
+"""Payloads: an invalid one is rejected with the path of the error, a valid one becomes its text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider import Event, InvalidEvent
 from outrider.outbox.model import NewEvent
 from outrider.outbox.validation import StagingRules, drafts
 
-NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - refusing it is the point
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - its rejection is the point
 AWARE = datetime(2030, 1, 1, tzinfo=UTC)
 NAN, INFINITY = float("nan"), float("inf")
 SURROGATE, NUL = "bad \ud800 text", "bad \0 text"

@@ -1,4 +1,4 @@
-"""What may be staged: everything a database or a broker would choke on later is refused, with its path."""
+"""Validation of events: everything that a database or a broker would reject later is rejected, with its path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider import Event, InvalidEvent, Priority, RetryPolicy
 from outrider.outbox.model import NewEvent
 from outrider.outbox.validation import StagingRules, drafts
 
-NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - refusing it is the point
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - its rejection is the point
 AWARE = datetime(2030, 1, 1, tzinfo=UTC)
 NAN = float("nan")
 SURROGATE, NUL = "bad \ud800 text", "bad \0 text"

@@ -32,7 +32,7 @@ def test_the_page_on_staging_names_every_type_that_is_accepted_and_how() -> None
     table = re.findall(r"^\| \[([a-zA-Z0-9]+).*?\] *\([^|]*\| (.*?)\| (.*?)\|$", STAGING.read_text(), re.MULTILINE)
     rows = {driver.lower(): (awaited, plain) for driver, awaited, plain in table}
     assert rows.keys() == {"memory" if package == "outrider" else package for package, _ in DRIVERS_BY_TYPE}
-    # What a saga's worker passes to itself is nothing that people stage through.
+    # A handler transaction is the worker's own, and no page needs it.
     for (package, kind), info in (
         (known, info) for known, info in DRIVERS_BY_TYPE.items() if known != ("outrider", "HandlerTransaction")
     ):

@@ -1,4 +1,4 @@
-"""The names we promise."""
+"""The public names."""
 
 from __future__ import annotations
 

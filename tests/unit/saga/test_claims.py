@@ -72,7 +72,7 @@ async def test_who_has_lost_its_claim_drops_the_saga_at_once() -> None:
 
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    # It looks for mail so seldom, that only the renewal can tell it in time.
+    # It looks for messages so seldom that only the renewal can show the loss in time.
     worker = shop.hire(lease_seconds=100 * PATIENCE_SECONDS, poll_seconds_max=10 * PATIENCE_SECONDS)
     await worker.run_once()
     await until(begins)
@@ -249,7 +249,7 @@ async def test_calls_keep_their_claims_while_a_local_step_keeps_a_whole_store_wa
 
     @slow.local(timeout_seconds=2 * LEASE_SECONDS)
     async def create(run: Any, tx: Any) -> None:
-        # Nobody can renew meanwhile, and another worker looks as soon as it ends.
+        # No renewal is possible meanwhile, and another worker looks as soon as it ends.
         shop.clock.advance(seconds=2 * LEASE_SECONDS)
         tx.on_commit.append(lambda: found.append(1))
 

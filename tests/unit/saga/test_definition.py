@@ -1,4 +1,4 @@
-"""Sagas as they are written: what a definition says, and what it refuses, with the line to fix."""
+"""Definitions of sagas: their contents, and errors with the line to fix."""
 
 from __future__ import annotations
 

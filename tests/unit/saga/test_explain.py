@@ -1,4 +1,4 @@
-"""Why a saga stands where it stands: the words follow the journal, the mail, the owner and the time."""
+"""Explanations of a saga's state, from the journal, the messages, the owner and the time."""
 
 from __future__ import annotations
 

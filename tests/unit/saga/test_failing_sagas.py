@@ -1,4 +1,4 @@
-"""Turns that cannot be taken or saved, and code that does what none may: a saga stops, and says why."""
+"""Turns that cannot be computed or saved, and code that breaks the rules: a saga stops, and records the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DONE, FAILED, REJECTED = StepStatus.DONE, StepStatus.FAILED, StepStatus.REJECTED
 
 
 async def _stopped(shop: Shop, saga_id: UUID) -> str:
-    """Return why a saga has stopped: as failed, given back, told once."""
+    """Return why a saga has stopped: it is failed and released, and the reason was logged once."""
     instance = (await shop.shown(saga_id)).instance
     assert (instance.status, instance.needs_attention, instance.owner) == (Status.FAILED, True, None)
     assert len(shop.observer.of(SagaNeedsAttention)) == 1
@@ -43,7 +43,7 @@ async def _stopped(shop: Shop, saga_id: UUID) -> str:
 
 
 class Evil(dict[str, Any]):
-    """A payload that nobody can look into."""
+    """A payload that raises when it is read."""
 
     def items(self) -> Any:
         raise RuntimeError("evil")
@@ -310,7 +310,7 @@ async def test_the_traceback_of_a_step_is_there_for_whoever_looks_closely() -> N
     [fact] = shop.observer.of(SagaStepRaised)
     assert (fact.level, fact.step) == ("debug", "charge")
     assert 'raise RuntimeError("not today")' in fact.traceback
-    # A rejection is what the author has to say: no error, and from no place.
+    # A rejection is the author's decision: no error, and without a line of code.
     assert next(e.error for e in (await shop.shown(saga_id)).journal) == "the card was declined"
 
 

@@ -1,4 +1,4 @@
-"""Calls that ignore that they are cancelled: their time is over all the same, and nobody waits for them."""
+"""Calls that ignore their cancellation: they time out all the same, and no worker waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transaction that is lost under a step: its function is not to blame, and neither is the store."""
+"""A transaction that is lost under a step: neither the function nor the store counts as failed."""
 
 from __future__ import annotations
 

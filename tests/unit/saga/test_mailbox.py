@@ -1,4 +1,4 @@
-"""The rules of replies: which step takes them, when, and what becomes of those that nobody waits for."""
+"""The rules of the mailbox: which step takes a reply, when, and the end of replies without a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of orders: how a person helps a saga that has failed, or stops one that has not."""
+"""The rules of operator commands: a person helps a failed saga, or stops one that has not failed."""
 
 from __future__ import annotations
 

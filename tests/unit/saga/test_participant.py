@@ -1,4 +1,4 @@
-"""A participant's barrier, and where replies come in."""
+"""A participant, and the delivery of its replies."""
 
 from __future__ import annotations
 

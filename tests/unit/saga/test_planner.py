@@ -1,4 +1,4 @@
-"""The rules of the plan: what is done next, what is asked again, what is compensated, and when nobody knows."""
+"""The rules of the planner: the next step, retries, compensation, and unknown outcomes."""
 
 from __future__ import annotations
 

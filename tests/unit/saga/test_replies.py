@@ -1,4 +1,4 @@
-"""Where replies come in: whose they are, that junk holds nobody up, and that one event is taken once."""
+"""The handler of replies: it finds the saga, rejects junk, and takes an event once."""
 
 from __future__ import annotations
 

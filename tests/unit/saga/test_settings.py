@@ -1,4 +1,4 @@
-"""What can be set about a saga worker, and how states of steps side by side are put together."""
+"""Settings of a saga worker, and the merge of states of parallel steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A saga's state: what is written is read back equal, or is refused with its path."""
+"""A saga's state: a value is read back equal, or is rejected with its path."""
 
 from __future__ import annotations
 

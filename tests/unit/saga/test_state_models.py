@@ -1,4 +1,4 @@
-"""Models inside a saga's state: what they would lose when they write themselves is refused, with its path."""
+"""Models inside a saga's state: a value that a model would lose is rejected with its path."""
 
 from __future__ import annotations
 

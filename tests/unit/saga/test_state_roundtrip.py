@@ -1,4 +1,4 @@
-"""A state from step to step: what a step made of it comes back, or the step has failed and what was stored stays."""
+"""The state from step to step: a changed state is read back equal, or the step fails and the stored state stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sagas as they are written: what would misbehave later is refused at once, with the line to fix."""
+"""Steps as they are written: a function that would fail later is rejected at once, with the line to fix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def kind_of(function: Any) -> str:
 
 
 def positions(order: Saga[Order]) -> dict[str, Callable[[Any], object]]:
-    """Return all the places where a function may be given."""
+    """Return all positions in which a function may be given."""
     step = request(order)
     create, charge = order.local(name="create")(waits), order.call(name="charge")(waits)
     return {

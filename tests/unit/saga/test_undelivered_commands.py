@@ -1,4 +1,4 @@
-"""The rules of commands that have not left the outbox: an outage costs a saga nothing, and what is buried is told."""
+"""The rules of commands that have not left the outbox: an outage counts no attempt, and a dead letter is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The saga worker: steps of every kind, replies early and late, and the orders of people."""
+"""The saga worker: steps of every kind, replies early and late, and operator commands."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ async def idle() -> None:
 
 @contextmanager
 def unheard(shop: Shop) -> Iterator[None]:
-    """Let the store tell nobody."""
+    """Let the store send no notifications."""
     listeners, shop.outbox.sagas.listeners = shop.outbox.sagas.listeners, []
     yield
     shop.outbox.sagas.listeners = listeners

@@ -1,4 +1,4 @@
-"""The inbox on SQLite beyond the contract: threads, the handler's connection, odd bytes, upkeep, upgrades."""
+"""The inbox on SQLite beyond the contract: threads, the handler's connection, odd bytes, maintenance, upgrades."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: SqliteBench) -
         handling = asyncio.create_task(service.process(once, handler, consumer="billing"))
         await begun.wait()
         handling.cancel()
-        # A thread cannot be interrupted: what it did is undone once it has ended.
+        # A thread cannot be interrupted: its work is rolled back once it has ended.
         loop.call_soon(go_on.set)
         with pytest.raises(asyncio.CancelledError):
             await handling

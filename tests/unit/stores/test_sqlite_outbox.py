@@ -1,4 +1,4 @@
-"""What is special about the store on SQLite; what all stores share is in the contract suite."""
+"""Rules of the outbox on SQLite alone; the rules of all stores are in the contract suite."""
 
 from __future__ import annotations
 

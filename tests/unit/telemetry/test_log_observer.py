@@ -1,4 +1,4 @@
-"""Facts as log records: constant messages, fields, levels; compact for people, JSON lines for programs."""
+"""Telemetry events as log records: constant messages, fields, levels; compact for people, JSON lines for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of fetched programs: an entry is whole or absent, and whoever is first wins."""
+"""The cache of fetched programs: an entry is whole or absent, and the first writer wins."""
 
 from __future__ import annotations
 
