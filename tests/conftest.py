@@ -77,11 +77,11 @@ def _position(item: pytest.Item) -> int:
 def _no_server_in_a_quick_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail a test that starts a server though none of its marks says so."""
 
-    def refuse(server: servers.Server) -> Never:
+    def reject_start(server: servers.Server) -> Never:
         pytest.fail(f"{request.node.nodeid} starts {server.name}; mark it, so that quick runs leave it out.")
 
     if request.config.getoption("--quick"):
-        monkeypatch.setattr(servers.Server, "start", refuse)
+        monkeypatch.setattr(servers.Server, "start", reject_start)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,14 +112,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Fixtures start most servers."""
-    with missing_servers_judged(item):
+    with skip_or_fail_if_missing(item):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Some tests start one themselves."""
-    with missing_servers_judged(item):
+    with skip_or_fail_if_missing(item):
         return (yield)
 
 
@@ -135,7 +135,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 @contextmanager
-def missing_servers_judged(item: pytest.Item) -> Iterator[None]:
+def skip_or_fail_if_missing(item: pytest.Item) -> Iterator[None]:
     """Skip a test whose server is missing, or fail it where servers are required."""
     try:
         yield

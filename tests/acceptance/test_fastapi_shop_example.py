@@ -69,7 +69,7 @@ def test_the_readme_shows_the_whole_difference() -> None:
     assert shown == [line[2:] for line in changes()]
 
 
-async def test_an_order_that_is_kept_has_an_event_and_one_that_is_refused_has_none(store_url: str) -> None:
+async def test_an_order_that_is_kept_has_an_event_and_one_that_is_rejected_has_none(store_url: str) -> None:
     await app.open_schema(store_url).migrate()
     async with serving(shop.create_app(run.alchemy_url(store_url))) as client:
         assert (await client.post("/orders", json=FIRST)).status_code == 201
@@ -78,7 +78,7 @@ async def test_an_order_that_is_kept_has_an_event_and_one_that_is_refused_has_no
     assert await staged(store_url) == [FIRST["number"]]
 
 
-async def test_the_shop_as_it_was_answers_the_same_and_tells_nobody(store_url: str) -> None:
+async def test_the_shop_as_it_was_answers_the_same_and_stages_nothing(store_url: str) -> None:
     await app.open_schema(store_url).migrate()
     async with serving(before.create_app(run.alchemy_url(store_url))) as client:
         assert (await client.post("/orders", json=FIRST)).status_code == 201

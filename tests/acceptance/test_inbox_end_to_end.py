@@ -129,7 +129,7 @@ async def scene(conn: Any, postgres_url: str, kafka: str) -> AsyncIterator[Scene
     await destination.remove()
 
 
-async def test_a_skipped_event_its_replay_and_a_late_consumer_pass_a_strict_gate(scene: Scene) -> None:
+async def test_a_skipped_event_its_replay_and_a_late_consumer_fit_strict_ordering(scene: Scene) -> None:
     # Kafka applies its limit to batches too, so those must stay below it.
     broker = KafkaBroker(scene.destination.bootstrap, {"batch.size": str(LIMIT_BYTES // 2)})
     async with (

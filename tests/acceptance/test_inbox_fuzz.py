@@ -107,7 +107,7 @@ class Site:
 
 
 @pytest.fixture
-async def postgres_place(postgres_url: str, conn: Any) -> AsyncIterator[Site]:
+async def postgres_site(postgres_url: str, conn: Any) -> AsyncIterator[Site]:
     await conn.execute("CREATE TABLE effects (key text NOT NULL, type text NOT NULL)")
     store = await PostgresInbox.open(postgres_url)
 
@@ -122,7 +122,7 @@ async def postgres_place(postgres_url: str, conn: Any) -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-async def sqlite_place(tmp_path: Path) -> AsyncIterator[Site]:
+async def sqlite_site(tmp_path: Path) -> AsyncIterator[Site]:
     path = tmp_path / "shop.db"
     await SqliteSchema(path).migrate()
     with closing(sqlite3.connect(path)) as conn:
@@ -143,7 +143,7 @@ async def sqlite_place(tmp_path: Path) -> AsyncIterator[Site]:
 @pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), "sqlite"])
 def site(request: pytest.FixtureRequest) -> Site:
     """Each store."""
-    chosen: Site = request.getfixturevalue(f"{request.param}_place")
+    chosen: Site = request.getfixturevalue(f"{request.param}_site")
     return chosen
 
 
@@ -183,7 +183,9 @@ async def _dead_letters_keep_the_bytes(site: Site, consumer: str, delivered: Any
 
 
 @pytest.mark.parametrize("settings", GATES.values(), ids=GATES)
-async def test_malformed_deliveries_stop_nobody_and_are_all_accounted_for(site: Site, settings: dict[str, Any]) -> None:
+async def test_malformed_deliveries_stop_no_consumer_and_are_all_accounted_for(
+    site: Site, settings: dict[str, Any]
+) -> None:
     sent = list(deliveries("orders", COUNT, seed=11))
     found = await _account(site, "orders", lambda routes: FromMemory(sent), COUNT, **settings)
     # All of it happens often enough to mean something.
@@ -196,7 +198,7 @@ async def test_malformed_deliveries_stop_nobody_and_are_all_accounted_for(site: 
 
 @pytest.mark.postgres
 @pytest.mark.kafka
-async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_place: Site, kafka: str) -> None:
+async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_site: Site, kafka: str) -> None:
     topic = f"orders-{uuid4().hex[:8]}"
     create_topic(kafka, topic, partitions=3)
     producer: Any = Producer({"bootstrap.servers": kafka})
@@ -206,7 +208,7 @@ async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_place:
         producer.produce(topic, one.body or None, one.key, headers=headers)
     assert producer.flush(PATIENCE_SECONDS) == 0
     found = await _account(
-        postgres_place, topic, lambda routes: app.open_source(f"kafka://{kafka}", routes), COUNT_BY_WIRE
+        postgres_site, topic, lambda routes: app.open_source(f"kafka://{kafka}", routes), COUNT_BY_WIRE
     )
     assert min(found["applied"], found["dead_letters"]) > 20
     delete_topics(kafka, topic)
@@ -214,7 +216,7 @@ async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_place:
 
 @pytest.mark.postgres
 @pytest.mark.rabbitmq
-async def test_malformed_messages_in_rabbitmq_are_all_accounted_for(postgres_place: Site, rabbitmq_url: str) -> None:
+async def test_malformed_messages_in_rabbitmq_are_all_accounted_for(postgres_site: Site, rabbitmq_url: str) -> None:
     topic = f"orders-{uuid4().hex[:8]}"
     url = f"{rabbitmq_url}?exchange={topic}&declare=of-{topic}:{topic}"
     broker = await app.open_broker(url)
@@ -224,7 +226,7 @@ async def test_malformed_messages_in_rabbitmq_are_all_accounted_for(postgres_pla
         exchange = await channel.get_exchange(topic)
         for one in deliveries(topic, COUNT_BY_WIRE, seed=13):
             await exchange.publish(aio_pika.Message(one.body, headers=_as_fields(one)), topic)
-        found = await _account(postgres_place, topic, lambda routes: app.open_source(url, routes), COUNT_BY_WIRE)
+        found = await _account(postgres_site, topic, lambda routes: app.open_source(url, routes), COUNT_BY_WIRE)
         assert min(found["applied"], found["dead_letters"]) > 20
         await channel.queue_delete(f"of-{topic}")
         await channel.exchange_delete(topic)

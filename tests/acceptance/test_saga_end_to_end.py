@@ -58,7 +58,7 @@ async def test_orders_complete_and_everything_happens_once(services: SagaService
     assert (b"R-A-03" in state, b"paid 12" in state) == (True, True)
 
 
-async def test_what_the_stock_refuses_is_compensated_and_what_the_bank_declines_is_put_back(
+async def test_an_order_that_the_stock_or_the_bank_rejects_is_compensated(
     services: SagaServices,
 ) -> None:
     services.bank.declines = {"B-1", "B-2"}

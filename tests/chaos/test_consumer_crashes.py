@@ -98,12 +98,14 @@ async def test_consumers_killed_at_every_point_repeat_no_effect_from_rabbitmq(co
 
 
 @pytest.mark.kafka
-async def test_consumers_in_batches_with_a_strict_gate_repeat_no_effect_from_kafka(conn: Any, kafka_work: Work) -> None:
+async def test_consumers_in_batches_with_strict_ordering_repeat_no_effect_from_kafka(
+    conn: Any, kafka_work: Work
+) -> None:
     await _crash_everywhere(conn, _in_batches(kafka_work), rounds=sized(2, 1), per_key=sized(50, 25))
 
 
 @pytest.mark.rabbitmq
-async def test_consumers_in_batches_with_a_strict_gate_repeat_no_effect_from_rabbitmq(
+async def test_consumers_in_batches_with_strict_ordering_repeat_no_effect_from_rabbitmq(
     conn: Any, rabbit_work: Work
 ) -> None:
     await _crash_everywhere(conn, _in_batches(rabbit_work), rounds=sized(2, 1), per_key=sized(50, 25))

@@ -77,7 +77,7 @@ class Operator:
             for dead_letter in await self.store.admin.dead_letters(ALL):
                 await self._decide(dead_letter["event_id"], dead_letter["policy"] == OnDeadLetter.BLOCK)
             if not self.calm and self.rng.random() < 0.2:
-                await self._bury()
+                await self._dead_letter()
 
     async def _decide(self, event_id: UUID, held: bool) -> None:
         entry = self.record.entries.get(event_id)
@@ -93,7 +93,7 @@ class Operator:
         else:
             await self._act("replay", event_id, lambda: self.store.admin.replay([event_id], "operator"))
 
-    async def _bury(self) -> None:
+    async def _dead_letter(self) -> None:
         found = [event for event in await self.store.admin.events(ALL) if event["event_id"] in self.record.entries]
         held = {(event["lane"], event["key"]) for event in found if event["state"] == State.OPTIMISTIC}
         # An event that a writer publishes at this moment cannot be ordered against the operator's action.

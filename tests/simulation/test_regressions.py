@@ -138,7 +138,7 @@ def test_a_worker_does_not_spin_while_the_broker_is_down() -> None:
     passes: Counter[str] = Counter()
     work = relay.run_once
 
-    def refuse_once(message: Message) -> PublishResult:
+    def nack_once(message: Message) -> PublishResult:
         passes[message.key] += 1
         if passes["A"] and passes["B"]:
             loop.call_soon(broker.down.add, "")
@@ -152,7 +152,7 @@ def test_a_worker_does_not_spin_while_the_broker_is_down() -> None:
         await put(store, "A", "B")
         await run_for(relay, 120)
 
-    broker.script, relay.run_once = refuse_once, counted  # type: ignore[method-assign]
+    broker.script, relay.run_once = nack_once, counted  # type: ignore[method-assign]
     live(loop, life())
     assert passes["all"] < 200
 
@@ -181,7 +181,7 @@ def test_a_suspect_that_always_fails_does_not_keep_the_others_from_their_turn() 
     assert [message.key for message in broker.log] == ["unlucky"]
 
 
-async def test_a_confirmation_does_not_lift_the_hold_of_the_event_after_it() -> None:
+async def test_a_confirmation_does_not_unblock_the_event_after_it() -> None:
     store = MemoryStore(lanes=1)
     lease = await owner_of(store)
     await put(store, "A", "A", "A")
@@ -210,7 +210,7 @@ async def test_what_follows_a_skipped_event_in_the_same_write_is_not_stranded() 
     assert [event.event_id for event in due.events] == [follower[0].event_id]
 
 
-def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> None:
+def test_a_writer_that_confirms_after_its_claim_has_expired_strands_no_event() -> None:
     """The relay has the event in flight by then; without it, what it parks behind it would have no head."""
     loop = VirtualLoop()
     store, claim = MemoryStore(lanes=1, clock=VirtualClock(loop)), OptimisticClaim("writer", 2)
@@ -229,7 +229,7 @@ def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> No
 
 
 @pytest.mark.parametrize("policy", OnDeadLetter)
-async def test_an_event_buried_by_hand_does_not_get_ahead_of_those_before_it(policy: OnDeadLetter) -> None:
+async def test_an_event_dead_lettered_by_hand_does_not_get_ahead_of_those_before_it(policy: OnDeadLetter) -> None:
     """Neither does its marker, nor the event itself when it is replayed at once."""
     store, broker, clock = MemoryStore(lanes=1), MemoryBroker(), ManualClock()
     store.clock = clock

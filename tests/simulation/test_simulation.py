@@ -40,7 +40,7 @@ def test_a_clean_restart_delivers_nothing_twice(first: int) -> None:
         assert report.duplicates == 0, f"seed {seed} delivered {report.duplicates} messages twice"
 
 
-def test_the_worlds_are_as_troubled_as_they_claim_to_be() -> None:
+def test_the_worlds_have_the_failures_that_they_claim() -> None:
     verbs = [step.verb for seed in SHARED_SEEDS for step in shared_report(seed).trace]
     for verb in ("frozen", "killed", "vanished", "asked to stop", "down", "rollback", "savepoint undone"):
         assert verbs.count(verb) > 20, verb

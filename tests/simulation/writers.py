@@ -109,7 +109,7 @@ class Writer:
     ) -> list[Event]:
         # A counter stays locked after the savepoint is rolled back; with a second one, locks would lose their order.
         if self.rng.random() < 0.15 and sum(plan.mode == "numbered" for plan in chosen) < 2:
-            await self._undone(tx, batch, chosen)
+            await self._rolled_back(tx, batch, chosen)
         made = await self._stage(tx, batch, chosen, number)
         drawn = self.rng.random()
         if drawn < self.scene.late:
@@ -120,7 +120,7 @@ class Writer:
             raise RollBack
         return made
 
-    async def _undone(self, tx: MemoryTransaction, batch: OptimisticBatch, plans: list[StreamPlan]) -> None:
+    async def _rolled_back(self, tx: MemoryTransaction, batch: OptimisticBatch, plans: list[StreamPlan]) -> None:
         try:
             async with tx.savepoint():
                 await self._stage(tx, batch, plans, 0)

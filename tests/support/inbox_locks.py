@@ -119,7 +119,7 @@ class InboxLocks:
         assert admitted.fresh == {a.event_id for a in batch}
         assert admitted.states == ({a.stream: StreamState() for a in batch} if ordered else {})
 
-    async def test_a_batch_that_waited_for_a_receipt_sees_the_hold_committed_meanwhile(
+    async def test_a_batch_that_waited_for_a_receipt_sees_the_block_committed_meanwhile(
         self, inbox: InboxStore, meets: Meets
     ) -> None:
         head, follower = received(1), received(2)
@@ -132,7 +132,7 @@ class InboxLocks:
         assert admitted.states == {STREAM: HELD}
 
     @pytest.mark.parametrize("others", [0, 5], ids=["alone", "in a batch"])
-    async def test_an_event_that_came_to_wait_while_its_second_delivery_stood_in_line_is_no_news(
+    async def test_an_event_that_was_held_while_its_second_delivery_waited_is_a_duplicate(
         self, inbox: InboxStore, meets: Meets, others: int
     ) -> None:
         early = received(2)
@@ -160,7 +160,7 @@ class InboxLocks:
             assert await inbox.claim_held(tx, "billing", STREAM, by_sequence=False, limit=10) is None
 
     @pytest.mark.parametrize("others", [0, 5], ids=["alone", "in a batch"])
-    async def test_an_arrival_that_waited_for_the_last_of_a_drain_finds_the_stream_free(
+    async def test_an_event_that_waited_for_the_end_of_a_drain_finds_the_stream_free(
         self, inbox: InboxStore, meets: Meets, others: int
     ) -> None:
         await draining(inbox, 1)
@@ -188,7 +188,7 @@ class InboxLocks:
         assert await replay == 1
         assert await row(inbox) == (None, "draining", 1)
 
-    async def test_an_arrival_that_comes_first_joins_the_drain_and_is_not_stranded(self, inbox: InboxStore) -> None:
+    async def test_an_event_that_comes_first_joins_the_drain_and_is_not_stranded(self, inbox: InboxStore) -> None:
         await draining(inbox, 1)
         late = received(2)
         async with inbox.transaction() as tx:

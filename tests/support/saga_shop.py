@@ -84,13 +84,13 @@ class Shop:
         self.outbox = MemoryStore(clock=self.clock if own_time else None)
         self.store = FlakySagas(self.outbox)
         self.sagas = SagaRegistry(*sagas)
-        self.intake = ReplyHandler(self.sagas, observer=self.observer)
+        self.replies = ReplyHandler(self.sagas, observer=self.observer)
         relay = RelaySettings(workers=1)
         self.relay = Relay(self.outbox, self.broker, relay, clock=self.clock, rng=random.Random(1))
-        self.worker = self.hire()
+        self.worker = self.new_worker()
         self._read = 0
 
-    def hire(self, seed: int = 0, **settings: Any) -> SagaWorker:
+    def new_worker(self, seed: int = 0, **settings: Any) -> SagaWorker:
         """Make another worker."""
         made = SagaSettings(**{"lease_seconds": LEASE_SECONDS, **settings})
         rng = random.Random(seed)
@@ -130,13 +130,13 @@ class Shop:
     async def arrives(self, event: Event, *, saga_type: str = "order") -> bool:
         """Let an event come in, as an inbox does."""
         async with self.store.transaction() as tx:
-            return await self.intake.deliver(saga_type, event, tx)
+            return await self.replies.deliver(saga_type, event, tx)
 
-    async def order(self, saga_id: UUID, verb: str) -> None:
+    async def order(self, saga_id: UUID, command: str) -> None:
         """Tell a saga what to do, as a person does."""
         body = json.dumps({"actor": "ann"}).encode()
         async with self.store.transaction() as tx:
-            await self.store.deliver(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, verb, None, body, uuid4())])
+            await self.store.deliver(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, command, None, body, uuid4())])
 
     async def shown(self, saga_id: UUID) -> SagaRecord:
         record = await self.store.admin.show(saga_id)
@@ -155,7 +155,7 @@ class Shop:
         journal = (await self.shown(saga_id)).journal
         return next(((e.status, e.attempts) for e in journal if (e.step, e.phase) == (step, phase)), None)
 
-    async def trail(self, saga_id: UUID) -> list[str]:
+    async def audit_log(self, saga_id: UUID) -> list[str]:
         return [line["what"] for line in await self.store.admin.audit(saga_id)]
 
 

@@ -45,7 +45,7 @@ def test_no_number_of_attempts_overflows() -> None:
         ("factor", float("nan")),
     ],
 )
-def test_a_policy_that_cannot_work_is_refused_by_name(name: str, value: float) -> None:
+def test_a_policy_that_cannot_work_is_rejected_by_name(name: str, value: float) -> None:
     with pytest.raises(InvalidSetting, match=rf"retry\.{name} = {value}"):
         RetryPolicy(**{name: value})  # type: ignore[arg-type]
 

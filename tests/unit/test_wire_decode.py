@@ -30,7 +30,7 @@ def raw(
 
 
 @pytest.mark.parametrize("band", BAND_NAMES)
-def test_what_was_sealed_comes_back(band: str) -> None:
+def test_an_encoded_event_comes_back(band: str) -> None:
     event = staged(
         3,
         "A-1",
@@ -101,14 +101,14 @@ def test_an_event_without_extras_comes_back() -> None:
         (raw(b"[" * 100_000), "body: not JSON (RecursionError)"),
     ],
 )
-def test_what_is_malformed_says_why(delivery: Delivery, problem: str) -> None:
+def test_a_malformed_message_has_a_reason(delivery: Delivery, problem: str) -> None:
     opened = decode(delivery)
     assert opened.event is None
     assert opened.problem == problem
     assert opened.delivery == delivery
 
 
-def test_a_malformed_message_keeps_its_place_in_its_stream() -> None:
+def test_a_malformed_message_keeps_its_position_in_its_stream() -> None:
     opened = decode(raw(b"{", sequence=5, gapless="true", band="high"))
     assert opened.event_id == UUID(GOOD["message_id"])
     assert (opened.stream, opened.sequence, opened.gapless, opened.keyed) == (
@@ -123,14 +123,14 @@ def test_a_problem_never_quotes_the_payload() -> None:
     assert "secret" not in decode(raw(b'{"password": secret}')).problem
 
 
-def test_a_message_without_an_id_is_recognised_by_its_place() -> None:
+def test_a_message_without_an_id_is_recognised_by_its_position() -> None:
     first, again, other = (
         decode(raw(message_id=None, position=position)) for position in ("orders/0/1", "orders/0/1", "orders/0/2")
     )
     assert first.event_id == again.event_id != other.event_id
 
 
-def test_a_message_with_neither_id_nor_place_is_like_no_other() -> None:
+def test_a_message_with_neither_id_nor_position_is_unique() -> None:
     first, second = (decode(raw(message_id=None, position="")) for _ in range(2))
     assert first.event_id != second.event_id
 

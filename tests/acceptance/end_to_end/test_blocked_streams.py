@@ -58,7 +58,7 @@ class Scene:
 
 
 async def _only_the_guilty_wait(
-    scene: Scene, stream: Callable[[str], list[Event]], mend: Step, *, fine: int = 0
+    scene: Scene, stream: Callable[[str], list[Event]], repair: Step, *, fine: int = 0
 ) -> None:
     """Each failing stream has some good events, then a failing one, then more good ones."""
     streams = {key: stream(key) for key in GUILTY}
@@ -71,7 +71,7 @@ async def _only_the_guilty_wait(
     # Whatever comes later to a held stream waits as well.
     await scene.shop.transact([events[-1] for events in streams.values()])
     await scene.until_only_the_guilty_wait(parked + len(GUILTY))
-    await mend()
+    await repair()
     await scene.replay()
     await everything_arrived(scene.shop, await scene.destination.ledger())
 
@@ -102,13 +102,13 @@ async def test_a_missing_topic_makes_only_its_own_streams_wait(
 ) -> None:
     missing = f"{kafka_destination.topic}-later"
 
-    async def mend() -> None:
+    async def repair() -> None:
         await asyncio.to_thread(kafka_destination.add, missing)
 
     async with relays(sqlite_shop.url, kafka_destination.url, tmp_path, 2, *PACE) as processes:
         await until(sqlite_shop, processes, *STARTED)
         scene = Scene(sqlite_shop, kafka_destination, processes)
-        await _only_the_guilty_wait(scene, lambda key: [event(key, missing) for _ in range(5)], mend)
+        await _only_the_guilty_wait(scene, lambda key: [event(key, missing) for _ in range(5)], repair)
 
 
 def _with_one_too_large(key: str, topic: str) -> list[Event]:
@@ -123,7 +123,7 @@ async def test_an_event_too_large_for_kafka_makes_only_its_own_stream_wait(
 ) -> None:
     destination = KafkaDestination(kafka, max_message_bytes=str(LIMIT_BYTES))
 
-    async def mend() -> None:
+    async def repair() -> None:
         await asyncio.to_thread(destination.configure, "max.message.bytes", "1000000")
 
     # Kafka applies its limit to batches too, so those must stay below it.
@@ -131,7 +131,7 @@ async def test_an_event_too_large_for_kafka_makes_only_its_own_stream_wait(
     async with relays(postgres_shop.url, url, tmp_path, 2, *PACE) as processes:
         await until(postgres_shop, processes, *STARTED)
         scene = Scene(postgres_shop, destination, processes)
-        await _only_the_guilty_wait(scene, lambda key: _with_one_too_large(key, destination.topic), mend, fine=1)
+        await _only_the_guilty_wait(scene, lambda key: _with_one_too_large(key, destination.topic), repair, fine=1)
     await destination.remove()
 
 
@@ -142,7 +142,7 @@ async def test_an_event_too_large_for_rabbitmq_makes_only_its_own_stream_wait(
     with RabbitServer(settings={"max_message_size": str(LIMIT_BYTES)}) as server:
         destination = RabbitDestination(server.url)
 
-        async def mend() -> None:
+        async def repair() -> None:
             await asyncio.to_thread(server.halt)
             server.settings["max_message_size"] = "1000000"
             await asyncio.to_thread(server.start)
@@ -150,4 +150,4 @@ async def test_an_event_too_large_for_rabbitmq_makes_only_its_own_stream_wait(
         async with relays(sqlite_shop.url, destination.url, tmp_path, 2, *PACE) as processes:
             await until(sqlite_shop, processes, *STARTED)
             scene = Scene(sqlite_shop, destination, processes)
-            await _only_the_guilty_wait(scene, lambda key: _with_one_too_large(key, destination.topic), mend, fine=1)
+            await _only_the_guilty_wait(scene, lambda key: _with_one_too_large(key, destination.topic), repair, fine=1)

@@ -122,16 +122,16 @@ async def test_a_url_opens_it_with_settings(bootstrap: str, topic: str) -> None:
     "query",
     ["acks=1", "request.required.acks=0", "enable.idempotence=false", "message.timeout.ms=1000", "transactional.id=a"],
 )
-async def test_settings_that_the_promise_rests_on_are_refused(query: str) -> None:
+async def test_settings_that_would_break_a_guarantee_are_rejected(query: str) -> None:
     with pytest.raises(InvalidSetting, match=r"cannot (work|be set)"):
         await open_broker(f"kafka://localhost:9092?{query}")
 
 
 @pytest.mark.parametrize("url", ["kafka://", "kafka:///orders", "kafka://me:secret@localhost:9092"])
-async def test_a_url_that_names_no_server_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(UsageError, match="kafka://host:port") as refused:
+async def test_a_url_that_names_no_server_is_rejected_without_repeating_it(url: str) -> None:
+    with pytest.raises(UsageError, match="kafka://host:port") as rejected:
         await open_broker(url)
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(rejected.value)
 
 
 async def test_a_setting_that_the_driver_does_not_know_is_named() -> None:
@@ -179,7 +179,7 @@ async def test_a_topic_that_cannot_be_is_rejected(broker: KafkaBroker) -> None:
     assert isinstance(result, Rejected)
 
 
-async def test_what_kafka_finds_too_large_is_rejected_only_when_it_went_alone(
+async def test_a_message_too_large_for_kafka_is_rejected_only_when_it_was_sent_alone(
     bootstrap: str, broker: KafkaBroker
 ) -> None:
     small = make_topic(bootstrap, partitions=1, max_message_bytes="2000")
@@ -271,6 +271,6 @@ def test_an_error_of_the_connection_names_no_topic() -> None:
     assert judge(lost, "orders", alone=True, proven=True) == Unknown("lost (_TRANSPORT)", "")
 
 
-def test_what_follows_a_rejected_message_is_refused() -> None:
+def test_a_message_after_a_rejected_one_of_its_stream_is_nacked() -> None:
     results = in_order([message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED])
     assert results == [Rejected("no"), Nacked("an earlier message of its stream failed"), CONFIRMED]

@@ -34,7 +34,7 @@ async def test_a_call_that_fails_does_not_make_the_commit_look_failed(
     assert "the call is broken" in caplog.text
 
 
-async def test_nobody_is_woken_for_what_was_rolled_back(case: Case) -> None:
+async def test_a_rollback_wakes_no_relay(case: Case) -> None:
     woken: list[str] = []
     with suppress(RollBack):
         async with case.transaction() as conn:
@@ -43,7 +43,7 @@ async def test_nobody_is_woken_for_what_was_rolled_back(case: Case) -> None:
     assert woken == []
 
 
-async def test_a_savepoint_released_and_undone_by_its_transaction_calls_nobody(case: Case) -> None:
+async def test_a_released_savepoint_whose_transaction_rolls_back_calls_no_hook(case: Case) -> None:
     calls: list[str] = []
     with suppress(RollBack):
         async with case.transaction() as conn:

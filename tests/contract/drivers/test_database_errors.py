@@ -26,7 +26,7 @@ def chosen(request: pytest.FixtureRequest) -> Chosen:
     return chosen_of(request)
 
 
-async def test_a_schema_that_is_not_installed_is_told_with_the_remedy(case: Case) -> None:
+async def test_a_schema_that_is_not_installed_is_reported_with_the_remedy(case: Case) -> None:
     with suppress(RollBack):
         async with case.transaction() as conn:
             with pytest.raises(UsageError, match="not installed in schema absent; run: outrider db migrate"):

@@ -47,7 +47,9 @@ async def test_a_rolled_back_event_never_existed(case: Case) -> None:
     assert (await case.database.notes(), await case.database.types()) == ([], [])
 
 
-async def test_it_shares_the_fate_of_a_transaction_in_which_nothing_was_written_before(case: Case) -> None:
+async def test_it_is_committed_or_rolled_back_with_a_transaction_in_which_nothing_was_written_before(
+    case: Case,
+) -> None:
     with suppress(RollBack):
         async with case.transaction() as conn:
             await case.stage(conn, placed("gone"))
@@ -115,7 +117,7 @@ async def test_an_id_that_is_known_is_staged_once(case: Case) -> None:
     assert await case.database.types() == ["order.placed"]
 
 
-async def test_a_writers_hold_is_kept_with_the_event(case: Case) -> None:
+async def test_an_optimistic_claim_is_kept_with_the_event(case: Case) -> None:
     async with case.transaction() as conn:
         first = await case.claim(conn, placed("first"))
         behind = await case.claim(conn, placed("behind"))
@@ -126,7 +128,7 @@ async def test_a_writers_hold_is_kept_with_the_event(case: Case) -> None:
     ]
 
 
-async def test_bad_input_is_refused_and_leaves_the_transaction_as_it_was(case: Case) -> None:
+async def test_bad_input_is_rejected_and_leaves_the_transaction_as_it_was(case: Case) -> None:
     async with case.transaction() as conn:
         await case.write(conn, "A")
         with pytest.raises(InvalidEvent, match=r"payload\.price"):
@@ -134,14 +136,14 @@ async def test_bad_input_is_refused_and_leaves_the_transaction_as_it_was(case: C
     assert (await case.database.notes(), await case.database.types()) == (["A"], [])
 
 
-async def test_a_connection_that_commits_every_statement_is_refused_with_the_remedy(case: Case) -> None:
+async def test_a_connection_that_commits_every_statement_is_rejected_with_the_remedy(case: Case) -> None:
     async with case.idle() as conn:
         with pytest.raises(NotInTransaction, match=r"begin|BEGIN|transaction\(\)|atomic|AUTOCOMMIT"):
             await case.stage(conn, placed())
     assert await case.database.types() == []
 
 
-async def test_a_saga_is_started_once_and_gets_its_mail(case: Case) -> None:
+async def test_a_saga_is_started_once_and_gets_its_messages(case: Case) -> None:
     saga = NewSaga(uuid7(), "order", 1, "A-7", b'{"order": "A-7"}', None)
     reply = NewSagaMessage(saga.saga_id, MessageKind.REPLY, "stock.reserved", "key", b'{"n": 3}', uuid7())
     with suppress(RollBack):
@@ -158,7 +160,7 @@ async def test_a_saga_is_started_once_and_gets_its_mail(case: Case) -> None:
     assert (await case.database.sagas(), await case.database.messages()) == (["A-7"], 2)
 
 
-async def test_a_barrier_lets_a_command_through_once_and_gives_the_same_answer_again(case: Case) -> None:
+async def test_a_participant_enters_a_command_once_and_gives_the_same_answer_again(case: Case) -> None:
     async with case.transaction() as conn:
         assert (await case.enter(conn, "k1", Phase.ACTION)).fresh
         await case.keep(conn, "k1", Phase.ACTION, '{"reply": "naïve"}'.encode())

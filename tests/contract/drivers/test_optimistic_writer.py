@@ -40,7 +40,7 @@ async def test_closing_a_writer_waits_for_a_commit_of_this_very_moment(sqlite_da
     await store.close()
 
 
-async def test_a_writer_that_was_not_told_how_says_what_it_lacks(sqlite_database: SqliteDatabase) -> None:
+async def test_a_writer_without_a_hook_names_the_missing_argument(sqlite_database: SqliteDatabase) -> None:
     store = await open_store(sqlite_database.url)
     writer = OptimisticWriter(store, MemoryBroker(), Outbox().place)
     with Session(sa.create_engine(sqlite_database.url)) as session, session.begin():

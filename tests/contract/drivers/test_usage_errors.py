@@ -26,7 +26,7 @@ def conn(postgres_database: PostgresDatabase) -> Iterator[psycopg.Connection[Any
         yield conn
 
 
-def test_psycopgs_cursors_and_transactions_are_refused(conn: psycopg.Connection[Any]) -> None:
+def test_psycopgs_cursors_and_transactions_are_rejected(conn: psycopg.Connection[Any]) -> None:
     with conn.transaction() as transaction, conn.cursor() as cursor:
         with pytest.raises(UsageError, match="pass the connection it came from"):
             outrider.stage_sync(cursor, placed())
@@ -39,13 +39,13 @@ async def test_psycopg_is_not_awaited(conn: psycopg.Connection[Any]) -> None:
         await outrider.stage(conn, placed())
 
 
-def test_a_closed_psycopg_connection_is_refused(conn: psycopg.Connection[Any]) -> None:
+def test_a_closed_psycopg_connection_is_rejected(conn: psycopg.Connection[Any]) -> None:
     conn.close()
     with pytest.raises(UsageError, match="take another and begin again"):
         outrider.stage_sync(conn, placed())
 
 
-async def test_a_psycopg_connection_that_the_pool_has_taken_back_is_refused(
+async def test_a_psycopg_connection_that_the_pool_has_taken_back_is_rejected(
     postgres_database: PostgresDatabase,
 ) -> None:
     with psycopg_pool.ConnectionPool(postgres_database.url, min_size=1, max_size=1) as pool:
@@ -61,7 +61,7 @@ async def test_a_psycopg_connection_that_the_pool_has_taken_back_is_refused(
     assert await postgres_database.types() == ["in time"] * 2
 
 
-def test_a_pipeline_without_a_transaction_is_refused(conn: psycopg.Connection[Any]) -> None:
+def test_a_pipeline_without_a_transaction_is_rejected(conn: psycopg.Connection[Any]) -> None:
     with conn.pipeline(), pytest.raises(NotInTransaction, match=r"with conn.transaction\(\):"):
         outrider.stage_sync(conn, placed())
     with conn.pipeline():
@@ -92,7 +92,7 @@ async def test_an_asynchronous_pipeline_is_asked_too(postgres_database: Postgres
     assert await postgres_database.types() == ["one"]
 
 
-async def test_asyncpgs_closed_connections_and_transactions_are_refused(postgres_database: PostgresDatabase) -> None:
+async def test_asyncpgs_closed_connections_and_transactions_are_rejected(postgres_database: PostgresDatabase) -> None:
     conn = await asyncpg.connect(postgres_database.url)
     with pytest.raises(UsageError, match="pass the connection that the transaction is open on"):
         await outrider.stage(conn.transaction(), placed())
@@ -103,7 +103,7 @@ async def test_asyncpgs_closed_connections_and_transactions_are_refused(postgres
         await outrider.stage(conn, placed())
 
 
-async def test_a_connection_that_the_pool_has_taken_back_is_refused(postgres_database: PostgresDatabase) -> None:
+async def test_a_connection_that_the_pool_has_taken_back_is_rejected(postgres_database: PostgresDatabase) -> None:
     async with asyncpg.create_pool(postgres_database.url, min_size=1) as pool:
         async with pool.acquire() as conn:
             pass
@@ -111,7 +111,7 @@ async def test_a_connection_that_the_pool_has_taken_back_is_refused(postgres_dat
             await outrider.stage(conn, placed())
 
 
-def test_psycopg2_is_refused_by_itself_and_under_sqlalchemy(postgres_database: PostgresDatabase) -> None:
+def test_psycopg2_is_rejected_by_itself_and_under_sqlalchemy(postgres_database: PostgresDatabase) -> None:
     old = psycopg2.connect(postgres_database.url)
     with pytest.raises(UsageError, match="use psycopg 3"):
         outrider.stage_sync(old, placed())

@@ -82,7 +82,7 @@ async def _committed(kind: Kind) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
-async def test_an_atomic_block_that_is_not_left_commits_nothing_is_told_and_harms_nobody_after_it(
+async def test_an_atomic_block_that_is_not_left_commits_nothing_is_reported_and_harms_no_later_call(
     postgres: PostgresDatabase, raises: bool
 ) -> None:
     kind = Django(postgres)
@@ -148,8 +148,10 @@ THEN = pytest.mark.parametrize("then", ["SELECT 1", "SELECT nothing"], ids=["ret
 @pytest.mark.postgres
 @THEN
 @pytest.mark.parametrize("postgres_kind", [*KINDS, *REPEATED], indirect=True, ids=lambda kind: kind.__name__)
-async def test_a_function_that_commits_and_begins_another_transaction_is_told(postgres_kind: Kind, then: str) -> None:
-    await _told(postgres_kind, then)
+async def test_a_function_that_commits_and_begins_another_transaction_is_reported(
+    postgres_kind: Kind, then: str
+) -> None:
+    await _reported(postgres_kind, then)
 
 
 @THEN
@@ -159,13 +161,13 @@ async def test_a_function_that_commits_and_begins_another_transaction_is_told(po
     indirect=True,
     ids=lambda kind: kind.__name__,
 )
-async def test_a_function_that_commits_and_begins_another_transaction_is_told_in_sqlite(
+async def test_a_function_that_commits_and_begins_another_transaction_is_reported_in_sqlite(
     sqlite_kind: Kind, then: str
 ) -> None:
-    await _told(sqlite_kind, then)
+    await _reported(sqlite_kind, then)
 
 
-async def _told(kind: Kind, then: str) -> None:
+async def _reported(kind: Kind, then: str) -> None:
     store = await app.open_inbox(kind.database.url, transactions=kind.source)
     again = doing(kind, "COMMIT", "BEGIN", "INSERT INTO effects (what) VALUES ('never')", then)
     with pytest.raises(InvalidHandler, match=r"leave commit and rollback to outrider; the event was order\.placed"):
@@ -180,24 +182,24 @@ COMMITTING = pytest.mark.parametrize(
 
 
 @COMMITTING
-async def test_an_engine_that_commits_every_statement_in_sqlite_is_refused(
+async def test_an_engine_that_commits_every_statement_in_sqlite_is_rejected(
     sqlite: SqliteDatabase, how: dict[str, Any]
 ) -> None:
     engine = create_engine(sqlite.url, **how)
-    await _refused(sqlite, sessionmaker(engine))
+    await _rejected(sqlite, sessionmaker(engine))
     engine.dispose()
 
 
 @COMMITTING
-async def test_an_asynchronous_engine_that_commits_every_statement_in_sqlite_is_refused(
+async def test_an_asynchronous_engine_that_commits_every_statement_in_sqlite_is_rejected(
     sqlite: SqliteDatabase, how: dict[str, Any]
 ) -> None:
     engine = create_async_engine(sqlite.url.replace("sqlite:", "sqlite+aiosqlite:"), **how)
-    await _refused(sqlite, async_sessionmaker(engine))
+    await _rejected(sqlite, async_sessionmaker(engine))
     await engine.dispose()
 
 
-async def _refused(sqlite: SqliteDatabase, source: Any) -> None:
+async def _rejected(sqlite: SqliteDatabase, source: Any) -> None:
     for opening in (app.open_inbox, app.open_sagas):
         with pytest.raises(UsageError, match="commits every statement by itself"):
             await opening(sqlite.url, transactions=source)

@@ -98,7 +98,7 @@ async def test_a_connection_that_is_lost_before_the_commit_leaves_nothing_and_ma
 
 
 @EVERY
-async def test_an_error_of_the_database_is_the_handlers_own_and_undoes_all_it_did(
+async def test_an_error_of_the_database_is_the_handlers_own_and_rolls_back_all_it_did(
     postgres_kind: Kind, store: Any
 ) -> None:
     insert = "INSERT INTO effects (what) VALUES ({0})"
@@ -109,7 +109,7 @@ async def test_an_error_of_the_database_is_the_handlers_own_and_undoes_all_it_di
 
 
 @EVERY
-async def test_a_handlers_swallowed_error_is_told_with_what_to_do(postgres_kind: Kind, store: Any) -> None:
+async def test_a_handlers_swallowed_error_is_reported_with_what_to_do(postgres_kind: Kind, store: Any) -> None:
     async def swallow(_: Any, given: Any) -> None:
         with pytest.raises(Exception, match="zero"):
             await doing(postgres_kind, "SELECT 1 / 0")(None, given)
@@ -120,7 +120,7 @@ async def test_a_handlers_swallowed_error_is_told_with_what_to_do(postgres_kind:
 
 
 @EVERY
-async def test_a_deferred_constraint_is_told_at_the_commit_as_permanent(postgres_kind: Kind, store: Any) -> None:
+async def test_a_deferred_constraint_is_reported_at_the_commit_as_permanent(postgres_kind: Kind, store: Any) -> None:
     await postgres_kind.database.fetch("CREATE TABLE once (what text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     with pytest.raises(Permanent, match="once_what_key"):
         await lend(store, doing(postgres_kind, "INSERT INTO once VALUES ('a'), ('a')"))
@@ -128,7 +128,7 @@ async def test_a_deferred_constraint_is_told_at_the_commit_as_permanent(postgres
 
 
 @EVERY
-async def test_functions_of_the_other_manner_are_objected_to(postgres_kind: Kind, store: Any) -> None:
+async def test_functions_of_the_other_mode_are_rejected(postgres_kind: Kind, store: Any) -> None:
     async def awaited(_: Any, given: Any) -> None:
         """Be awaited."""
 
@@ -144,7 +144,7 @@ async def test_functions_of_the_other_manner_are_objected_to(postgres_kind: Kind
 
 
 @EVERY
-async def test_what_is_cut_off_is_undone_and_the_store_goes_on(postgres_kind: Kind, store: Any) -> None:
+async def test_an_interrupted_handler_is_rolled_back_and_the_store_goes_on(postgres_kind: Kind, store: Any) -> None:
     entered = threading.Event()
 
     async def hang(_: Any, given: Any) -> None:
@@ -243,7 +243,7 @@ async def test_an_atomic_block_that_is_marked_to_be_rolled_back_is_not_taken_for
 
 
 @ONLY_DJANGO
-async def test_a_hook_that_fails_after_the_commit_is_told_and_the_commit_stands(
+async def test_a_hook_that_fails_after_the_commit_is_reported_and_the_commit_stands(
     postgres_kind: Kind, store: Any
 ) -> None:
     def hook(_: Any, conn: Any) -> None:
@@ -266,7 +266,7 @@ async def test_djangos_connections_are_kept_for_as_long_as_its_settings_say(post
 
 
 @pytest.mark.parametrize("made", [Sessions, PlainPsycopgPool, Django])
-async def test_transactions_of_another_database_are_refused(
+async def test_transactions_of_another_database_are_rejected(
     postgres: PostgresDatabase, empty_database: str, made: type[Kind]
 ) -> None:
     kind = made(PostgresDatabase(empty_database))
@@ -278,13 +278,13 @@ async def test_transactions_of_another_database_are_refused(
     await kind.close()
 
 
-async def test_transactions_of_another_vendor_are_refused(postgres: PostgresDatabase) -> None:
+async def test_transactions_of_another_vendor_are_rejected(postgres: PostgresDatabase) -> None:
     with pytest.raises(UsageError, match="leads to another database"):
         await app.open_inbox(postgres.url, transactions=sessionmaker(create_engine("sqlite:///shop.db")))
 
 
 @pytest.mark.parametrize("wrong", [7, "default", object()])
-async def test_what_is_no_kind_of_transactions_is_refused_and_the_kinds_are_named(
+async def test_an_unknown_kind_of_transactions_is_rejected_and_the_kinds_are_named(
     postgres: PostgresDatabase, wrong: object
 ) -> None:
     with pytest.raises(UsageError, match="give a sessionmaker, async_sessionmaker, Engine"):
@@ -312,7 +312,7 @@ async def test_a_function_that_connects_makes_the_connection_of_each_transaction
     assert len(made) == 4
 
 
-async def test_a_plain_function_that_would_have_to_be_awaited_is_refused(postgres: PostgresDatabase) -> None:
+async def test_a_plain_function_that_would_have_to_be_awaited_is_rejected(postgres: PostgresDatabase) -> None:
     with pytest.raises(UsageError, match=r"`async def` a psycopg\.AsyncConnection"):
         await app.open_inbox(postgres.url, transactions=lambda: psycopg.AsyncConnection.connect(postgres.url))
 

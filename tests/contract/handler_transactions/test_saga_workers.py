@@ -174,7 +174,7 @@ async def test_the_commands_take_the_kind_from_the_inbox_and_from_the_sagas(
     assert await sqlite.fetch("SELECT what FROM effects ORDER BY id") == [("billed A-1",), ("made A-7",)]
 
 
-async def test_transactions_of_another_file_are_refused(sqlite: SqliteDatabase, tmp_path: Path) -> None:
+async def test_transactions_of_another_file_are_rejected(sqlite: SqliteDatabase, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'other.db'}")
     for opening in (app.open_inbox, app.open_sagas):
         with pytest.raises(UsageError, match="leads to another database"):

@@ -92,7 +92,7 @@ async def test_a_commit_of_anybody_wakes_workers(bench: SagaBench, path: Path) -
         "SELECT id, saga_id, at, new_status, what, 'nobody', detail FROM saga_audit_log",
     ],
 )
-async def test_the_audit_trail_is_append_only(bench: SagaBench, path: Path, change: str) -> None:
+async def test_the_audit_log_is_append_only(bench: SagaBench, path: Path, change: str) -> None:
     [saga_id] = await bench.start(new_saga())
     # Pruning may delete, and leaves nothing behind that would let others.
     await bench.store.prune(saga_days=1, audit_days=1, participant_memory_days=1)
@@ -126,7 +126,7 @@ async def test_a_step_that_is_a_plain_function_runs_beside_the_event_loop(bench:
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_step_that_begins_another_transaction_is_unfit(bench: SagaBench, end: str, fails: bool) -> None:
+async def test_a_step_that_begins_another_transaction_is_invalid(bench: SagaBench, end: str, fails: bool) -> None:
     def another(_: object, conn: sqlite3.Connection) -> None:
         conn.execute(end)
         conn.execute("BEGIN")
@@ -147,7 +147,7 @@ async def test_a_statement_of_a_plain_function_ends_when_it_is_cut_off(bench: Sa
         assert (await bench.store.admin.counts())["started"] == 0
 
 
-async def test_an_installation_without_sagas_is_told_what_to_run_and_upgrades(
+async def test_an_installation_without_sagas_names_the_command_to_run_and_upgrades(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "old.db"

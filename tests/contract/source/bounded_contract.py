@@ -11,7 +11,7 @@ from outrider.testing.contracts.source import numbers
 class BoundedContract:
     """One more rule of sources that read a log."""
 
-    async def test_a_source_does_not_run_far_ahead_of_what_is_undone(
+    async def test_a_source_does_not_run_far_ahead_of_its_acks(
         self, bench: SourceBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One key that fails for long must not make everything behind it come again, nor fill the memory."""

@@ -33,7 +33,7 @@ def _user(*permissions: str) -> Client:
     return client
 
 
-def _bury(*event_ids: UUID) -> None:
+def _dead_letter(*event_ids: UUID) -> None:
     async def buried() -> None:
         store = await open_store(store_url("default"))
         for event_id in event_ids:
@@ -63,7 +63,7 @@ def _fill() -> dict[str, Any]:
         "outrider", "relay", "--until-empty", "--broker", "null://", stdout=io.StringIO(), stderr=io.StringIO()
     )
     pending, dead = _stage("A-2", "A-3")
-    _bury(dead)
+    _dead_letter(dead)
     saga, arrived, then = str(uuid4()), str(uuid4()), "2026-01-01 00:00+00"
     _insert(
         "saga_instance",
@@ -131,7 +131,7 @@ def looking() -> None:
     assert SECRET in client.get("/admin/outrider/consumerdeadletter/7/change/").content.decode()
 
 
-def finding() -> None:
+def searching() -> None:
     """Rows are found by id and key, and chosen by state, topic, type and reason."""
     rows, client = _fill(), _user()
 
@@ -180,7 +180,7 @@ def hidden() -> None:
 def replaying() -> None:
     """A dead letter is sent again by who may, and it is recorded who did."""
     [dead] = _stage("A-1")
-    _bury(dead)
+    _dead_letter(dead)
     client = _user("view_deadletter", "replay_dead_letter")
     chosen = {"action": "replay", "_selected_action": [str(dead)]}
     answer = client.post("/admin/outrider/deadletter/", chosen, follow=True)
@@ -210,7 +210,7 @@ def discarding() -> None:
 def apart() -> None:
     """The admin reports an error of the store, and nothing is lost."""
     [dead] = _stage("A-1")
-    _bury(dead)
+    _dead_letter(dead)
     client = _user()
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {table('outbox_operation')} RENAME TO elsewhere")

@@ -54,7 +54,7 @@ def rollback() -> None:
     assert not Order.objects.exists()
 
 
-def misuse() -> None:
+def usage_errors() -> None:
     """Nothing is staged outside of a transaction, and only a transaction writes rows."""
     with pytest.raises(NotInTransaction, match="inside `with transaction"):
         stage(placed("A-1"))

@@ -91,7 +91,7 @@ async def test_a_missing_topic_makes_only_its_own_key_wait(server: KafkaServer, 
     assert relay.observer.of(Retried) == []
 
 
-async def test_one_event_that_kafka_rejects_among_good_ones_is_found_and_buried(server: KafkaServer) -> None:
+async def test_one_event_that_kafka_rejects_among_good_ones_is_found_and_dead_lettered(server: KafkaServer) -> None:
     topic = make_topic(server.bootstrap, partitions=1, max_message_bytes="20000")
     broker = KafkaBroker(server.bootstrap, {"compression.type": "none", "batch.size": "15000"})
     large = Event("order.changed", {"n": 1, "pad": "x" * 30_000}, aggregate_id="large", topic=topic)

@@ -88,7 +88,7 @@ async def test_a_cluster_as_it_should_be_gets_no_complaint(cluster: str) -> None
         (3, {"max_message_bytes": "5000"}, "kafka-message-size", (WARN, "max.message.bytes is 5000")),
     ],
 )
-async def test_a_topic_that_may_lose_or_stop_is_told_with_the_fix(
+async def test_a_topic_that_may_lose_or_stop_is_reported_with_the_fix(
     cluster: str, copies: int, config: dict[str, Any], check: str, expected: tuple[Level, str]
 ) -> None:
     level, words = expected
@@ -100,7 +100,7 @@ async def test_a_topic_that_may_lose_or_stop_is_told_with_the_fix(
     assert others == {OK}
 
 
-async def test_partitions_that_lack_a_leader_or_replicas_are_noticed(nodes: KafkaCluster) -> None:
+async def test_partitions_that_lack_a_leader_or_replicas_are_reported(nodes: KafkaCluster) -> None:
     single, double = await made(nodes.bootstrap, on=[1]), await made(nodes.bootstrap, on=[1, 2])
     nodes.brokers[0].kill()
     try:
@@ -126,7 +126,7 @@ async def test_a_limit_of_ours_that_fits_the_topic_is_fine(cluster: str) -> None
     assert (await found_on(cluster, topic, message_max_bytes="4000"))["kafka-message-size"].level is OK
 
 
-async def test_missing_topics_are_refused_together_with_the_command_that_makes_them(cluster: str) -> None:
+async def test_missing_topics_are_rejected_together_with_the_command_that_makes_them(cluster: str) -> None:
     there = await made(cluster)
     found = (await found_on(cluster, "missing-a", there, "missing-b"))["kafka-topics"]
     assert found.level is ERROR
@@ -136,7 +136,7 @@ async def test_missing_topics_are_refused_together_with_the_command_that_makes_t
     assert "--create --topic missing-a" in (await found_on(cluster, "missing-a"))["kafka-topics"].remedy
 
 
-async def test_an_examination_makes_no_topic_even_where_they_are_made_by_themselves(lenient: str) -> None:
+async def test_a_check_creates_no_topic_even_where_topics_are_created_automatically(lenient: str) -> None:
     first, second = [await found_on(lenient, "never-made") for _ in range(2)]
     assert first["kafka-topics"].level is second["kafka-topics"].level is ERROR
     assert first["kafka-auto-create"].level is WARN

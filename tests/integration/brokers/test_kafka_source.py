@@ -128,7 +128,7 @@ async def running(worker: Worker) -> AsyncIterator[Worker]:
         await task
 
 
-async def test_shards_that_move_are_handled_by_one_engine_at_a_time(
+async def test_partitions_that_move_are_handled_by_one_consumer_at_a_time(
     server: KafkaServer, broker: KafkaBroker, topic: str
 ) -> None:
     handled = Handled(seconds=0.02)
@@ -199,7 +199,7 @@ async def _work_at_random(
     await source.close()
 
 
-async def test_an_engine_that_is_full_for_long_keeps_its_shards(
+async def test_a_consumer_that_is_full_for_long_keeps_its_partitions(
     server: KafkaServer, broker: KafkaBroker, topic: str
 ) -> None:
     handled = Handled()
@@ -216,7 +216,7 @@ async def test_an_engine_that_is_full_for_long_keeps_its_shards(
     assert sorted(handled.numbers) == list(range(100))
 
 
-async def test_who_does_not_look_for_too_long_loses_its_shards_and_is_told(
+async def test_a_consumer_that_does_not_poll_for_too_long_loses_its_partitions_and_hears_of_it(
     server: KafkaServer, broker: KafkaBroker, topic: str
 ) -> None:
     await publish(broker, topic, 60)
@@ -258,16 +258,16 @@ async def test_a_cancelled_receive_loses_nothing(server: KafkaServer, broker: Ka
     assert by_key(reader.received) == {b"k%d" % key: list(range(key, 200, 40)) for key in range(40)}
 
 
-async def test_what_goes_wrong_while_nobody_waits_is_told_by_the_next_look(
+async def test_an_error_between_two_polls_is_reported_by_the_next_poll(
     server: KafkaServer, broker: KafkaBroker, topic: str
 ) -> None:
     await publish(broker, topic, 20)
 
-    async def refuse(partitions: frozenset[str]) -> None:
+    async def fail(partitions: frozenset[str]) -> None:
         raise RuntimeError("the engine is broken")
 
     reader = Reader(KafkaSource(server.bootstrap, f"of-{topic}", [topic], QUICK))
-    await reader.source.start(refuse)
+    await reader.source.start(fail)
     await reader.until(20)
     async with reading(server, topic) as other, pumping(other):
         with pytest.raises((Transient, RuntimeError), match="the engine is broken"):
@@ -276,7 +276,7 @@ async def test_what_goes_wrong_while_nobody_waits_is_told_by_the_next_look(
     await reader.source.close()
 
 
-async def test_trouble_that_came_while_the_one_who_looked_went_away_is_told_by_the_next_look(
+async def test_an_error_during_a_cancelled_poll_is_reported_by_the_next_poll(
     server: KafkaServer, broker: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closing = asyncio.Event()
@@ -385,7 +385,7 @@ async def test_what_its_producer_took_back_is_not_received_and_leaves_no_gap(ser
         assert await reader.looks() == []
 
 
-async def test_a_group_that_another_program_uses_in_another_way_is_refused(server: KafkaServer, topic: str) -> None:
+async def test_a_group_that_another_program_uses_in_another_way_is_rejected(server: KafkaServer, topic: str) -> None:
     other = RawConsumer({"bootstrap.servers": server.bootstrap, "group.id": f"of-{topic}"})
     other.subscribe([topic])
     await eventually(lambda: other.poll(0.05) or other.assignment())
@@ -395,7 +395,7 @@ async def test_a_group_that_another_program_uses_in_another_way_is_refused(serve
     other.close()
 
 
-async def test_what_kafka_does_not_allow_is_misuse() -> None:
+async def test_an_operation_that_kafka_does_not_allow_is_a_usage_error() -> None:
     settings = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",

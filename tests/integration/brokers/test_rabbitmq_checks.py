@@ -109,7 +109,7 @@ class TestWithTheManagementApi:
         assert found.keys() == CHECKS.keys() - {"rabbitmq-consumer"}
         assert complaints(found) == {}
 
-    async def test_a_topic_that_no_queue_takes_is_refused(
+    async def test_a_topic_that_no_queue_takes_is_rejected(
         self, look: Any, channel: AbstractChannel, exchange: str
     ) -> None:
         await bound(channel, exchange, "order.*")
@@ -125,7 +125,7 @@ class TestWithTheManagementApi:
         await bound(channel, behind.name, "")
         assert complaints(await look()) == {}
 
-    async def test_a_topic_that_reaches_only_what_does_not_last_is_refused(
+    async def test_a_topic_that_reaches_only_what_does_not_last_is_rejected(
         self, look: Any, channel: AbstractChannel, exchange: str
     ) -> None:
         await bound(channel, exchange, durable=False, arguments={})
@@ -142,18 +142,18 @@ class TestWithTheManagementApi:
         assert name in (await look())["rabbitmq-queues"].text
 
     @pytest.mark.parametrize(
-        ("arguments", "refused"),
+        ("arguments", "rejected"),
         [
             ({"x-max-length": 10}, True),
             ({"x-max-length-bytes": 1000, "x-overflow": "drop-head"}, True),
             ({"x-max-length": 10, "x-overflow": "reject-publish"}, False),
         ],
     )
-    async def test_a_queue_that_drops_what_it_confirmed_is_refused(
-        self, look: Any, channel: AbstractChannel, exchange: str, arguments: dict[str, Any], refused: bool
+    async def test_a_queue_that_drops_what_it_confirmed_is_rejected(
+        self, look: Any, channel: AbstractChannel, exchange: str, arguments: dict[str, Any], rejected: bool
     ) -> None:
         await bound(channel, exchange, arguments={**QUORUM, **arguments})
-        assert complaints(await look()) == ({"rabbitmq-overflow": ERROR} if refused else {})
+        assert complaints(await look()) == ({"rabbitmq-overflow": ERROR} if rejected else {})
 
     async def test_a_limit_that_a_policy_sets_counts(
         self, look: Any, server: Managed, channel: AbstractChannel, exchange: str
@@ -176,7 +176,7 @@ class TestWithTheManagementApi:
         await bound(channel, exchange, arguments={"x-queue-type": "stream", "x-max-length-bytes": 1_000_000})
         assert complaints(await look()) == {}
 
-    async def test_an_alarm_is_noticed(
+    async def test_an_alarm_is_reported(
         self, look: Any, server: Managed, channel: AbstractChannel, exchange: str
     ) -> None:
         await bound(channel, exchange)
@@ -208,7 +208,7 @@ class TestWithTheManagementApi:
         found = await found_on(server.url, exchange="topic", management=server.management)
         assert complaints(found) == {"rabbitmq-routes": WARN, "rabbitmq-exchange": WARN}
 
-    async def test_a_user_who_may_not_see_the_nodes_is_told(
+    async def test_a_user_who_may_not_see_the_nodes_is_reported(
         self, look: Any, server: Managed, channel: AbstractChannel, exchange: str
     ) -> None:
         await bound(channel, exchange)
@@ -238,13 +238,13 @@ async def _until(look: Any, expected: dict[str, Level]) -> dict[str, CheckResult
 
 
 class TestByAmqpAlone:
-    async def test_what_it_cannot_tell_is_said(self, server: Managed, exchange: str) -> None:
+    async def test_without_the_api_the_open_checks_are_a_warning(self, server: Managed, exchange: str) -> None:
         found = await found_on(server.url, "orders", exchange=exchange)
         assert complaints(found) == {"rabbitmq-management": WARN}
         assert found["rabbitmq-exchange"].text == "there and durable"
         assert "management=http://host:15672" in found["rabbitmq-management"].remedy
 
-    async def test_a_missing_exchange_is_refused_and_not_made(self, server: Managed) -> None:
+    async def test_a_missing_exchange_is_rejected_and_not_made(self, server: Managed) -> None:
         first = await found_on(server.url, exchange="missing")
         second = await found_on(server.url, exchange="missing")
         assert first["rabbitmq-exchange"].level is second["rabbitmq-exchange"].level is ERROR
@@ -267,7 +267,7 @@ class TestByAmqpAlone:
         await channel.declare_exchange(name, kind, **options)
         assert (await found_on(server.url, exchange=name))["rabbitmq-exchange"].level is level
 
-    async def test_a_user_who_may_not_declare_is_told(self, server: Managed, exchange: str) -> None:
+    async def test_a_user_who_may_not_declare_is_reported(self, server: Managed, exchange: str) -> None:
         user = f"user-{uuid4().hex[:8]}"
         server.ctl("add_user", user, "hunter2")
         server.ctl("set_permissions", user, "", ".*", "")
@@ -275,7 +275,7 @@ class TestByAmqpAlone:
         assert (found["rabbitmq-exchange"].level, "may not be seen" in found["rabbitmq-exchange"].text) == (WARN, True)
         assert found["rabbitmq-credentials"].text == f"user {user}"
 
-    async def test_a_queue_that_is_not_as_it_is_declared_is_refused(
+    async def test_a_queue_that_is_not_as_it_is_declared_is_rejected(
         self, server: Managed, channel: AbstractChannel, exchange: str
     ) -> None:
         name = await bound(channel, exchange, arguments={})
@@ -301,13 +301,13 @@ class TestAConsumersQueue:
         assert (await look(queue)).level is OK
         assert "cannot be seen" in (await look(queue, management=None)).text
 
-    async def test_a_queue_that_is_missing_is_refused_unless_it_is_made_at_the_start(self, look: Any) -> None:
+    async def test_a_queue_that_is_missing_is_rejected_unless_it_is_made_at_the_start(self, look: Any) -> None:
         found = await look("nowhere")
         assert (found.level, "no such queue" in found.text, "declare=" in found.remedy) == (ERROR, True, True)
         assert (await look("nowhere", declare=True)).level is OK
         assert (await look("nowhere")).level is ERROR
 
-    async def test_a_queue_that_nothing_reaches_is_refused(
+    async def test_a_queue_that_nothing_reaches_is_rejected(
         self, look: Any, channel: AbstractChannel, exchange: str
     ) -> None:
         queue = await bound(channel, exchange, "parcels")
@@ -316,7 +316,7 @@ class TestAConsumersQueue:
         assert "nothing that is published to orders reaches it" in found.text
         assert exchange in found.remedy
 
-    async def test_a_gate_without_a_single_active_consumer_is_refused_and_nobody_is_led_to_lose_messages(
+    async def test_ordering_without_a_single_active_consumer_is_rejected_and_the_remedy_loses_no_message(
         self, look: Any, channel: AbstractChannel, exchange: str
     ) -> None:
         queue = await bound(channel, exchange)

@@ -112,7 +112,7 @@ async def test_a_server_that_takes_no_more_connections_is_not_down(
     await broker.close()
 
 
-async def test_a_connection_that_is_lost_is_in_doubt_and_the_others_go_on(
+async def test_a_lost_connection_has_unknown_results_and_the_others_go_on(
     broker: RabbitBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await Load(broker).run(links=2)
@@ -223,15 +223,15 @@ async def test_closing_while_another_connection_is_opened_leaves_none(
     assert await asyncio.to_thread(connections, server, vhost) == 0
 
 
-async def test_whatever_keeps_a_further_connection_from_opening_is_told_once(
+async def test_an_error_while_another_connection_is_opened_is_logged_once(
     broker: RabbitBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "outrider.rabbitmq")
 
-    async def refuse(_: RabbitSettings) -> AmqpConnection:
+    async def fail(_: RabbitSettings) -> AmqpConnection:
         raise InvalidSetting("the file of certificates is gone")
 
-    monkeypatch.setattr(connection_pool, "connect", refuse)
+    monkeypatch.setattr(connection_pool, "connect", fail)
     load = Load(broker)
     await load.run(links=2, waves_max=20)
     assert load.results == [CONFIRMED] * 20 * WAVE
@@ -255,7 +255,7 @@ async def test_a_block_of_any_connection_is_an_outage(server: RabbitServer, brok
 
 
 @pytest.mark.parametrize("said", ["0", "-1", "", "abc", "1.5", "1_0", "+3", " 4", "65", "9" * 5_000])
-def test_a_number_of_connections_that_cannot_work_is_refused(said: str) -> None:
+def test_a_number_of_connections_that_cannot_work_is_rejected(said: str) -> None:
     with pytest.raises(InvalidSetting, match="connections_max cannot work; write a whole number from 1 to 64"):
         RabbitBroker(f"amqp://localhost?connections_max={quote(said)}")
     with pytest.raises(InvalidSetting, match="connections_max cannot work"):

@@ -57,7 +57,7 @@ def event(number: int, *, key: str | None = None, topic: str = "orders", **field
     return Event("order.changed", {"n": number}, key=key or f"k{number % 20}", topic=topic, **fields)
 
 
-async def test_a_server_that_is_away_for_a_while_loses_nothing_and_charges_nobody(
+async def test_a_server_that_is_away_for_a_while_loses_nothing_and_counts_no_attempt(
     server: RabbitServer, broker: RabbitBroker, name: str
 ) -> None:
     async with RunningRelay(broker).open() as relay:
@@ -118,7 +118,9 @@ async def test_a_memory_alarm_is_an_outage(server: RabbitServer, broker: RabbitB
     assert all("blocked: low on memory" in fact.error for fact in relay.observer.of(BreakerOpened))
 
 
-async def test_an_unroutable_message_is_buried_and_other_routing_keys_go_on(server: RabbitServer, name: str) -> None:
+async def test_an_unroutable_message_is_dead_lettered_and_other_routing_keys_go_on(
+    server: RabbitServer, name: str
+) -> None:
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "orders"),))
     async with RunningRelay(broker).open() as relay:
         [lost] = await relay.stage(event(0, topic="nowhere", key="A"))
@@ -166,7 +168,7 @@ async def test_what_is_said_of_a_missing_exchange_names_the_remedy(server: Rabbi
     await broker.close()
 
 
-async def test_a_message_too_large_for_the_server_is_found_and_buried_alone(
+async def test_a_message_too_large_for_the_server_is_found_and_dead_lettered_alone(
     server: RabbitServer, broker: RabbitBroker, name: str
 ) -> None:
     huge = Event("order.changed", "x" * (SERVER_BYTES_MAX + 1), key="huge", topic="orders")

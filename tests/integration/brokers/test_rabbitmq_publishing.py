@@ -43,7 +43,9 @@ async def broker(server: RabbitServer, name: str) -> AsyncIterator[RabbitBroker]
     await broker.close()
 
 
-async def test_every_unroutable_message_of_a_wave_is_told_from_the_others(server: RabbitServer, name: str) -> None:
+async def test_every_unroutable_message_of_a_wave_is_distinguished_from_the_others(
+    server: RabbitServer, name: str
+) -> None:
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "orders"),))
     wave = [message(n, key=f"k{n}", topic="orders" if n % 3 else "nowhere") for n in range(300)]
     await broker.start()
@@ -142,7 +144,7 @@ async def test_a_server_that_is_not_there_is_named(name: str) -> None:
     assert result.destination == ""
 
 
-async def test_a_topology_that_contradicts_what_is_there_is_a_misuse(server: RabbitServer, name: str) -> None:
+async def test_a_topology_that_contradicts_the_existing_one_is_a_usage_error(server: RabbitServer, name: str) -> None:
     async with channel_to(server.url) as channel:
         await channel.declare_queue(name, durable=True)
         broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "#"),))
@@ -161,7 +163,7 @@ async def test_a_topology_that_contradicts_what_is_there_is_a_misuse(server: Rab
         *((f"amqp://h/?declare={answer}", "list queues, such as") for answer in ("true", "No", "1", "audit,yes")),
     ],
 )
-def test_a_url_that_cannot_work_is_refused(url: str, problem: str) -> None:
+def test_a_url_that_cannot_work_is_rejected(url: str, problem: str) -> None:
     with pytest.raises(InvalidSetting, match=problem):
         RabbitBroker(url)
 

@@ -55,7 +55,7 @@ async def broker(server: RabbitServer, name: str) -> AsyncIterator[RabbitBroker]
 
 
 class TestQueues:
-    async def test_a_queue_that_is_deleted_is_made_again_if_told_so(
+    async def test_a_deleted_queue_is_declared_again_if_configured(
         self, server: RabbitServer, broker: RabbitBroker, name: str
     ) -> None:
         async with reading(source_of(server, name)) as reader, channel_to(server.url) as channel:
@@ -65,7 +65,7 @@ class TestQueues:
             await publish(broker, 1)
             assert numbers(await reader.until(1)) == [1]
 
-    async def test_a_queue_that_is_deleted_is_a_misuse_otherwise(self, server: RabbitServer, name: str) -> None:
+    async def test_a_deleted_queue_is_a_usage_error_otherwise(self, server: RabbitServer, name: str) -> None:
         async with channel_to(server.url) as channel:
             await channel.declare_queue(name, durable=True, arguments=QUORUM)
             async with reading(source_of(server, name, declare=False)) as reader:
@@ -99,7 +99,7 @@ class TestQueues:
         assert queue.arguments == {**QUORUM, **SINGLE}
         assert (queue.mismatch, queue.unknown, queue.drops) == ("", "", False)
 
-    async def test_with_a_gate_a_queue_without_a_single_active_consumer_is_refused(
+    async def test_with_ordering_a_queue_without_a_single_active_consumer_is_rejected(
         self, server: RabbitServer, name: str
     ) -> None:
         async with channel_to(server.url) as channel:
@@ -111,7 +111,7 @@ class TestQueues:
             async with reading(source_of(server, name)):
                 pass
 
-    async def test_with_a_gate_a_queue_may_have_any_other_arguments(self, server: RabbitServer, name: str) -> None:
+    async def test_with_ordering_a_queue_may_have_any_other_arguments(self, server: RabbitServer, name: str) -> None:
         arguments = {**QUORUM, **SINGLE, "x-dead-letter-exchange": "it's", "x-delivery-limit": 3, "x-max-length": 999}
         async with channel_to(server.url) as channel:
             await channel.declare_queue(name, durable=True, arguments=arguments)
@@ -121,7 +121,9 @@ class TestQueues:
                 async with reading(source_of(server, name, queue=queue, exclusive=True, declare=declare)):
                     pass
 
-    async def test_with_a_gate_a_server_that_does_not_tell_is_refused(self, server: RabbitServer, name: str) -> None:
+    async def test_with_ordering_a_server_that_hides_the_queues_arguments_is_rejected(
+        self, server: RabbitServer, name: str
+    ) -> None:
         async with channel_to(server.url) as channel:
             await channel.declare_queue(name, durable=True, arguments={**QUORUM, **SINGLE})
         await asyncio.to_thread(server.ctl, "add_user", name, "secret")
@@ -139,13 +141,13 @@ class TestQueues:
         ):
             await RabbitSource(url, name, ["orders"]).start(nobody)
 
-    async def test_a_stream_is_refused(self, server: RabbitServer, name: str) -> None:
+    async def test_a_stream_is_rejected(self, server: RabbitServer, name: str) -> None:
         async with channel_to(server.url) as channel:
             await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "stream"})
         with pytest.raises(UsageError, match="is a stream"):
             await source_of(server, name).start(nobody)
 
-    async def test_an_exclusive_queue_of_another_connection_is_refused(self, server: RabbitServer, name: str) -> None:
+    async def test_an_exclusive_queue_of_another_connection_is_rejected(self, server: RabbitServer, name: str) -> None:
         async with channel_to(server.url) as channel:
             await channel.declare_queue(name, exclusive=True)
             with pytest.raises(UsageError, match="RESOURCE_LOCKED"):
@@ -159,21 +161,21 @@ class TestQueues:
         assert not await exists(wire, name)
         await wire.close()
 
-    async def test_a_queue_that_is_known_is_looked_at_without_a_refusal(self, server: RabbitServer, name: str) -> None:
+    async def test_a_known_queue_is_inspected_without_a_rejection(self, server: RabbitServer, name: str) -> None:
         """The server logs every rejection as an error."""
 
-        def refusals() -> int:
+        def rejections() -> int:
             return (server.home / "log").read_text(encoding="utf-8", errors="replace").count("inequivalent arg")
 
         async with channel_to(server.url) as channel:
             await channel.declare_queue(f"{name}.foreign", durable=True, arguments={"x-max-length": 9})
         for queue, first in ((name, 0), (f"{name}.foreign", 3)):
-            before = refusals()
+            before = rejections()
             async with reading(source_of(server, name, queue=queue)) as reader:
-                assert refusals() == before + first
+                assert rejections() == before + first
                 pull_out(reader)
                 await reader.source.start(reader.on_revoked)
-                assert refusals() == before + first
+                assert rejections() == before + first
 
     async def test_a_relay_may_name_a_queue_that_its_consumer_has_made(self, server: RabbitServer, name: str) -> None:
         async with reading(source_of(server, name, exclusive=True)) as reader:

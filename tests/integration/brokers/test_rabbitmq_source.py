@@ -91,7 +91,7 @@ class TestLosses:
             await reader.source.start(reader.on_revoked)
             assert numbers(await reader.until(35)) == list(range(5, 20))
 
-    async def test_a_connection_closed_by_the_server_is_a_loss_of_the_shard_and_of_nothing_else(
+    async def test_a_connection_closed_by_the_server_revokes_the_partition_and_nothing_else(
         self, server: RabbitServer, broker: RabbitBroker, name: str
     ) -> None:
         async with reading(source_of(server, name)) as reader:
@@ -139,7 +139,7 @@ class TestLosses:
             assert numbers(await reader.until(80)) == list(range(20, 50))
             assert len(reader.revoked) == 1
 
-    async def test_a_frozen_server_is_noticed_by_its_silence(self, server: RabbitServer, name: str) -> None:
+    async def test_a_frozen_server_is_detected_by_its_silence(self, server: RabbitServer, name: str) -> None:
         async with reading(source_of(server, name, heartbeat_seconds=1)) as reader:
             server.pause()
             try:
@@ -170,7 +170,7 @@ class TestLosses:
             finally:
                 await asyncio.to_thread(server.memory_alarm, False)
 
-    async def test_a_delivery_that_nobody_acks_in_time_comes_again(
+    async def test_a_delivery_that_is_not_acked_in_time_comes_again(
         self, server: RabbitServer, broker: RabbitBroker, name: str
     ) -> None:
         await asyncio.to_thread(server.ctl, "eval", ack_within(500, checked_every=200))

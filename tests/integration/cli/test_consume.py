@@ -77,7 +77,7 @@ class Service:
         assert process.returncode == code, (out, err)
         return out, err
 
-    def refused(self, *args: str, code: int = 2) -> str:
+    def usage_error(self, *args: str, code: int = 2) -> str:
         """Return the text of the error."""
         return str(json.loads(self.run("consume", *args, "--json", code=code)[1].splitlines()[-1])["error"])
 
@@ -136,8 +136,8 @@ def until_idle(service: Service, *options: str) -> dict[str, int]:
         ("handlers:spare", "handlers:spare has no handlers"),
     ],
 )
-def test_what_is_no_inbox_is_refused_with_the_fix(tmp_path: Path, target: str, words: str) -> None:
-    assert words in Service(tmp_path).refused(target)
+def test_an_object_that_is_no_inbox_is_rejected_with_the_fix(tmp_path: Path, target: str, words: str) -> None:
+    assert words in Service(tmp_path).usage_error(target)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_is_no_inbox_is_refused_with_the_fix(tmp_path: Path, target: str, w
         ("from outrider import Inbox\nInbox().consumer('b', orderin=1)\n", "did you mean ordering? (broken.py", False),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_with_its_own_traceback(
+def test_a_module_that_cannot_be_imported_is_reported_with_its_own_traceback(
     tmp_path: Path, source: str, words: str, traced: bool
 ) -> None:
     service = Service(tmp_path)
@@ -163,16 +163,16 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_own_traceback(
     assert "find_inbox" not in output
 
 
-def test_an_unknown_consumer_is_refused_and_the_known_are_named(service: Service) -> None:
-    assert "(there are: billing, stats)" in service.refused("handlers:inbox", "--consumer", "biling")
+def test_an_unknown_consumer_is_rejected_and_the_known_are_named(service: Service) -> None:
+    assert "(there are: billing, stats)" in service.usage_error("handlers:inbox", "--consumer", "biling")
 
 
-def test_a_database_without_an_inbox_is_refused(tmp_path: Path) -> None:
-    assert "outrider db migrate" in Service(tmp_path).refused("handlers:inbox")
+def test_a_database_without_an_inbox_is_rejected(tmp_path: Path) -> None:
+    assert "outrider db migrate" in Service(tmp_path).usage_error("handlers:inbox")
 
 
-def test_a_broker_that_nobody_can_consume_from_is_refused(service: Service) -> None:
-    assert "broker to consume from" in service.refused("handlers:inbox", "--broker", "null://")
+def test_a_broker_without_a_source_is_rejected(service: Service) -> None:
+    assert "broker to consume from" in service.usage_error("handlers:inbox", "--broker", "null://")
 
 
 def test_every_consumer_has_each_effect_once_however_often_it_is_run(service: Service) -> None:
@@ -239,7 +239,7 @@ def test_what_is_delivered_again_has_no_second_effect(service: Service) -> None:
     assert len(service.effects("billing")) == len(service.effects("stats")) == 2
 
 
-def test_what_a_handler_refuses_is_buried_and_holds_its_key_only(service: Service) -> None:
+def test_an_event_that_its_handler_rejects_is_dead_lettered_and_blocks_its_key_only(service: Service) -> None:
     service.deliver("a", broken=True)
     service.deliver("a", "b")
     counts = until_idle(service, "--consumer", "billing")
@@ -277,12 +277,12 @@ def test_the_doctor_warns_of_receipts_that_go_before_the_log_does(service: Servi
     assert stats["remedy"] == ""
 
 
-def test_the_doctor_says_nothing_of_consumers_it_was_not_told_about(service: Service) -> None:
+def test_the_doctor_reports_nothing_about_consumers_that_are_not_named(service: Service) -> None:
     output = json.loads(service.run("doctor", "--json")[0])
     assert "receipts-shorter-than-retention" not in {found["check"] for found in output["results"]}
 
 
-def test_the_doctor_refuses_what_is_no_inbox(service: Service) -> None:
+def test_the_doctor_rejects_an_object_that_is_no_inbox(service: Service) -> None:
     assert "did you mean handlers:inbox?" in service.run("doctor", "--consume", "handlers:inbx", code=2)[1]
 
 

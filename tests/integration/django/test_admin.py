@@ -16,7 +16,7 @@ def test_a_superuser_sees_every_row_and_can_change_none(project: Project) -> Non
 
 
 def test_rows_are_found_by_whole_ids_and_keys_and_by_filters(project: Project) -> None:
-    project.scenario("admin.finding")
+    project.scenario("admin.searching")
 
 
 def test_payloads_and_actions_are_for_those_with_the_permission(project: Project) -> None:
@@ -32,5 +32,5 @@ def test_a_dead_letter_is_given_up_only_after_a_question(project: Project) -> No
     project.scenario("admin.discarding")
 
 
-def test_what_the_store_refuses_is_told_in_the_admin(project: Project) -> None:
+def test_an_error_of_the_store_is_shown_in_the_admin(project: Project) -> None:
     project.scenario("admin.apart")

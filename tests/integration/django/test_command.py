@@ -92,18 +92,18 @@ def test_a_password_with_every_awkward_character_reaches_the_store(project: Proj
         rows = json.loads(shop.manage("outrider", "config", "show", "--json").stdout)
         shown = next(row["value"] for row in rows if row["setting"] == "store")
         assert quote(password, safe="") not in shown
-        shop.scenario("place.reads_back", SHOP_EXPECTED=json.dumps([role, password, name]))
+        shop.scenario("database_url.reads_back", SHOP_EXPECTED=json.dumps([role, password, name]))
     finally:
         asyncio.run(forget())
 
 
 @pytest.mark.parametrize("project", ["sqlite"], indirect=True)
-def test_the_place_of_a_database_is_told_as_a_url(project: Project) -> None:
-    project.scenario("place.forms")
+def test_the_address_of_a_database_is_shown_as_a_url(project: Project) -> None:
+    project.scenario("database_url.forms")
 
 
 @pytest.mark.parametrize("project", ["sqlite"], indirect=True)
-def test_a_setting_that_nobody_reads_is_named_with_the_nearest(project: Project) -> None:
+def test_an_unknown_setting_is_named_with_the_nearest(project: Project) -> None:
     output = project.outrider(DATABSE="default").manage("check", code=1).stderr
     assert "(outrider.E001) OUTRIDER has no key 'DATABSE'." in output
     assert "Did you mean DATABASE?" in output
@@ -125,7 +125,7 @@ def test_tables_that_are_absent_are_named_with_the_remedy(bare_project: Project)
 
 
 @pytest.mark.parametrize("project", ["sqlite"], indirect=True)
-def test_what_endangers_the_promise_is_warned_of(project: Project) -> None:
+def test_a_setting_that_endangers_a_guarantee_is_warned_about(project: Project) -> None:
     output = project.manage("check", SHOP_TRANSACTION_MODE="").stderr
     assert "(outrider.W003)" in output
     assert '{"transaction_mode": "IMMEDIATE"}' in output
@@ -138,6 +138,6 @@ def test_what_endangers_the_promise_is_warned_of(project: Project) -> None:
 @pytest.mark.postgres
 @pytest.mark.parametrize("project", ["postgres"], indirect=True)
 def test_a_driver_that_is_absent_or_of_another_time_is_named(project: Project) -> None:
-    assert "outrider.E003" in project.scenario("place.checked", SHOP_WITHOUT="psycopg")
-    assert "outrider.W002" in project.scenario("place.checked", SHOP_WITHOUT="asyncpg")
-    assert project.scenario("place.checked").strip() == "[]"
+    assert "outrider.E003" in project.scenario("database_url.checked", SHOP_WITHOUT="psycopg")
+    assert "outrider.W002" in project.scenario("database_url.checked", SHOP_WITHOUT="asyncpg")
+    assert project.scenario("database_url.checked").strip() == "[]"

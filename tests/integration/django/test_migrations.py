@@ -107,7 +107,9 @@ def test_django_passes_over_what_the_command_line_has_installed(bare_project: Pr
     assert status(bare_project) == ["applied"] * 3
 
 
-def test_django_resumes_what_the_command_line_broke_off(bare_project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_django_continues_a_migration_that_the_command_line_interrupted(
+    bare_project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = migrations.steps
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "steps", lambda *args: every(*args)[:21])
@@ -126,7 +128,7 @@ def test_the_number_of_lanes_comes_from_the_settings(bare_project: Project) -> N
     assert run(bare_project.url, f"SELECT count(*) FROM {table}") == [(15,)]
 
 
-def test_a_step_that_was_applied_with_another_text_is_refused(bare_project: Project) -> None:
+def test_a_migration_that_was_applied_with_another_text_is_rejected(bare_project: Project) -> None:
     asyncio.run(open_schema(bare_project.url).migrate())
     table = "outrider_migration" if bare_project.url.startswith("sqlite") else "outrider.outrider_migration"
     run(bare_project.url, f"UPDATE {table} SET checksum = 'another' WHERE step = 'inbox_stream'")
@@ -144,7 +146,7 @@ def test_what_sqlmigrate_writes_installs_everything(bare_project: Project) -> No
     assert remains(bare_project.url) == []
 
 
-def test_going_back_is_refused_while_something_would_be_lost(project: Project) -> None:
+def test_going_back_is_rejected_while_something_would_be_lost(project: Project) -> None:
     project.scenario("staging.commit")
     project.manage("migrate", "outrider", "0001")
     output = project.manage("migrate", "outrider", "zero", code=1).stderr

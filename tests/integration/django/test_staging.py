@@ -20,11 +20,11 @@ def test_an_event_goes_with_its_order_and_with_its_savepoint(project: Project) -
     project.scenario("staging.rollback")
 
 
-def test_nothing_is_staged_outside_of_atomic_and_rows_are_written_by_nobody_else(project: Project) -> None:
-    project.scenario("staging.misuse")
+def test_nothing_is_staged_outside_of_atomic_and_only_a_transaction_writes_rows(project: Project) -> None:
+    project.scenario("staging.usage_errors")
 
 
-def test_with_autocommit_off_an_event_shares_the_fate_of_the_open_transaction(project: Project) -> None:
+def test_with_autocommit_off_an_event_is_committed_or_rolled_back_with_the_open_transaction(project: Project) -> None:
     project.scenario("staging.manual", SHOP_DATABASE_EXTRA=json.dumps({"AUTOCOMMIT": False}))
 
 
@@ -47,7 +47,7 @@ def test_the_command_runs_inside_the_project(project: Project) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("project", ["postgres"], indirect=True)
-def test_relays_are_woken_after_the_commit_unless_told_otherwise(project: Project) -> None:
+def test_relays_are_woken_after_the_commit_unless_configured_otherwise(project: Project) -> None:
     project.scenario("staging.waking")
     project.outrider(WAKE=False).scenario("staging.silent")
 

@@ -129,12 +129,12 @@ async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapsho
         # By its own clock it is in time, and its lanes are not claimed yet.
         clocks[0].advance(seconds=14)
         assert await old.heartbeat("old", 15, joining=False) is not None
-        refusal: Any = None
+        rejected: Any = None
         try:
             await outbox_lanes.take(session, new.database, "new", [1])
         except PyMongoError as error:
-            refusal = error
-        assert passing(refusal)
+            rejected = error
+        assert passing(rejected)
         await session.abort_transaction()
     for store in (old, new):
         await store.close()
@@ -159,7 +159,7 @@ async def test_of_two_relays_that_claim_at_once_each_lane_goes_to_one(store: Mon
     assert sorted(lane for lease in leases for lane in lease.epochs) == list(range(96))
 
 
-async def test_two_people_who_take_the_last_dead_letters_of_a_stream_at_once_let_it_go(
+async def test_two_operators_who_take_the_last_dead_letters_of_a_stream_at_once_unblock_it(
     store: MongoStore, conflicted: asyncio.Event
 ) -> None:
     ids = await staged(store, *orders(3))
@@ -269,7 +269,7 @@ async def test_a_claim_that_took_its_time_looks_no_further(store: MongoStore, mo
     assert len(tried) == 1
 
 
-async def test_a_claim_whose_commit_is_in_doubt_is_told(mongo_schema: str) -> None:
+async def test_a_claim_whose_commit_is_unknown_is_reported(mongo_schema: str) -> None:
     with MongoServer() as server:
         await MongoSchema(server.url, schema=mongo_schema).migrate()
         store = await MongoStore.open(server.url, schema=mongo_schema)

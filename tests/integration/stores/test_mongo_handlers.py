@@ -54,7 +54,7 @@ def _wrapping(error: OperationFailure) -> Exception:
 
 
 @pytest.mark.parametrize("seen_as", [lambda error: error, _wrapping], ids=["as it is", "wrapped"])
-async def test_a_handler_that_meets_a_write_conflict_is_charged_nothing_and_is_applied_once(
+async def test_a_handler_that_meets_a_write_conflict_counts_no_attempt_and_is_applied_once(
     bench: MongoBench, shop: Client, seen_as: Callable[[OperationFailure], Exception]
 ) -> None:
     stock = shop[SHOP]["effects"]
@@ -80,7 +80,7 @@ async def test_a_handler_that_meets_a_write_conflict_is_charged_nothing_and_is_a
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 2
 
 
-async def test_handlers_that_write_one_document_are_no_trouble_to_each_other(bench: MongoBench, shop: Client) -> None:
+async def test_handlers_that_write_one_document_do_not_disturb_each_other(bench: MongoBench, shop: Client) -> None:
     stock = shop[SHOP]["effects"]
     await stock.insert_one({"_id": -1, "taken": 0})
 
@@ -96,7 +96,7 @@ async def test_handlers_that_write_one_document_are_no_trouble_to_each_other(ben
     assert bench.notebook.of(HandlerRetried) == []
 
 
-async def test_an_error_that_is_the_handlers_own_is_charged_to_it(bench: MongoBench) -> None:
+async def test_an_error_of_the_handler_itself_counts_an_attempt(bench: MongoBench) -> None:
     async def twice(event: outrider.Event, tx: AsyncClientSession) -> None:
         for _ in range(2):
             await tx.client[SHOP]["effects"].insert_one({"_id": 7, "what": "twice"}, session=tx)
@@ -107,7 +107,7 @@ async def test_an_error_that_is_the_handlers_own_is_charged_to_it(bench: MongoBe
 
 
 @pytest.mark.parametrize("then", ["returns", "goes on"])
-async def test_a_handler_that_swallows_an_error_which_ended_its_transaction_is_told_with_the_remedy(
+async def test_a_handler_that_swallows_an_error_which_ended_its_transaction_is_reported_with_the_remedy(
     bench: MongoBench, then: str
 ) -> None:
     async def swallow(event: outrider.Event, tx: AsyncClientSession) -> None:
@@ -123,7 +123,7 @@ async def test_a_handler_that_swallows_an_error_which_ended_its_transaction_is_t
 
 
 @pytest.mark.parametrize("size", [1, 2])
-async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_effect(
+async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_no_effect(
     bench: MongoBench, size: int
 ) -> None:
     async def again(event: outrider.Event, tx: AsyncClientSession) -> None:
@@ -138,7 +138,7 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
     assert await bench.effects() == []
 
 
-async def test_a_handler_that_ends_the_session_is_told(bench: MongoBench) -> None:
+async def test_a_handler_that_ends_the_session_is_reported(bench: MongoBench) -> None:
     async def leave(event: outrider.Event, tx: AsyncClientSession) -> None:
         await tx.end_session()
 
@@ -147,7 +147,7 @@ async def test_a_handler_that_ends_the_session_is_told(bench: MongoBench) -> Non
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
-async def test_a_block_that_ends_the_transaction_by_itself_is_told(bench: MongoBench, commit: bool) -> None:
+async def test_a_block_that_ends_the_transaction_by_itself_is_reported(bench: MongoBench, commit: bool) -> None:
     async def block() -> None:
         async with bench.store.transaction() as tx:
             await bench.effect(tx.session, "alone")
@@ -196,7 +196,7 @@ async def test_whatever_returns_something_to_wait_for_is_a_handler(bench: MongoB
     assert await Inbox(bench.store).process(delivery(1), handler, consumer="billing") is Result.APPLIED
 
 
-async def test_a_plain_function_is_refused_before_anything_is_received(bench: MongoBench, shop: Client) -> None:
+async def test_a_plain_function_is_rejected_before_anything_is_received(bench: MongoBench, shop: Client) -> None:
     remedy = r"_plain is a plain function.*nobody would wait.*write it as `async def`"
     with pytest.raises(UsageError, match=remedy):
         await Inbox(bench.store).process(delivery(1), _plain, consumer="billing")
@@ -215,7 +215,7 @@ async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(benc
     assert await Inbox(bench.store).process(once, bench.handler, consumer="billing") is Result.APPLIED
 
 
-async def test_a_transaction_that_lasts_longer_than_the_server_allows_is_charged_to_its_handler(
+async def test_a_transaction_that_lasts_longer_than_the_server_allows_counts_an_attempt(
     bench: MongoBench, shop: Client
 ) -> None:
     async def expire(event: outrider.Event, tx: AsyncClientSession) -> None:

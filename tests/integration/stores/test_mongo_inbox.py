@@ -38,14 +38,14 @@ async def bench(shop: Client, mongo_default: str) -> AsyncIterator[MongoBench]:
     await inbox.close()
 
 
-async def test_a_database_without_an_inbox_is_refused_with_the_remedy(mongo_url: str) -> None:
+async def test_a_database_without_an_inbox_is_rejected_with_the_remedy(mongo_url: str) -> None:
     with pytest.raises(
         UsageError, match=r"the inbox is not installed.*database nothing_here; run: outrider db migrate"
     ):
         await MongoInbox.open(mongo_url, schema="nothing_here")
 
 
-async def test_a_server_without_transactions_is_refused_with_the_remedy() -> None:
+async def test_a_server_without_transactions_is_rejected_with_the_remedy() -> None:
     with servers.MongoServer(standalone=True) as server, pytest.raises(UsageError, match=r"--replSet"):
         await MongoInbox.open(server.url)
 
@@ -54,9 +54,9 @@ async def test_a_server_that_says_nothing_is_unreachable_and_does_not_answer() -
     with socket.create_server(("127.0.0.1", 0)) as silent:
         patience = "serverSelectionTimeoutMS=200&connectTimeoutMS=200"
         url = f"mongodb://user:secret@127.0.0.1:{silent.getsockname()[1]}/?{patience}"
-        with pytest.raises(Unreachable) as refused:
+        with pytest.raises(Unreachable) as rejected:
             await MongoInbox.open(url)
-        assert "secret" not in str(refused.value)
+        assert "secret" not in str(rejected.value)
         async with Client(url) as client:
             assert not await MongoInbox.over(client).ping()
 
@@ -106,7 +106,7 @@ async def test_a_receipt_stays_as_long_as_its_dead_letter_and_those_behind_it_go
     assert len(await bench.effects()) == 5 + 5
 
 
-async def test_a_hold_whose_dead_letter_was_deleted_by_hand_is_let_go(bench: MongoBench, shop: Client) -> None:
+async def test_a_stream_whose_dead_letter_was_deleted_by_hand_is_unblocked(bench: MongoBench, shop: Client) -> None:
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
     await billing.deliver_all([delivery(1), delivery(2)])

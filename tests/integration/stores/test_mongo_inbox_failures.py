@@ -85,7 +85,7 @@ async def faults(admin: AsyncMongoClient[dict[str, Any]]) -> AsyncIterator[Fault
     await faults.end()
 
 
-async def _nothing_was_charged(bench: MongoBench) -> None:
+async def _no_attempt_was_counted(bench: MongoBench) -> None:
     assert await bench.store.admin.dead_letters(InboxCriteria()) == []
     counts = await bench.store.admin.counts("billing")
     assert counts == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
@@ -94,7 +94,7 @@ async def _nothing_was_charged(bench: MongoBench) -> None:
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("command", ["update", "findAndModify", "insert", "commitTransaction"])
 @pytest.mark.parametrize("fault", [CONFLICT, STEPPED_DOWN, CUT_OFF, LATE], ids=["conflict", "stepdown", "cut", "late"])
-async def test_a_fault_in_any_command_charges_nothing_and_the_effect_is_there_once(
+async def test_a_failure_in_any_command_counts_no_attempt_and_the_effect_is_there_once(
     bench: MongoBench, faults: Faults, command: str, fault: Fault, times: int
 ) -> None:
     billing = bench.consumer(retry=STRICT, ordering="monotonic")
@@ -102,12 +102,12 @@ async def test_a_fault_in_any_command_charges_nothing_and_the_effect_is_there_on
     await billing.deliver_all([delivery(1), delivery(2)])
     assert await faults.end() == times
     assert await bench.effects() == ["A-1:1", "A-1:2"]
-    await _nothing_was_charged(bench)
+    await _no_attempt_was_counted(bench)
 
 
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("fault", [COMMIT_LOST, COMMIT_DONE], ids=["lost", "done"])
-async def test_a_commit_of_which_nobody_knows_is_asked_for_again_until_it_is_known(
+async def test_an_unknown_commit_is_repeated_until_it_is_known(
     bench: MongoBench, faults: Faults, fault: Fault, times: int
 ) -> None:
     billing, once = bench.consumer(retry=STRICT), delivery(1)
@@ -119,7 +119,7 @@ async def test_a_commit_of_which_nobody_knows_is_asked_for_again_until_it_is_kno
 
 
 @pytest.mark.parametrize(("fault", "effects"), [(COMMIT_LOST, []), (COMMIT_DONE, ["A-1:1"])], ids=["lost", "done"])
-async def test_a_commit_that_stays_unknown_leaves_the_event_with_the_broker_and_the_receipt_tells(
+async def test_a_commit_that_stays_unknown_leaves_the_event_with_the_broker_and_the_receipt_decides(
     bench: MongoBench,
     faults: Faults,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,12 +135,12 @@ async def test_a_commit_that_stays_unknown_leaves_the_event_with_the_broker_and_
     assert await bench.effects() == effects
     assert await billing.deliver(once) == 1
     assert await bench.effects() == ["A-1:1"]
-    await _nothing_was_charged(bench)
+    await _no_attempt_was_counted(bench)
 
 
 @pytest.mark.parametrize("command", ["update", "delete", "find", "commitTransaction"])
 @pytest.mark.parametrize("fault", [CONFLICT, CUT_OFF], ids=["conflict", "cut"])
-async def test_a_person_notices_no_fault_that_passes(
+async def test_a_temporary_failure_is_hidden_from_the_operator(
     bench: MongoBench, faults: Faults, command: str, fault: Fault
 ) -> None:
     billing = bench.consumer(retry=STRICT)
@@ -155,14 +155,16 @@ async def test_a_person_notices_no_fault_that_passes(
 
 
 @pytest.mark.parametrize("fault", [CONFLICT, CUT_OFF], ids=["conflict", "cut"])
-async def test_what_drains_survives_faults_and_keeps_its_order(bench: MongoBench, faults: Faults, fault: Fault) -> None:
+async def test_a_draining_stream_survives_failures_and_keeps_its_order(
+    bench: MongoBench, faults: Faults, fault: Fault
+) -> None:
     billing = bench.consumer(ordering="strict", first_sequence="one", retry=STRICT)
     await billing.deliver_all([delivery(n) for n in (2, 3, 4, 5)])
     await faults.begin("update", fault, {"times": 3})
     await billing.deliver_all([delivery(1)])
     assert await faults.end() == 3
     assert await bench.effects() == [f"A-1:{n}" for n in range(1, 6)]
-    await _nothing_was_charged(bench)
+    await _no_attempt_was_counted(bench)
 
 
 async def _until_acked(hand: Hand, one: Delivery) -> None:
@@ -172,7 +174,7 @@ async def _until_acked(hand: Hand, one: Delivery) -> None:
 
 
 @pytest.mark.parametrize("fault", [CONFLICT, STEPPED_DOWN, CUT_OFF], ids=["conflict", "stepdown", "cut"])
-async def test_in_a_storm_of_faults_every_event_is_applied_once_and_in_order(
+async def test_in_a_storm_of_failures_every_event_is_applied_once_and_in_order(
     bench: MongoBench, faults: Faults, fault: Fault
 ) -> None:
     """Two consumers get every delivery at the same time, and one command in ten fails."""
@@ -187,4 +189,4 @@ async def test_in_a_storm_of_faults_every_event_is_applied_once_and_in_order(
     effects = await bench.effects()
     for key in "AB":
         assert [text for text in effects if text.startswith(key)] == [f"{key}:{n}" for n in range(1, 9)]
-    await _nothing_was_charged(bench)
+    await _no_attempt_was_counted(bench)

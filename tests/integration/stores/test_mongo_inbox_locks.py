@@ -26,7 +26,7 @@ class Referee(CommandListener):
     def __init__(self) -> None:
         self._refused = asyncio.Event()
 
-    async def refuses(self) -> None:
+    async def rejects(self) -> None:
         """Return once another write has been rejected."""
         self._refused.clear()
         async with asyncio.timeout(20):
@@ -61,14 +61,14 @@ async def inbox(client: AsyncMongoClient[dict[str, Any]], mongo_schema: str) -> 
 
 @pytest.fixture
 def meets(referee: Referee) -> Meets:
-    return referee.refuses
+    return referee.rejects
 
 
 class TestLocks(InboxLocks):
     pass
 
 
-async def test_of_two_holds_of_a_stream_written_at_once_one_leaves_no_trace_and_may_be_tried_again(
+async def test_when_two_transactions_block_a_stream_at_once_one_conflicts_and_may_be_retried(
     inbox: MongoInbox,
 ) -> None:
     """Without ordering a stream has no document to lock, so both insert the first one."""
@@ -82,7 +82,7 @@ async def test_of_two_holds_of_a_stream_written_at_once_one_leaves_no_trace_and_
     assert await row(inbox) == (None, "draining", 3)
 
 
-async def test_people_who_replay_and_discard_one_held_stream_at_once_let_it_go(inbox: MongoInbox) -> None:
+async def test_a_replay_and_a_discard_of_one_blocked_stream_at_once_unblock_it(inbox: MongoInbox) -> None:
     for number in range(6):
         async with inbox.transaction() as tx:
             await dead_letter(inbox, tx, received(number))
@@ -104,12 +104,12 @@ async def test_in_a_transaction_of_the_applications_own_the_servers_wish_to_repe
         async with inbox.transaction() as tx:
             await inbox.record_receipts(tx, "billing", [once], ordered=False)
             work = asyncio.create_task(mine.with_transaction(record_receipts))
-            await referee.refuses()
+            await referee.rejects()
             assert not work.done()
         assert (await work).fresh == frozenset()
 
 
-async def test_a_transaction_of_the_applications_own_client_holds_whatever_becomes_of_an_event(
+async def test_a_transaction_of_the_applications_own_client_covers_every_outcome_of_an_event(
     inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]]
 ) -> None:
     head, follower = received(1), received(2)
@@ -118,7 +118,7 @@ async def test_a_transaction_of_the_applications_own_client_holds_whatever_becom
     assert await inbox.admin.counts("billing") == {"waiting": 1, "blocked_streams": 1, "dead_letters": 1}
 
 
-async def test_a_session_without_a_transaction_is_refused_with_the_remedy(
+async def test_a_session_without_a_transaction_is_rejected_with_the_remedy(
     inbox: MongoInbox, client: AsyncMongoClient[dict[str, Any]]
 ) -> None:
     async with client.start_session() as session:
@@ -126,7 +126,7 @@ async def test_a_session_without_a_transaction_is_refused_with_the_remedy(
             GuestTransaction(session, inbox._database)
 
 
-async def test_a_synchronous_session_is_refused_with_the_remedy(inbox: MongoInbox, mongo_url: str) -> None:
-    refused = pytest.raises(UsageError, match="no session of an AsyncMongoClient")
-    with MongoClient[dict[str, Any]](mongo_url) as client, client.start_session() as session, refused:
+async def test_a_synchronous_session_is_rejected_with_the_remedy(inbox: MongoInbox, mongo_url: str) -> None:
+    rejected = pytest.raises(UsageError, match="no session of an AsyncMongoClient")
+    with MongoClient[dict[str, Any]](mongo_url) as client, client.start_session() as session, rejected:
         GuestTransaction(session, inbox._database)  # type: ignore[arg-type]

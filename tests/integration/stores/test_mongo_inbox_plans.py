@@ -145,15 +145,15 @@ PLACE = "IXSCAN { stream: 1, id: 1 }"
 SEQUENCE = "IXSCAN { stream: 1, sequence: 1, id: 1 }"
 
 
-def _arrivals(count: int, key: str = "full") -> list[ReceivedEvent]:
+def _received(count: int, key: str = "full") -> list[ReceivedEvent]:
     return [decode(delivery(n, key=key)) for n in range(MANY, MANY + count)]
 
 
 async def _handle(inbox: MongoInbox, events: list[ReceivedEvent], conclusion: Any, at: StreamState) -> None:
     async with inbox.transaction() as tx:
         await inbox.record_receipts(tx, "billing", events, ordered=True)
-        standings = {events[0].stream: at}
-        await inbox.record_outcomes(tx, "billing", [EventOutcome(event, conclusion) for event in events], standings)
+        states = {events[0].stream: at}
+        await inbox.record_outcomes(tx, "billing", [EventOutcome(event, conclusion) for event in events], states)
 
 
 async def test_what_comes_is_handled_without_looking_at_what_waits(watched: Watched) -> None:
@@ -161,7 +161,7 @@ async def test_what_comes_is_handled_without_looking_at_what_waits(watched: Watc
     for count, conclusion in product((1, 50), (Applied(0.1), Held(), BURIED)):
         waiting += count
         at = StreamState(None, InboxBlockReason.DRAINING, waiting)
-        _, plans, looked_at = await watched.during(_handle(watched.inbox, _arrivals(count), conclusion, at))
+        _, plans, looked_at = await watched.during(_handle(watched.inbox, _received(count), conclusion, at))
         assert plans
         assert plans <= {"IDHACK", ID}
         assert looked_at <= 16 * count + 16
@@ -187,7 +187,7 @@ async def test_what_drains_is_read_from_the_front_of_its_stream(watched: Watched
     assert looked_at <= 120
 
 
-async def test_streams_are_found_by_why_they_wait(watched: Watched) -> None:
+async def test_streams_are_found_by_their_block_reason(watched: Watched) -> None:
     inbox = watched.inbox
     for work, count in [
         (inbox.draining("billing", 10), 10),
@@ -221,7 +221,7 @@ async def test_a_person_finds_and_moves_dead_letters_by_their_ids(watched: Watch
     assert (released, looked_at <= 10) == (False, True)
 
 
-async def test_upkeep_looks_at_what_is_old_and_at_each_stream_once(watched: Watched) -> None:
+async def test_maintenance_reads_old_rows_and_each_stream_once(watched: Watched) -> None:
     quiet = watched.inbox.prune("billing", receipt_days=1, dead_letter_days=1)
     pruned, plans, looked_at = await watched.during(quiet)
     assert pruned == (0, 0)

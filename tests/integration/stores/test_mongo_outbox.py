@@ -104,7 +104,7 @@ NOT_JSON = [{"payload": "{"}, {"payload": "[" * 100_000}, {"headers": "[]"}, {"r
 
 
 @pytest.mark.parametrize("bad", NOT_JSON, ids=lambda bad: next(iter(bad)))
-async def test_a_text_that_is_not_json_goes_to_the_dead_letters_and_stops_nobody(
+async def test_a_text_that_is_not_json_is_dead_lettered_and_stops_no_other_event(
     store: MongoStore, bad: dict[str, str]
 ) -> None:
     document = foreign(aggregate_id="A", **bad)
@@ -151,7 +151,7 @@ async def test_a_document_of_any_size_that_is_taken_can_be_settled_in_every_way(
     assert await store.admin.counts() == {"sent": 1, "dead_letter": 0}
 
 
-async def test_a_document_can_be_seen_and_buried_before_a_relay_has_met_it(store: MongoStore) -> None:
+async def test_a_document_can_be_seen_and_dead_lettered_before_a_relay_has_met_it(store: MongoStore) -> None:
     document = foreign(key="K")
     await store.database["outbox"].insert_one(document)
     [seen] = await store.admin.events(Criteria(key="K", state="pending"))
@@ -203,7 +203,7 @@ UNREADABLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("bad", UNREADABLE, ids=str)
-async def test_the_server_refuses_documents_that_a_relay_could_not_read(store: MongoStore, bad: dict[str, Any]) -> None:
+async def test_the_server_rejects_documents_that_a_relay_could_not_read(store: MongoStore, bad: dict[str, Any]) -> None:
     with pytest.raises(WriteError, match="validation"):
         await store.database["outbox"].insert_one({**foreign(), **bad})
     with pytest.raises(BulkWriteError):
@@ -247,7 +247,7 @@ async def test_a_commit_wakes_a_listener(store: MongoStore) -> None:
             await woken.wait()
 
 
-async def test_a_wakeup_outlives_a_lost_stream(store: MongoStore) -> None:
+async def test_listening_survives_a_lost_change_stream(store: MongoStore) -> None:
     admin = store.database.client.admin
     woken = asyncio.Event()
     lost = {"failCommands": ["getMore"], "errorCode": 280, "appName": "outrider"}
@@ -260,9 +260,7 @@ async def test_a_wakeup_outlives_a_lost_stream(store: MongoStore) -> None:
     await admin.command({"configureFailPoint": "failCommand", "mode": "off"})
 
 
-async def test_migrations_resume_where_they_broke_off_and_run_once(
-    mongo_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_interrupted_migrations_continue_and_run_once(mongo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, name = MongoSchema(mongo_url, schema=f"test_{uuid4().hex[:12]}", lanes=4), ""
     planned = await made.plan()
     name = planned[5].name
@@ -296,7 +294,7 @@ async def test_two_migrators_at_once_do_each_other_no_harm(mongo_url: str) -> No
     await store.close()
 
 
-async def test_a_step_whose_text_has_changed_is_refused(mongo_url: str) -> None:
+async def test_a_migration_whose_text_has_changed_is_rejected(mongo_url: str) -> None:
     name = f"test_{uuid4().hex[:12]}"
     await MongoSchema(mongo_url, schema=name).migrate()
     database = await MongoDatabase.open(mongo_url, name)
@@ -307,7 +305,7 @@ async def test_a_step_whose_text_has_changed_is_refused(mongo_url: str) -> None:
     await database.close()
 
 
-async def test_a_database_without_an_outbox_is_told_with_the_remedy(mongo_url: str) -> None:
+async def test_a_database_without_an_outbox_is_reported_with_the_remedy(mongo_url: str) -> None:
     with pytest.raises(UsageError, match="outrider db migrate"):
         await MongoStore.open(mongo_url, schema="absent")
     with pytest.raises(InvalidSetting, match="lanes"):
@@ -319,7 +317,7 @@ async def test_a_server_that_does_not_answer_is_unreachable() -> None:
         await MongoStore.open("mongodb://user:secret@127.0.0.1:1/?serverSelectionTimeoutMS=50")
 
 
-async def test_a_server_in_no_replica_set_is_refused() -> None:
+async def test_a_server_in_no_replica_set_is_rejected() -> None:
     with MongoServer(standalone=True) as server:
         for opening in (
             MongoStore.open(server.url),
@@ -349,7 +347,7 @@ async def test_a_transaction_is_run_again_while_it_loses_and_given_up_in_time(st
     await _failing(database, "off", {})
 
 
-async def test_a_commit_of_which_nobody_knows_is_committed_again_and_counts_once(store: MongoStore) -> None:
+async def test_an_unknown_commit_is_committed_again_and_counts_once(store: MongoStore) -> None:
     database, runs = store.database, []
 
     async def run_once(session: Any) -> None:
@@ -365,7 +363,7 @@ async def test_a_commit_of_which_nobody_knows_is_committed_again_and_counts_once
     assert (await database["outbox_lane"].find_one({"_id": 1}) or {})["turn"] == 1
 
 
-async def test_trouble_that_passes_is_transient_and_what_is_forbidden_names_the_remedy(store: MongoStore) -> None:
+async def test_a_temporary_error_is_transient_and_a_missing_right_names_the_remedy(store: MongoStore) -> None:
     for code, kind in ((50, Transient), (189, Unreachable), (13, UsageError)):
         await _failing(store.database, {"times": 5}, {"failCommands": ["find", "aggregate"], "errorCode": code})
         with pytest.raises(kind, match="MongoDB at"):
@@ -384,7 +382,7 @@ async def test_a_set_of_one_member_is_a_warning_and_everything_else_is_fine(stor
     assert {check for check, result in found.items() if result.level is not Level.OK} == {"mongo-replica-set"}
 
 
-async def test_burying_another_event_by_hand_does_not_lift_a_hold(store: MongoStore) -> None:
+async def test_dead_lettering_another_event_by_hand_does_not_unblock_a_stream(store: MongoStore) -> None:
     [first, second, third] = await staged(store, *orders(3))
     lease, settlements = await fetched(store, "relay")
     outcomes: list[Outcome] = [DeadLettered(DeadLetterReason.PERMANENT_FAILURE, {"error": "no"}), PARK, PARK]

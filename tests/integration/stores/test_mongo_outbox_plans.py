@@ -97,7 +97,7 @@ async def test_the_first_look_leaps_from_lane_to_lane(store: MongoStore, name: s
     assert _keys(plan) <= 2 * 96
 
 
-async def test_documents_that_no_relay_has_met_are_told_by_one_key(store: MongoStore) -> None:
+async def test_documents_that_no_relay_has_met_are_detected_with_one_index_key(store: MongoStore) -> None:
     plan = await _plan(store, "outbox", [{"$match": UNMET}, {"$limit": 1}])
     assert _indexes(plan) == {"outbox_position"}
     assert _keys(plan) <= 1
@@ -130,7 +130,7 @@ async def test_the_first_of_40_000_waiting_events_are_found_at_once(store: Mongo
     assert _keys(plan) <= limit + 1
 
 
-async def test_whether_anything_of_a_stream_waits_is_told_by_one_key(store: MongoStore) -> None:
+async def test_a_waiting_event_of_a_stream_is_detected_with_one_index_key(store: MongoStore) -> None:
     plan = await _plan(store, "outbox_blocked", outbox_settle.loose_pipeline([stream_id(BUSY)]))
     assert not _scanned(plan)
     assert _indexes(plan) == {"_id_", "outbox_waiting"}

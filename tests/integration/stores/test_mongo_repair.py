@@ -30,7 +30,7 @@ async def _due(store: MongoStore, lease: Lease) -> list[Any]:
     return [event.event_id for stream in found.streams for event in stream.events]
 
 
-async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on(store: MongoStore) -> None:
+async def test_a_stream_blocked_by_a_dead_letter_that_is_gone_goes_on(store: MongoStore) -> None:
     ids = await staged(store, *orders(2), *orders(2, "B"))
     lease, settlements = await fetched(store, "relay", PARK)
     rejected = {ids[0], ids[2]}
@@ -66,7 +66,7 @@ async def test_waiting_events_whose_stream_is_not_blocked_are_found_again(store:
     assert await store.database["outbox_blocked"].count_documents({}) == 0
 
 
-async def test_what_is_mended_is_found_by_indexes(store: MongoStore) -> None:
+async def test_rows_to_repair_are_found_by_indexes(store: MongoStore) -> None:
     client, schema = store.database.client, store.database.schema
     await staged(store, *orders(2))
     lease, settlements = await fetched(store, "relay", PARK)

@@ -55,7 +55,7 @@ async def _deliver(sagas: MongoSagas, *messages: NewSagaMessage) -> int:
         return await sagas.deliver(tx, messages)
 
 
-async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(sagas: MongoSagas) -> None:
+async def test_a_message_committed_while_its_saga_is_being_saved_is_found(sagas: MongoSagas) -> None:
     """A delivery that commits after the save is in the contract. Neither transaction waits for the other."""
     await _start(sagas, 1)
     [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=60)
@@ -69,7 +69,7 @@ async def test_mail_posted_and_committed_while_its_saga_is_being_saved_is_found(
     assert len(again.messages) == 1
 
 
-async def test_no_mail_is_lost_between_posters_and_a_worker_that_saves_all_the_time(sagas: MongoSagas) -> None:
+async def test_no_message_is_lost_between_writers_and_a_worker_that_saves_all_the_time(sagas: MongoSagas) -> None:
     [saga_id] = await _start(sagas, 1)
     messages = [reply(saga_id) for _ in range(60)]
     read: list[UUID] = []
@@ -169,18 +169,18 @@ async def test_a_conflict_passes_to_the_application_with_its_label(
         await first.start_transaction()
         await second.start_transaction()
         assert await driver.run(first, "start_saga", (new_saga(),), mongo_schema)
-        with pytest.raises(OperationFailure) as refused:
+        with pytest.raises(OperationFailure) as rejected:
             await driver.run(second, "start_saga", (new_saga()._replace(saga_id=UUID(int=1)),), mongo_schema)
         await first.commit_transaction()
-    assert refused.value.code == WRITE_CONFLICT
-    assert refused.value.has_error_label("TransientTransactionError")
+    assert rejected.value.code == WRITE_CONFLICT
+    assert rejected.value.has_error_label("TransientTransactionError")
     # Which is what makes the driver's own helper run the whole transaction again.
     async with client.start_session() as session:
         again = await session.with_transaction(lambda s: driver.run(s, "start_saga", (new_saga(),), mongo_schema))
     assert again is False
 
 
-async def test_a_step_that_swallows_an_error_of_the_server_is_told_so(
+async def test_a_step_that_swallows_an_error_of_the_server_is_reported(
     client: AsyncMongoClient[Any], sagas: MongoSagas, mongo_schema: str
 ) -> None:
     """The server has ended the transaction by then. Nothing of the turn is kept, and trying again would not help."""
@@ -237,7 +237,7 @@ async def test_a_commit_of_anybody_wakes_workers(
         await woken.get()
 
 
-async def test_a_database_without_sagas_is_told_what_to_run(mongo_url: str) -> None:
+async def test_a_database_without_sagas_names_the_command_to_run(mongo_url: str) -> None:
     with pytest.raises(UsageError, match="outrider db migrate"):
         await app.open_sagas(mongo_url, schema="test_nothing_here")
 
@@ -249,7 +249,7 @@ async def test_a_saga_cannot_be_started_where_nothing_is_installed(client: Async
     assert "test_nothing_here" not in await client.list_database_names()
 
 
-async def test_migrating_twice_changes_nothing_and_the_server_refuses_what_no_saga_has(
+async def test_migrating_twice_changes_nothing_and_the_server_rejects_what_no_saga_has(
     mongo_url: str, mongo_schema: str, client: AsyncMongoClient[Any]
 ) -> None:
     assert await MongoSchema(mongo_url, schema=mongo_schema).migrate() == []

@@ -178,7 +178,7 @@ async def test_a_worker_for_whom_there_is_nothing_asks_once_and_reads_nothing(
     assert (only.documents, "COLLSCAN" in only.plan) == (0, False)
 
 
-async def test_a_saga_is_found_behind_any_amount_of_mail_for_sagas_that_are_owned(
+async def test_a_saga_is_found_behind_any_number_of_messages_for_owned_sagas(
     sagas: MongoSagas, client: AsyncMongoClient[Any], mongo_schema: str
 ) -> None:
     database = client.get_database(mongo_schema, codec_options=CODEC)

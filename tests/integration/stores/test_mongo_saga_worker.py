@@ -217,7 +217,7 @@ async def _attempts(sagas: MongoSagas) -> set[int]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_every_effect_happens_exactly_once_and_who_lost_a_race_is_not_charged(
+async def test_every_effect_happens_exactly_once_and_a_lost_race_counts_no_attempt(
     client: AsyncMongoClient[Any], mongo_default: str, fault: str
 ) -> None:
     await _start(client)
@@ -251,7 +251,7 @@ async def test_what_a_worker_leaves_when_it_is_gone_is_done_once_by_another(
     await _check_the_books(client, watching)
 
 
-async def test_a_commit_that_nobody_heard_of_is_not_done_again(client: AsyncMongoClient[Any]) -> None:
+async def test_a_commit_with_a_lost_answer_is_not_done_again(client: AsyncMongoClient[Any]) -> None:
     await _start(client)
     watching, observer = MongoSagas.over(client), RecordingObserver()
     async with _working(UnheardSagas.over(client), observer), _working(UnheardSagas.over(client), observer):

@@ -57,7 +57,7 @@ async def _numbers(store: MongoStore) -> list[int]:
     return [row["payload"]["n"] for row in await store.admin.events(Criteria(limit=1_000))]
 
 
-async def test_an_event_and_a_row_in_another_database_share_their_fate(
+async def test_an_event_and_a_row_in_another_database_are_committed_or_rolled_back_together(
     store: MongoStore, client: AsyncMongoClient[Any], outbox: Outbox
 ) -> None:
     rows = client[f"{outbox.schema}_shop"]["orders"]
@@ -94,7 +94,7 @@ async def test_a_synchronous_session_stages_the_same(
     assert [s.event.sequence for s in settlements if s.stream.key == "A"] == [1, 2, 3, 4]
 
 
-async def test_staging_outside_a_transaction_is_refused_with_the_remedy(
+async def test_staging_outside_a_transaction_is_rejected_with_the_remedy(
     client: AsyncMongoClient[Any], plain: MongoClient[Any], outbox: Outbox
 ) -> None:
     async with client.start_session() as session:
@@ -119,9 +119,9 @@ async def test_a_conflict_in_one_stream_reaches_the_caller_with_its_label(
         await first.start_transaction()
         await second.start_transaction()
         await outbox.stage(first, order(1, "A"))
-        with pytest.raises(PyMongoError) as refusal:
+        with pytest.raises(PyMongoError) as rejected:
             await outbox.stage(second, order(2, "A"))
-        assert refusal.value.has_error_label("TransientTransactionError")
+        assert rejected.value.has_error_label("TransientTransactionError")
         await first.commit_transaction()
 
 

@@ -156,7 +156,7 @@ async def test_staging_a_known_id_while_the_relay_archives_it_is_a_no_op(
     await archiver.close()
 
 
-async def test_the_same_id_in_two_streams_at_once_is_refused_as_transient(conn: Any, postgres_url: str) -> None:
+async def test_the_same_id_in_two_streams_at_once_is_rejected_as_transient(conn: Any, postgres_url: str) -> None:
     known = uuid4()
     other = await asyncpg.connect(postgres_url)
     first = other.transaction()
@@ -211,7 +211,7 @@ async def test_an_optimistic_probe_waits_for_the_streams_lock_before_it_looks(
     await watcher.close()
 
 
-async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(
+async def test_two_replays_of_one_blocked_stream_at_once_unblock_it(
     store: PostgresStore, conn: Any, postgres_url: str
 ) -> None:
     async with conn.transaction():
@@ -270,7 +270,9 @@ async def test_a_brokers_words_cannot_make_a_row_unreadable(store: PostgresStore
     assert numbers(broker.log) == [1]
 
 
-async def test_a_waiting_event_without_a_blocked_stream_is_found_by_upkeep(store: PostgresStore, conn: Any) -> None:
+async def test_a_waiting_event_without_a_blocked_stream_is_found_by_maintenance(
+    store: PostgresStore, conn: Any
+) -> None:
     async with conn.transaction():
         await outrider.stage(conn, *orders(2))
     await conn.execute("UPDATE outrider.outbox SET state = 'parked'")

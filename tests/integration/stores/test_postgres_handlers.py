@@ -50,7 +50,7 @@ async def _end(conn: Any, pid: int) -> None:
     await conn.execute("SELECT pg_terminate_backend($1, 10000)", pid)
 
 
-async def test_a_handler_that_ends_the_transaction_is_told(inbox: PostgresInbox) -> None:
+async def test_a_handler_that_ends_the_transaction_is_reported(inbox: PostgresInbox) -> None:
     async def commit(event: outrider.Event, tx: Any) -> None:
         await tx.execute("COMMIT")
 
@@ -58,7 +58,7 @@ async def test_a_handler_that_ends_the_transaction_is_told(inbox: PostgresInbox)
         await Inbox(inbox).process(delivery(1), commit, consumer="billing")
 
 
-async def test_a_connection_lost_under_a_handler_charges_nothing_and_the_next_one_works(
+async def test_a_connection_lost_under_a_handler_counts_no_attempt_and_the_next_one_works(
     bench: PostgresBench, conn: Any
 ) -> None:
     async def cut_off(event: outrider.Event, tx: Any) -> None:
@@ -91,7 +91,7 @@ async def test_another_connection_that_is_lost_is_the_handlers_own_affair(bench:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_effect(
+async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_no_effect(
     bench: PostgresBench, size: int
 ) -> None:
     async def again(event: outrider.Event, conn: Any) -> None:
@@ -108,7 +108,7 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
 
 @pytest.mark.parametrize("then", ["SELECT 1", "SELECT 1 / 0"], ids=["returns", "raises"])
 @pytest.mark.parametrize("size", [1, 2])
-async def test_a_handler_that_commits_and_begins_another_transaction_is_told(
+async def test_a_handler_that_commits_and_begins_another_transaction_is_reported(
     bench: PostgresBench, size: int, then: str
 ) -> None:
     async def again(event: outrider.Event, conn: Any) -> None:
@@ -123,7 +123,7 @@ async def test_a_handler_that_commits_and_begins_another_transaction_is_told(
         await billing.deliver(*[delivery(1, key=f"k{number}") for number in range(size)])
 
 
-async def test_a_handler_that_commits_what_had_waited_is_told_even_if_it_fails(bench: PostgresBench) -> None:
+async def test_a_handler_that_commits_what_had_waited_is_reported_even_if_it_fails(bench: PostgresBench) -> None:
     async def again(event: outrider.Event, conn: Any) -> None:
         if event.sequence == 3:
             await conn.execute("COMMIT; BEGIN")
@@ -176,7 +176,7 @@ async def test_whatever_returns_something_to_wait_for_is_a_handler(inbox: Postgr
     assert await Inbox(inbox).process(delivery(1), handler, consumer="billing") is Result.APPLIED
 
 
-async def test_a_plain_function_is_refused_before_anything_is_received(bench: PostgresBench, conn: Any) -> None:
+async def test_a_plain_function_is_rejected_before_anything_is_received(bench: PostgresBench, conn: Any) -> None:
     remedy = (
         r"the handler tests\.integration\.test_postgres_handlers\._plain is a plain function.*write it as `async def`"
     )
@@ -197,7 +197,7 @@ async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(benc
     assert await Inbox(bench.store).process(once, bench.handler, consumer="billing") is Result.APPLIED
 
 
-async def test_a_query_left_running_is_charged_to_the_handler(bench: PostgresBench) -> None:
+async def test_a_query_left_running_counts_an_attempt(bench: PostgresBench) -> None:
     left: list[asyncio.Task[Any]] = []
 
     async def leave(event: outrider.Event, tx: Any) -> None:
@@ -211,7 +211,7 @@ async def test_a_query_left_running_is_charged_to_the_handler(bench: PostgresBen
     await asyncio.gather(*left, return_exceptions=True)
 
 
-async def test_a_role_taken_on_by_a_handler_is_charged_to_it(bench: PostgresBench) -> None:
+async def test_a_role_set_by_a_handler_counts_an_attempt(bench: PostgresBench) -> None:
     await bench._pool.execute("CREATE ROLE shop_guest")
 
     async def change(event: outrider.Event, tx: Any) -> None:
@@ -224,7 +224,7 @@ async def test_a_role_taken_on_by_a_handler_is_charged_to_it(bench: PostgresBenc
     assert "permission denied" in dead_letter["failure"]["error"]
 
 
-async def test_rights_that_are_missing_are_nobodys_failure(bench: PostgresBench, postgres_url: str) -> None:
+async def test_missing_rights_count_no_attempt(bench: PostgresBench, postgres_url: str) -> None:
     await bench._pool.execute(
         "CREATE ROLE shop_half; GRANT USAGE ON SCHEMA outrider TO shop_half;"
         "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA outrider TO shop_half"
@@ -243,7 +243,7 @@ async def test_rights_that_are_missing_are_nobodys_failure(bench: PostgresBench,
     assert "permission denied" in half.notebook.of(ConsumerUnavailable)[0].error
 
 
-async def test_a_transaction_that_an_error_has_spoilt_is_told_with_the_remedy(bench: PostgresBench) -> None:
+async def test_a_transaction_aborted_by_an_error_is_reported_with_the_remedy(bench: PostgresBench) -> None:
     async def swallow(event: outrider.Event, tx: Any) -> None:
         with suppress(asyncpg.DivisionByZeroError):
             await tx.execute("SELECT 1 / 0")

@@ -56,7 +56,7 @@ async def test_a_handlers_connection_is_as_the_driver_makes_it(inbox: PostgresIn
     assert await service.process(delivery(2), look_again, consumer="billing") is Result.APPLIED
 
 
-async def test_a_pool_that_reads_json_in_its_own_way_is_no_trouble(postgres_url: str) -> None:
+async def test_a_pool_with_its_own_json_codec_works(postgres_url: str) -> None:
     async def read_json(conn: Any) -> None:
         await conn.set_type_codec("json", schema="pg_catalog", encoder=str, decoder=lambda text: {"parsed": text})
 
@@ -87,7 +87,7 @@ async def test_what_a_handler_raises_comes_back_as_it_was(inbox: PostgresInbox, 
     assert await conn.fetchval("SELECT count(*) FROM outrider.consumer_inbox") == 0
 
 
-async def test_a_connection_lost_at_commit_is_the_stores_trouble_and_the_next_one_works(
+async def test_a_connection_lost_at_commit_is_a_failure_of_the_store_and_the_next_one_works(
     inbox: PostgresInbox, conn: Any
 ) -> None:
     once = decode(delivery(1))
@@ -134,7 +134,7 @@ async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: PostgresBench)
     assert await bench.effects() == ["A-1:1"]
 
 
-async def test_a_receipt_that_is_not_to_be_had_is_a_passing_trouble(
+async def test_a_locked_receipt_is_a_transient_error(
     inbox: PostgresInbox, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.stores.postgres.handler_transactions.STATEMENT_SECONDS", 0.2)
@@ -150,7 +150,7 @@ async def test_a_receipt_that_is_not_to_be_had_is_a_passing_trouble(
             await second()
 
 
-async def test_what_a_handler_wrote_and_the_commit_refuses_is_charged_to_the_handler(bench: PostgresBench) -> None:
+async def test_a_write_that_the_commit_rejects_counts_an_attempt(bench: PostgresBench) -> None:
     pool = bench._pool
     await pool.execute("CREATE TABLE parent (id int PRIMARY KEY)")
     await pool.execute("CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
@@ -212,7 +212,7 @@ async def test_a_receipt_stays_as_long_as_its_dead_letter(inbox: PostgresInbox, 
     assert (await inbox.prune("billing", receipt_days=14, dead_letter_days=30)).receipts == 1
 
 
-async def test_waiting_events_that_nothing_leads_to_are_found_by_upkeep(bench: PostgresBench) -> None:
+async def test_held_events_whose_stream_is_not_blocked_are_found_by_maintenance(bench: PostgresBench) -> None:
     billing = bench.consumer(ordering="strict", first_sequence="one")
     await billing.deliver_all([delivery(2), delivery(3)])
     await bench._pool.execute("UPDATE outrider.inbox_stream SET cause = NULL, waiting = 0, seen = 1")
@@ -222,7 +222,7 @@ async def test_waiting_events_that_nothing_leads_to_are_found_by_upkeep(bench: P
     assert await bench.effects() == ["A-1:2", "A-1:3"]
 
 
-async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on_by_upkeep(bench: PostgresBench) -> None:
+async def test_maintenance_unblocks_a_stream_whose_dead_letter_is_gone(bench: PostgresBench) -> None:
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
     await billing.deliver_all([delivery(1), delivery(2)])
@@ -234,7 +234,7 @@ async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on_by_upkeep(be
 
 
 @pytest.mark.parametrize("seen", [None, 7])
-async def test_a_stream_that_drains_though_nothing_waits_is_mended(
+async def test_a_draining_stream_without_held_events_is_repaired(
     inbox: PostgresInbox, conn: Any, seen: int | None
 ) -> None:
     await conn.execute(
@@ -303,7 +303,7 @@ async def test_the_rights_that_the_documentation_names_are_enough(postgres_url: 
         await conn.execute("DROP OWNED BY shop_consumer; DROP ROLE shop_consumer")
 
 
-async def test_an_installation_without_an_inbox_is_told_what_to_run_and_upgrades(
+async def test_an_installation_without_an_inbox_names_the_command_to_run_and_upgrades(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = PostgresSchema(empty_database, schema="shop")

@@ -58,7 +58,9 @@ class TestLocks(InboxLocks):
     pass
 
 
-async def test_two_streams_holds_written_at_once_lose_nothing_that_waits(inbox: PostgresInbox, watcher: Any) -> None:
+async def test_two_transactions_that_block_a_stream_at_once_lose_no_held_event(
+    inbox: PostgresInbox, watcher: Any
+) -> None:
     """Without ordering a stream has no row to lock, so both write the first one; the second adds to it."""
     async with inbox.transaction() as tx:
         await dead_letter(inbox, tx, received(1), received(2), received(3))
@@ -85,7 +87,7 @@ async def test_a_waiting_event_delivered_again_does_not_stand_in_the_way_of_its_
     assert len(await inbox.admin.receipts("billing", [again.event_id])) == 1
 
 
-async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(inbox: PostgresInbox, watcher: Any) -> None:
+async def test_two_replays_of_one_blocked_stream_at_once_unblock_it(inbox: PostgresInbox, watcher: Any) -> None:
     for number in (1, 2):
         async with inbox.transaction() as tx:
             await dead_letter(inbox, tx, received(number))
@@ -103,7 +105,7 @@ async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(inbox: Po
     assert await row(inbox) == (None, "draining", 2)
 
 
-async def test_a_delivery_that_waited_for_a_replay_is_no_news(inbox: PostgresInbox, watcher: Any) -> None:
+async def test_a_delivery_that_waited_for_a_replay_is_a_duplicate(inbox: PostgresInbox, watcher: Any) -> None:
     head = received(1, event_id=uuid4())
     async with inbox.transaction() as tx:
         await dead_letter(inbox, tx, head)

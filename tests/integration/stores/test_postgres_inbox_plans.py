@@ -98,7 +98,7 @@ def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for child in plan.get("Plans", ()) for node in _nodes(child))]
 
 
-async def test_admitting_reads_what_it_asks_for_and_nothing_else(inbox: PostgresInbox, conn: Any) -> None:
+async def test_recording_receipts_reads_only_its_own_rows(inbox: PostgresInbox, conn: Any) -> None:
     ids = sorted(uuid4() for _ in range(100))
     keys = [f"k{n}" for n in range(1, 101)]
     one = await _indexes(conn, 1, inbox._sql["record_receipt"], "billing", ids[0], "t", "orders", "k7", 8, 1)
@@ -109,7 +109,7 @@ async def test_admitting_reads_what_it_asks_for_and_nothing_else(inbox: Postgres
     assert await _indexes(conn, 100, inbox._sql["lock_streams"], *streams) == {"inbox_stream_pkey"}
 
 
-async def test_concluding_reads_what_it_writes_and_nothing_else(inbox: PostgresInbox, conn: Any) -> None:
+async def test_recording_outcomes_reads_only_the_rows_it_writes(inbox: PostgresInbox, conn: Any) -> None:
     known = [row[0] for row in await conn.fetch("SELECT event_id FROM outrider.consumer_inbox LIMIT 100")]
     waiting = [row[0] for row in await conn.fetch("SELECT event_id FROM outrider.inbox_held LIMIT 100")]
     seconds, nothing = [0.1] * 100, [None] * 100
@@ -130,7 +130,9 @@ async def test_concluding_reads_what_it_writes_and_nothing_else(inbox: PostgresI
     assert await _indexes(conn, 100, inbox._sql["dead_letter"], "billing", waiting, *why) == event
 
 
-async def test_draining_is_found_and_resumed_through_its_indexes(inbox: PostgresInbox, conn: Any) -> None:
+async def test_draining_streams_and_their_held_events_are_found_through_indexes(
+    inbox: PostgresInbox, conn: Any
+) -> None:
     assert await _indexes(conn, 20, inbox._sql["draining"], "billing", "draining", 20) == {"inbox_stream_cause"}
     assert await _indexes(conn, 20, inbox._sql["overdue"], "billing", 60.0, 20) == {"inbox_stream_cause"}
     stream = "billing", "orders", "k500", 1

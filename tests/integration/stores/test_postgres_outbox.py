@@ -145,7 +145,7 @@ async def test_python_and_postgresql_put_every_key_into_the_same_lane(store: Pos
         assert [row[0] for row in rows] == [lane_of(key, priority, store.lanes) for key in keys]
 
 
-async def test_the_database_refuses_a_move_that_the_lifecycle_does_not_know(store: PostgresStore, conn: Any) -> None:
+async def test_the_database_rejects_an_unknown_transition(store: PostgresStore, conn: Any) -> None:
     await conn.execute(FILL, 1, "parked")
     with pytest.raises(asyncpg.CheckViolationError, match="from parked to pending"):
         await conn.execute("UPDATE outrider.outbox SET state = 'pending'")
@@ -153,13 +153,13 @@ async def test_the_database_refuses_a_move_that_the_lifecycle_does_not_know(stor
         await conn.execute("UPDATE outrider.outbox SET state = 'sent'")
 
 
-async def test_staging_outside_a_transaction_is_refused(store: PostgresStore, conn: Any) -> None:
+async def test_staging_outside_a_transaction_is_rejected(store: PostgresStore, conn: Any) -> None:
     with pytest.raises(NotInTransaction, match=r"conn\.transaction"):
         await outrider.stage(conn, order(1))
     assert await conn.fetchval("SELECT count(*) FROM outrider.outbox") == 0
 
 
-async def test_migrations_resume_where_they_broke_off_and_run_once(empty_database: str) -> None:
+async def test_interrupted_migrations_continue_and_run_once(empty_database: str) -> None:
     url = empty_database
     schema = PostgresSchema(url, schema="shop", lanes=8)
     planned = await schema.plan()
@@ -187,7 +187,9 @@ async def test_two_migrators_at_once_do_the_work_once(empty_database: str) -> No
     assert len(steps) == len(set(steps)) > 20
 
 
-async def test_a_missing_or_absent_database_is_told_apart_with_the_remedy(empty_database: str) -> None:
+async def test_an_empty_database_a_silent_server_and_a_bad_schema_name_are_distinguished_with_the_remedy(
+    empty_database: str,
+) -> None:
     url = empty_database
     with pytest.raises(UsageError, match="outrider db migrate"):
         await PostgresStore.open(url)
@@ -197,7 +199,7 @@ async def test_a_missing_or_absent_database_is_told_apart_with_the_remedy(empty_
         PostgresSchema(url, schema="drop table;")
 
 
-async def test_a_hint_wakes_a_listener(store: PostgresStore, postgres_url: str) -> None:
+async def test_a_notification_wakes_a_listener(store: PostgresStore, postgres_url: str) -> None:
     woken = asyncio.Event()
     other = await PostgresStore.open(postgres_url)
     async with store.listen(woken.set), asyncio.timeout(20):

@@ -57,7 +57,7 @@ async def _until_one_waits(conn: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_save_that_waited_for_a_claim_is_refused(postgres_url: str, conn: Any) -> None:
+async def test_a_save_that_waited_for_a_claim_is_rejected(postgres_url: str, conn: Any) -> None:
     sagas = await PostgresSagas.open(postgres_url)
     await _start(sagas, 1)
     [late] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=0)
@@ -85,7 +85,7 @@ async def test_a_save_that_waited_for_a_claim_is_refused(postgres_url: str, conn
         "TRUNCATE outrider.saga_audit_log",
     ],
 )
-async def test_the_audit_trail_is_append_only(postgres_url: str, conn: Any, change: str) -> None:
+async def test_the_audit_log_is_append_only(postgres_url: str, conn: Any, change: str) -> None:
     sagas = await PostgresSagas.open(postgres_url, connections_max=1)
     [saga_id] = await _start(sagas, 1)
     await sagas.prune(saga_days=0, audit_days=0, participant_memory_days=0)
@@ -100,7 +100,7 @@ async def test_the_audit_trail_is_append_only(postgres_url: str, conn: Any, chan
     await sagas.close()
 
 
-async def test_a_hint_wakes_workers_of_other_processes(postgres_url: str) -> None:
+async def test_a_notification_wakes_workers_of_other_processes(postgres_url: str) -> None:
     here, there = await PostgresSagas.open(postgres_url), await PostgresSagas.open(postgres_url)
     woken = asyncio.Event()
     async with there.listen(woken.set), asyncio.timeout(30):
@@ -144,7 +144,7 @@ async def test_sagas_work_through_a_pooler(postgres_url: str, pgbouncer_url: str
     await sagas.close()
 
 
-async def test_a_step_that_ends_the_transaction_is_told(postgres_url: str) -> None:
+async def test_a_step_that_ends_the_transaction_is_reported(postgres_url: str) -> None:
     sagas = await PostgresSagas.open(postgres_url)
 
     async def commit(_: object, tx: Any) -> None:
@@ -157,7 +157,7 @@ async def test_a_step_that_ends_the_transaction_is_told(postgres_url: str) -> No
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-async def test_a_step_that_begins_another_transaction_is_told_when_it_is_saved(postgres_url: str, end: str) -> None:
+async def test_a_step_that_begins_another_transaction_is_reported_when_it_is_saved(postgres_url: str, end: str) -> None:
     sagas = await PostgresSagas.open(postgres_url)
     [saga_id] = await _start(sagas, 1)
     [record] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=15)
@@ -180,7 +180,7 @@ async def test_a_step_that_begins_another_transaction_is_told_when_it_is_saved(p
 
 
 @pytest.mark.parametrize("then", ["SELECT 1 / 0", "SELECT pg_terminate_backend(pg_backend_pid())"])
-async def test_a_step_that_commits_and_fails_then_is_told(postgres_url: str, then: str) -> None:
+async def test_a_step_that_commits_and_then_fails_is_reported(postgres_url: str, then: str) -> None:
     sagas = await PostgresSagas.open(postgres_url)
     [saga_id] = await _start(sagas, 1)
 
@@ -224,7 +224,7 @@ async def test_claims_renewals_and_turns_never_wait_for_functions_that_hang(post
     await sagas.close()
 
 
-async def test_a_plain_function_is_refused_when_a_worker_is_made(postgres_url: str) -> None:
+async def test_a_plain_function_is_rejected_when_a_worker_is_made(postgres_url: str) -> None:
     sagas = await PostgresSagas.open(postgres_url)
     order: Saga[Placed] = Saga("order", Placed)
 
@@ -295,7 +295,7 @@ async def test_a_local_step_that_ignores_its_end_can_do_nothing_any_more(postgre
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "call"])
-async def test_connections_that_are_lost_while_events_are_staged_blame_nobody(
+async def test_connections_lost_while_events_are_staged_count_no_attempt(
     postgres_url: str, conn: Any, *, local: bool
 ) -> None:
     sagas = await PostgresSagas.open(postgres_url)
@@ -328,7 +328,7 @@ async def test_connections_that_are_lost_while_events_are_staged_blame_nobody(
     await sagas.close()
 
 
-async def test_a_step_that_spoils_our_own_statements_is_charged_in_the_end(
+async def test_a_step_that_breaks_our_own_statements_counts_an_attempt_in_the_end(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "PAUSES", RetryPolicy(base_seconds=0.001, cap_seconds=0.001))
@@ -365,7 +365,7 @@ async def test_a_driver_says_what_to_run_where_nothing_is_installed(empty_databa
     await conn.close()
 
 
-async def test_an_installation_without_sagas_is_told_what_to_run_and_upgrades(
+async def test_an_installation_without_sagas_names_the_command_to_run_and_upgrades(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

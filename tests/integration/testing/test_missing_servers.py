@@ -15,7 +15,7 @@ from outrider.testing.servers.postgres import find_programs as find_postgres
 ROOT = Path(__file__).parents[3]
 NEEDS_KAFKA = "tests/contract/broker/test_kafka.py::test_a_url_opens_it_with_settings"
 NEEDS_MONGO = (
-    "tests/integration/testing/test_servers.py::test_a_mongodb_can_be_outside_of_any_set_and_can_be_told_to_fail"
+    "tests/integration/testing/test_servers.py::test_a_mongodb_can_be_outside_of_any_set_and_can_be_made_to_fail"
 )
 NO_JAVA = "Kafka is missing: Java is not installed"
 NO_MONGO = "MongoDB is missing: it could not be fetched"

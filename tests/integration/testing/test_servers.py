@@ -185,7 +185,7 @@ async def _read_within(seconds: float, kind: Kind, server: Server) -> str:
 
 
 @pytest.mark.mongo
-async def test_a_mongodb_can_be_outside_of_any_set_and_can_be_told_to_fail() -> None:
+async def test_a_mongodb_can_be_outside_of_any_set_and_can_be_made_to_fail() -> None:
     with MongoServer(standalone=True) as server:
         async with AsyncMongoClient[dict[str, Any]](server.url) as client:
             assert "setName" not in await client.admin.command("hello")
@@ -250,11 +250,11 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.pgbouncer
 def test_the_log_of_a_server_that_does_not_start_is_kept_and_the_error_says_where(logs: Path) -> None:
     server = PgBouncer("postgresql://127.0.0.1:1/postgres", settings={"pool_mode": "puddle"})
-    with pytest.raises(ServerError, match="did not start") as refused:
+    with pytest.raises(ServerError, match="did not start") as rejected:
         server.start()
     [kept] = logs.iterdir()
     assert "puddle" in kept.read_text()
-    assert refused.value.__notes__ == [f"The whole log of PgBouncer is in {kept}."]
+    assert rejected.value.__notes__ == [f"The whole log of PgBouncer is in {kept}."]
 
 
 @pytest.mark.pgbouncer
@@ -271,7 +271,7 @@ def test_the_log_of_a_server_is_kept_only_if_its_user_failed(logs: Path) -> None
 
 @pytest.mark.pgbouncer
 @pytest.mark.mongo
-async def test_servers_run_from_the_command_line_until_told_to_stop() -> None:
+async def test_servers_run_from_the_command_line_until_they_are_stopped() -> None:
     for programs in (find_pgbouncer, find_mongo, find_postgres):
         programs()  # Here, and not in the other process, their absence skips the test.
     command = [sys.executable, "-m", "outrider.testing.servers", "pgbouncer", "mongo", "--json"]

@@ -80,9 +80,7 @@ async def test_nothing_follows_a_rejected_message_of_its_stream(broker: Embedded
     assert [entry.message.message_id for entry in await broker.read("c", None, 10)] == ["1", "4", "5"]
 
 
-async def test_a_log_that_cannot_be_written_is_a_verdict_on_no_message(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_that_cannot_be_written_rejects_no_message(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "BUSY_SECONDS", 0.01)
     broker = EmbeddedBroker(path)
     await broker.start()

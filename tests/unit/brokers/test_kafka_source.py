@@ -98,7 +98,7 @@ def test_what_we_leave_out_librdkafka_would_ignore(
         ("session.timeout.ms", "ten"),
     ],
 )
-def test_settings_that_the_promise_rests_on_are_refused(name: str, value: str) -> None:
+def test_settings_that_would_break_a_guarantee_are_rejected(name: str, value: str) -> None:
     with pytest.raises(InvalidSetting, match=name):
         KafkaSource("localhost:9092", "billing", ["orders"], {name: value})
 
@@ -163,7 +163,7 @@ def test_kept_deliveries_are_handed_over_in_order_up_to_the_limit() -> None:
     assert [taken(some.take(limit, frozenset())) for limit in (0, 2, 2, 2)] == ["", "ab", "c", ""]
 
 
-def test_those_of_blocked_shards_stay_and_keep_their_order() -> None:
+def test_deliveries_of_paused_partitions_stay_and_keep_their_order() -> None:
     some = kept(("a", "s1"), ("b", "s2"), ("c", "s1"), ("d", "s2"))
     assert taken(some.take(9, {"s1"})) == "bd"
     some.add(delivery("e", "s1"))
@@ -171,13 +171,13 @@ def test_those_of_blocked_shards_stay_and_keep_their_order() -> None:
     assert taken(some.take(9, frozenset())) == "ace"
 
 
-def test_those_of_shards_that_are_gone_are_forgotten() -> None:
+def test_deliveries_of_revoked_partitions_are_forgotten() -> None:
     some = kept(("a", "s1"), ("b", "s2"))
     some.drop({"s1"})
     assert taken(some.take(9, frozenset())) == "b"
 
 
-def test_a_partition_that_comes_back_is_another_shard_and_begins_anew() -> None:
+def test_a_partition_that_comes_back_is_another_assignment_and_begins_anew() -> None:
     assignment = Assignment(count(1))
     first = assignment.add("orders", 0)
     first.progress.done(first.progress.received(5))

@@ -14,13 +14,13 @@ def received(*offsets: int) -> tuple[OffsetTracker, list[int]]:
     return progress, [progress.received(offset) for offset in offsets]
 
 
-def test_before_anything_is_received_there_is_no_place() -> None:
+def test_before_anything_is_received_there_is_no_position() -> None:
     progress = OffsetTracker()
     assert progress.position is None
     assert progress.untold is None
 
 
-def test_nothing_is_told_before_something_is_done() -> None:
+def test_nothing_is_committed_before_something_is_done() -> None:
     progress, _ = received(5, 6)
     assert progress.position == 5
     assert progress.untold is None
@@ -30,7 +30,7 @@ def test_nothing_is_told_before_something_is_done() -> None:
     ("done", "position"),
     [([0], 11), ([1], 10), ([0, 1], 12), ([1, 0], 12), ([2, 1], 10), ([3, 2, 0], 11), ([3, 2, 1, 0], 14)],
 )
-def test_the_place_is_the_first_that_is_not_done(done: list[int], position: int) -> None:
+def test_the_position_is_the_first_that_is_not_done(done: list[int], position: int) -> None:
     progress, numbers = received(10, 11, 12, 13)
     for index in done:
         progress.done(numbers[index])
@@ -47,7 +47,7 @@ def test_offsets_that_a_log_leaves_out_are_no_gap() -> None:
     assert progress.position == 41
 
 
-def test_what_was_told_is_not_told_again() -> None:
+def test_a_committed_position_is_not_committed_again() -> None:
     progress, (first, second) = received(1, 2)
     untold = [progress.untold]
     progress.done(first)
@@ -78,7 +78,7 @@ def test_a_number_that_was_never_given_is_ignored() -> None:
     assert progress.position == 1
 
 
-def test_a_message_in_the_place_of_one_that_was_lost_must_be_done_itself() -> None:
+def test_a_message_at_the_position_of_a_lost_one_must_be_done_itself() -> None:
     progress, (first, second) = received(100, 101)
     again = progress.received(100)
     progress.done(first)
@@ -89,7 +89,7 @@ def test_a_message_in_the_place_of_one_that_was_lost_must_be_done_itself() -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_in_whatever_order_things_get_done_nothing_undone_is_told(seed: int) -> None:
+def test_in_whatever_order_messages_are_done_no_open_message_is_committed(seed: int) -> None:
     rng = random.Random(seed)
     progress = OffsetTracker()
     open_numbers: dict[int, int] = {}

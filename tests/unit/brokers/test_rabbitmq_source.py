@@ -245,7 +245,7 @@ class TestFields:
             table = field(b"n", b"F" + struct.pack(">I", len(table)) + table)
         assert read_table(table) == {UNREADABLE: table}
 
-    def test_properties_stand_in_for_headers_that_are_missing(self) -> None:
+    def test_properties_replace_missing_headers(self) -> None:
         properties = commands.Basic.Properties(
             content_type="text/plain",
             content_encoding="utf-8",
@@ -268,7 +268,7 @@ class TestFields:
         assert read_content(marshal(properties))[1] == {"message_id": b"header"}
 
 
-def refusal(name: str, current: str) -> Difference:
+def rejection(name: str, current: str) -> Difference:
     asked = f"PRECONDITION_FAILED - inequivalent arg '{name}' for queue 'q' in vhost '/': received 'it'"
     found = difference(f"{asked} but current is {current}")
     assert found is not None
@@ -290,24 +290,24 @@ class TestQueues:
             ("quorum", "none", None),
         ],
     )
-    def test_a_refusal_tells_what_the_queue_has(self, asked: Any, current: str, value: Any) -> None:
+    def test_a_rejection_names_the_arguments_of_the_queue(self, asked: Any, current: str, value: Any) -> None:
         queue = Queue("q", arguments={"x": asked} if asked is not None else {})
-        assert queue.learn(refusal("x", current))
+        assert queue.learn(rejection("x", current))
         assert queue.arguments == ({"x": value} if value is not None else {})
-        assert not queue.learn(refusal("x", current))
+        assert not queue.learn(rejection("x", current))
 
     @pytest.mark.parametrize("current", ["the value '1.5' of type 'double'", "the value 'aaaaaaaa...", "'5'", "none"])
-    def test_what_is_not_told_or_known_already_is_not_learnt(self, current: str) -> None:
+    def test_an_absent_or_unreadable_argument_is_not_learnt(self, current: str) -> None:
         queue = Queue("q")
-        assert not queue.learn(refusal("x", current))
+        assert not queue.learn(rejection("x", current))
         assert queue.arguments == {}
 
     def test_what_every_queue_has_is_learnt_too(self) -> None:
         queue = Queue("q")
-        assert queue.learn(refusal("durable", "'false'"))
+        assert queue.learn(rejection("durable", "'false'"))
         assert queue.flags == {"durable": False, "auto_delete": False}
 
-    def test_another_refusal_tells_nothing(self) -> None:
+    def test_another_rejection_names_no_argument(self) -> None:
         assert difference("ACCESS_REFUSED - access to queue 'q' in vhost '/' refused for user 'guest'") is None
 
     @pytest.mark.parametrize(
@@ -335,11 +335,11 @@ class TestQueues:
 
 class TestNames:
     @pytest.mark.parametrize("queue", ["q" * 256, "schlüssel"])
-    def test_a_queue_that_amqp_has_no_room_for_is_refused_at_once(self, queue: str) -> None:
+    def test_a_queue_that_amqp_has_no_room_for_is_rejected_at_once(self, queue: str) -> None:
         with pytest.raises(InvalidSetting, match="has a name that RabbitMQ does not take"):
             RabbitSource("amqp://localhost", queue, ["orders"])
 
-    def test_a_topic_that_is_no_routing_key_is_refused_at_once(self) -> None:
+    def test_a_topic_that_is_no_routing_key_is_rejected_at_once(self) -> None:
         with pytest.raises(InvalidSetting, match="has a name that RabbitMQ does not take"):
             RabbitSource("amqp://localhost?declare=", "billing", ["t" * 300])
 
@@ -348,6 +348,6 @@ class TestNames:
         source = RabbitSource(f"amqp://localhost?declare={value}", "billing", ["orders"])
         assert (source.queue, source.settings.declare) == ("billing", True)
 
-    def test_nothing_in_flight_is_refused(self) -> None:
+    def test_nothing_in_flight_is_rejected(self) -> None:
         with pytest.raises(InvalidSetting, match="in_flight_max = 0"):
             RabbitSource("amqp://localhost", "billing", ["orders"], in_flight_max=0)

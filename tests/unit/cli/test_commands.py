@@ -112,7 +112,7 @@ def test_several_processes_relay_under_one_parent_and_their_counts_are_one_resul
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_dead_letters_and_held_events_are_counted_and_are_a_finding(shell: Shell, processes: str) -> None:
+def test_dead_letters_and_blocked_events_are_counted_and_are_a_finding(shell: Shell, processes: str) -> None:
     shell.stage("a", "b")
     with closing(sqlite3.connect(shell.path)) as conn, conn:
         conn.execute("UPDATE outbox SET payload = json_quote(printf('%.*c', 1100000, 'x')) WHERE key = 'a'")
@@ -132,7 +132,7 @@ def test_dead_letters_and_held_events_are_counted_and_are_a_finding(shell: Shell
         (("--broker", "kafka://127.0.0.1:1?acks=1"), 2),
     ],
 )
-def test_a_relay_that_cannot_begin_says_why_and_ends_be_it_one_process_or_two(
+def test_a_relay_that_cannot_start_prints_the_reason_and_exits_with_one_process_or_two(
     shell: Shell, capfd: pytest.CaptureFixture[str], options: tuple[str, str], code: int, processes: str
 ) -> None:
     output = shell("relay", "--until-empty", "--processes", processes, *options, code=code)
@@ -330,7 +330,7 @@ def test_a_replay_by_filter_takes_only_what_matches_at_the_rate_given(shell: She
     assert shell.json("dead-letters", "replay", "--event-type", "order.paid") == {"replayed": 0}
 
 
-def test_what_is_final_or_takes_many_at_once_needs_a_yes_where_nobody_can_be_asked(shell: Shell) -> None:
+def test_a_final_command_or_one_for_many_needs_yes_without_a_terminal(shell: Shell) -> None:
     [event_id] = shell.stage("a")
     shell("dead-letters", "add", event_id)
     for command in (("discard", "--all"), ("discard", event_id), ("replay", "--topic", "orders")):
@@ -350,7 +350,7 @@ def test_what_is_final_or_takes_many_at_once_needs_a_yes_where_nobody_can_be_ask
         "host=127.0.0.1 password=hunter2",
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_without_repeating_its_secret(bare: Shell, url: str) -> None:
+def test_a_url_that_cannot_be_read_is_rejected_without_repeating_its_secret(bare: Shell, url: str) -> None:
     for command in (("events", "list"), ("db", "migrate"), ("db", "status")):
         output = bare(*command, "--store", url, code=2)
         assert "hunter2" not in output.stderr + output.stdout
@@ -358,7 +358,7 @@ def test_a_url_that_cannot_be_read_is_refused_without_repeating_its_secret(bare:
 
 
 @pytest.mark.parametrize("schema", ["Bad-Name", "x; drop table y", "1st"])
-def test_a_schema_name_that_is_no_identifier_is_refused_before_it_reaches_a_server(bare: Shell, schema: str) -> None:
+def test_a_schema_name_that_is_no_identifier_is_rejected_before_it_reaches_a_server(bare: Shell, schema: str) -> None:
     url = "postgresql://u@127.0.0.1:1/shop"
     for command in (("events", "list"), ("dead-letters", "list"), ("db", "plan")):
         assert "not allowed" in bare(*command, "--store", url, "--schema", schema, code=2).stderr
@@ -451,7 +451,7 @@ def broken() -> typer.Typer:
     return made
 
 
-def test_an_error_that_nobody_expected_says_how_to_see_where_it_happened(broken: typer.Typer) -> None:
+def test_an_unexpected_error_says_how_to_see_its_traceback(broken: typer.Typer) -> None:
     output = CliRunner().invoke(broken, ["fail"])
     assert output.exit_code == 1
     assert output.stderr.startswith("outrider: ZeroDivisionError: over")
@@ -459,14 +459,14 @@ def test_an_error_that_nobody_expected_says_how_to_see_where_it_happened(broken:
     assert "Traceback" not in output.stderr
 
 
-def test_the_place_of_an_error_is_shown_if_asked_for_without_its_secrets(broken: typer.Typer) -> None:
+def test_the_traceback_of_an_error_is_shown_on_request_without_secrets(broken: typer.Typer) -> None:
     output = CliRunner().invoke(broken, ["fail"], env={"OUTRIDER_DEBUG": "1"})
     assert "Traceback" in output.stderr
     assert "in fail" in output.stderr
     assert "hunter2" not in output.stderr
 
 
-def test_what_was_done_and_what_could_not_be_are_both_told(shell: Shell) -> None:
+def test_completed_and_failed_parts_of_a_command_are_both_printed(shell: Shell) -> None:
     (event_id,) = shell.stage("a")
     shell("dead-letters", "add", event_id)
     output = shell("dead-letters", "discard", event_id, NOBODY, "--yes", "--json", code=1)

@@ -87,7 +87,7 @@ def test_a_warning_is_fine_unless_asked_to_be_strict() -> None:
     assert [exit_code([result], strict=strict) for strict in (False, True)] == [0, 1]
 
 
-def test_a_side_that_does_not_answer_makes_it_exit_with_3_and_the_other_is_examined(doctor: Doctor) -> None:
+def test_a_side_that_does_not_answer_makes_it_exit_with_3_and_the_other_is_checked(doctor: Doctor) -> None:
     found = doctor.results("--broker", "amqp://u:hunter2@127.0.0.1:9", code=3)
     assert found["broker-answers"]["level"] == "error"
     assert found["sqlite-journal"]["level"] == "ok"
@@ -104,7 +104,7 @@ def test_a_side_that_does_not_answer_makes_it_exit_with_3_and_the_other_is_exami
         (["--store", "sqlite:///missing/store.db"], "store-schema", "still to be run"),
     ],
 )
-def test_what_a_relay_would_refuse_is_refused_with_the_fix(
+def test_settings_that_a_relay_would_reject_are_an_error_with_the_fix(
     doctor: Doctor, args: list[str], check: str, words: str
 ) -> None:
     found = doctor.results(*args, code=1)[check]
@@ -113,7 +113,7 @@ def test_what_a_relay_would_refuse_is_refused_with_the_fix(
     assert found["remedy"]
 
 
-def test_a_file_that_is_no_database_is_refused(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_rejected(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_bytes(b"x" * 5000)
     assert doctor.results("--store", f"sqlite:///{tmp_path}/junk.db", code=1)["store-usable"]["level"] == "error"
 
@@ -216,7 +216,7 @@ MONGO_READER = {
         (doctor_command.error_result("broker", TimeoutError()), ERROR),
     ],
 )
-def test_a_fact_has_its_level(result: CheckResult, level: Level) -> None:
+def test_a_check_result_has_its_level(result: CheckResult, level: Level) -> None:
     assert result.level is level
     assert bool(result.remedy) == (level is not OK)
 
@@ -271,7 +271,7 @@ def open_directory() -> Iterator[Path]:
         yield Path(made)
 
 
-def test_a_directory_that_cannot_be_written_is_refused(open_directory: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_rejected(open_directory: Path) -> None:
     path = open_directory / "store.db"
     with closing(sqlite3.connect(path)) as conn:
         conn.execute("PRAGMA journal_mode = WAL")
@@ -289,17 +289,17 @@ def test_a_directory_that_cannot_be_written_is_refused(open_directory: Path) -> 
         assert (found.level, "the file" in found.text) == (ERROR, True)
 
 
-async def test_a_log_that_cannot_be_made_or_written_is_refused(open_directory: Path, tmp_path: Path) -> None:
+async def test_a_log_that_cannot_be_made_or_written_is_rejected(open_directory: Path, tmp_path: Path) -> None:
     with unprivileged():
         [found, _] = await EmbeddedBroker(open_directory / "log.db").check([])
     assert (found.level, "is not there" in found.text) == (ERROR, True)
     (tmp_path / "junk.db").write_bytes(b"x" * 5000)
     broken = EmbeddedBroker(tmp_path / "junk.db")
-    [found, _] = await broker_findings(broken)
+    [found, _] = await broker_results(broken)
     assert (found.level, "cannot be written" in found.text) == (ERROR, True)
 
 
-async def broker_findings(broker: EmbeddedBroker) -> list[CheckResult]:
+async def broker_results(broker: EmbeddedBroker) -> list[CheckResult]:
     try:
         return await broker.check(["orders"])
     finally:
@@ -309,7 +309,7 @@ async def broker_findings(broker: EmbeddedBroker) -> list[CheckResult]:
 async def test_a_log_that_is_there_takes_entries(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path / "log.db")
     await broker.start()
-    assert {result.level for result in await broker_findings(broker)} == {OK}
+    assert {result.level for result in await broker_results(broker)} == {OK}
 
 
 @pytest.mark.parametrize(
@@ -361,14 +361,14 @@ def test_routes_follow_exchanges_alternates_and_circles() -> None:
 
 
 @pytest.mark.parametrize("url", ["mq:15672", "ftp://mq", "http://", "http://mq:99999999", "http://u:hunter2@:x"])
-def test_a_management_url_that_is_none_is_refused_without_repeating_it(url: str) -> None:
+def test_a_management_url_that_is_none_is_rejected_without_repeating_it(url: str) -> None:
     with pytest.raises(InvalidSetting, match="write http://host:15672") as refused:
         RabbitBroker("amqp://localhost", management=url)
     assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize("option", ["--sagas", "--consume"])
-def test_the_topics_of_sagas_are_examined_and_their_receipts_are_not(doctor: Doctor, option: str) -> None:
+def test_the_topics_of_sagas_are_checked_and_their_receipts_are_not(doctor: Doctor, option: str) -> None:
     seen: list[list[str]] = []
     looked = EmbeddedBroker.check
 

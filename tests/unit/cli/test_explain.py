@@ -120,7 +120,7 @@ def test_a_delivered_event_needs_nothing(shop: Shop) -> None:
     assert found["helps"] == []
 
 
-def test_a_dead_letter_says_why_and_what_can_be_done(shop: Shop) -> None:
+def test_a_dead_letter_shows_its_reason_and_the_possible_commands(shop: Shop) -> None:
     [event_id] = shop.stage("A")
     shop("dead-letters", "add", event_id, "--reason-text", "looks wrong")
     found = shop.explain(event_id)
@@ -143,7 +143,7 @@ def test_an_event_behind_a_dead_letter_names_it_and_how_to_decide(shop: Shop) ->
     assert commands(found)[:3] == [f"outrider dead-letters {verb} {first}" for verb in ("replay", "edit", "discard")]
 
 
-def test_a_failed_event_tells_its_attempts_its_failure_and_the_relay_that_owns_its_lane(shop: Shop) -> None:
+def test_a_failed_event_shows_its_attempts_its_failure_and_the_relay_that_owns_its_lane(shop: Shop) -> None:
     first, second = shop.stage("A", "A")
     shop.fail_first()
     found = shop.explain(first)
@@ -173,7 +173,7 @@ def test_a_key_without_undelivered_events_is_delivered(shop: Shop) -> None:
     assert shop.explain("A")["summary"] == "all events of A are delivered"
 
 
-def test_a_key_tells_of_a_gap_at_a_consumer(shop: Shop) -> None:
+def test_a_key_shows_a_gap_at_a_consumer(shop: Shop) -> None:
     async def receive() -> None:
         store = await open_inbox(shop.url)
         inbox = Inbox(store)

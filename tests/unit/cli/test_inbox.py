@@ -96,7 +96,7 @@ def held(shell: Shell) -> Shell:
     return shell
 
 
-def test_without_trouble_nothing_is_listed(shell: Shell) -> None:
+def test_an_inbox_without_dead_letters_lists_nothing(shell: Shell) -> None:
     assert shell.json("list") == shell.json("streams") == []
     assert "no dead letters match" in shell("list").stdout
     assert "no stream has held events" in shell("streams").stdout
@@ -177,7 +177,7 @@ def test_a_replayed_dead_letter_comes_before_what_waited_for_it(shell: Shell) ->
     assert (shell.json("streams")[0]["waiting"], shell.handled) == (2, [])
 
 
-def test_what_is_there_is_replayed_and_what_is_missing_is_told(held: Shell) -> None:
+def test_known_dead_letters_are_replayed_and_missing_ones_are_reported(held: Shell) -> None:
     result = held("replay", "2", "7", "--json", code=1)
     assert json.loads(result.stdout) == {"replayed": 1}
     assert "no dead letter 7" in json.loads(result.stderr)["error"]

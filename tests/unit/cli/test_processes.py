@@ -50,7 +50,7 @@ async def test_an_error_that_a_child_reports_before_any_was_steady_stops_all_wit
     assert [*observer.of(ProcessCrashed), *observer.of(ProcessFailed)] == []
 
 
-async def test_an_error_that_a_child_reports_after_one_was_steady_is_no_crash_and_another_takes_its_place(
+async def test_an_error_that_a_child_reports_after_one_was_steady_is_no_crash_and_the_child_is_replaced(
     tmp_path: Path,
 ) -> None:
     group, observer = _group(3, 2, tmp_path / "tries", steady_seconds=0)

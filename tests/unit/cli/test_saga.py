@@ -91,7 +91,7 @@ ORDER_ID = saga_id_of("order", "A-7")
 LOST = "unknown whether it happened before; it raised"
 
 
-async def save(store: SqliteSagas, claimed: SagaRecord, news: Sequence[Input]) -> bool:
+async def save(store: SqliteSagas, claimed: SagaRecord, inputs: Sequence[Input]) -> bool:
     """Save the plan for the inputs; return whether the saga is released with it."""
     saga_id, epoch = claimed.instance.saga_id, claimed.instance.epoch
     async with store.transaction() as tx:
@@ -99,7 +99,7 @@ async def save(store: SqliteSagas, claimed: SagaRecord, news: Sequence[Input]) -
         assert record
         saga = sagas.find(record.instance.saga_type, record.instance.definition_version)
         assert saga
-        plan = advance(saga.definition, record, news, random.Random(1))
+        plan = advance(saga.definition, record, inputs, random.Random(1))
         written = plan.instance, plan.entries, plan.taken, plan.seen, plan.notes, plan.release, plan.wake_seconds
         await store.save(tx, Claim("w", saga_id, epoch), SagaChange(*written), LEASE_SECONDS)
     return plan.release
@@ -134,14 +134,14 @@ class Shell:
 
         self._with_store(started)
 
-    def turn(self, *news: Input) -> None:
+    def turn(self, *inputs: Input) -> None:
         """Let the worker take what is due, tell it, and save what the plan says."""
 
         async def taken(store: SqliteSagas) -> None:
             records = await store.claim("w", sagas.versions, limit=10, lease_seconds=LEASE_SECONDS)
             for record in records:
                 # A saga without work in progress was released by its first turn.
-                await save(store, record, [Claimed()]) or await save(store, record, news)
+                await save(store, record, [Claimed()]) or await save(store, record, inputs)
 
         self._with_store(taken)
         self.clock.advance(seconds=LEASE_SECONDS + 1)
@@ -153,7 +153,7 @@ class Shell:
 
         self._with_store(posted)
 
-    def mail(self) -> list[tuple[str, dict[str, Any]]]:
+    def commands(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the operator commands in the mailbox of the saga, with their bodies."""
         return [
             (message["name"], message["body"]) for message in self.json("show", str(ORDER_ID), "--state")["messages"]
@@ -242,7 +242,7 @@ def test_sagas_are_filtered(failed: Shell) -> None:
     assert "did you mean failed?" in failed.json("ls", "--status", "faild", code=2)["error"]
 
 
-def test_one_saga_is_shown_with_its_journal_and_the_end_of_its_trail(failed: Shell) -> None:
+def test_one_saga_is_shown_with_its_journal_and_the_end_of_its_audit_log(failed: Shell) -> None:
     output = failed.json("show", str(ORDER_ID))
     assert [(entry["step"], entry["status"], entry["attempts"]) for entry in output["journal"]] == [
         ("create", "done", 1),
@@ -259,7 +259,7 @@ def test_one_saga_is_shown_with_its_journal_and_the_end_of_its_trail(failed: She
     assert "became failed" in shown
 
 
-def test_the_state_and_the_bodies_of_mail_are_shown_if_asked(failed: Shell) -> None:
+def test_the_state_and_the_bodies_of_messages_are_shown_on_request(failed: Shell) -> None:
     failed.deliver("stock.reserved")
     output = failed.json("show", str(ORDER_ID), "--state")
     assert output["state"] == {"order_id": "A-7"}
@@ -286,7 +286,7 @@ def test_what_is_no_id_is_wrong_usage(failed: Shell, command: str) -> None:
     assert "or give a correlation id and --type" in failed.json(command, "A-7", code=2)["error"]
 
 
-def test_why_names_the_cause_and_the_commands_that_help(failed: Shell) -> None:
+def test_explain_names_the_cause_and_the_commands_that_help(failed: Shell) -> None:
     output = failed.json("why", str(ORDER_ID))
     assert output["reasons"][0] == f"step charge has failed after 2 attempts: {LOST}: connection refused"
     assert [each["command"] for each in output["helps"]] == [
@@ -297,7 +297,7 @@ def test_why_names_the_cause_and_the_commands_that_help(failed: Shell) -> None:
     assert f"outrider saga mark-done {ORDER_ID}  goes on as if that were done" in shown
 
 
-def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: Shell) -> None:
+def test_explain_says_that_no_worker_has_it_and_what_the_definitions_know(failed: Shell) -> None:
     resting = ("why", "B-1", "--type", "refund")
     assert "overdue since" in failed.json(*resting)["reasons"][-1]
     assert "No worker that holds version 1 of refund is running" in failed.json(*resting)["reasons"][-1]
@@ -309,18 +309,18 @@ def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: 
 
 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
-def test_an_order_is_mail_with_the_name_of_who_gave_it(failed: Shell, verb: str) -> None:
+def test_an_operator_command_is_a_message_with_the_name_of_the_operator(failed: Shell, verb: str) -> None:
     assert failed.json(verb, str(ORDER_ID)) == {"order": verb.replace("-", "_"), "ordered": 1, "sagas": [str(ORDER_ID)]}
-    [(name, body)] = failed.mail()
+    [(name, body)] = failed.commands()
     assert (name, body["actor"].startswith("cli:")) == (verb.replace("-", "_"), True)
     assert (
         f"A-7: {verb} is ordered; the next worker that runs acts on it" in failed(verb, "A-7", "--type", "order").stdout
     )
-    assert len(failed.mail()) == 2
+    assert len(failed.commands()) == 2
     assert f"ordered {verb}" in failed("why", str(ORDER_ID)).stdout
 
 
-async def test_an_order_wakes_workers_that_listen() -> None:
+async def test_an_operator_command_wakes_workers_that_listen() -> None:
     memory = MemoryStore(clock=ManualClock())
     store, new, woken = MemorySagas(memory), order.new(Order("A-7"), "A-7"), asyncio.Event()
     async with store.transaction() as tx:
@@ -330,7 +330,7 @@ async def test_an_order_wakes_workers_that_listen() -> None:
         assert woken.is_set()
 
 
-def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Shell) -> None:
+def test_the_next_worker_applies_an_operator_command_and_the_audit_log_says_so(failed: Shell) -> None:
     failed("compensate", str(ORDER_ID))
     failed.turn(Succeeded("create", Phase.COMPENSATION))
     output = failed.json("show", str(ORDER_ID))
@@ -341,17 +341,17 @@ def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Shell) -
 
 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
-def test_a_saga_that_is_over_takes_no_orders(over: Shell, verb: str) -> None:
+def test_a_saga_that_has_ended_takes_no_operator_commands(over: Shell, verb: str) -> None:
     error = over.json(verb, str(ORDER_ID), code=1)["error"]
     assert f"{ORDER_ID} takes no order {verb.replace('-', '_')}: it is compensated" in error
-    assert over.mail() == []
+    assert over.commands() == []
 
 
-def test_who_can_take_an_order_gets_it_and_the_others_are_told(failed: Shell) -> None:
+def test_sagas_that_can_take_an_operator_command_get_it_and_the_others_are_reported(failed: Shell) -> None:
     result = failed("retry", "A-7", "A-8", "A-7", "--type", "order", "--json", code=1)
     assert json.loads(result.stdout)["ordered"] == 1
     assert "no order with the correlation id A-8" in json.loads(result.stderr)["error"]
-    assert len(failed.mail()) == 1
+    assert len(failed.commands()) == 1
 
 
 def test_a_definition_is_drawn(shell: Shell) -> None:
@@ -392,7 +392,7 @@ def test_what_names_no_sagas_is_wrong_usage(shell: Shell, command: str, target: 
 QUIET = ("--until-idle", "0.3", "--log-level", "error")
 
 
-def test_a_worker_runs_sagas_and_tells_what_became_of_them(shell: Shell) -> None:
+def test_a_worker_runs_sagas_and_prints_their_outcome(shell: Shell) -> None:
     shell.start(order)
     counts = shell.json("run", f"{HERE}:order", *QUIET)
     assert counts.pop("moved") > 0
@@ -407,7 +407,7 @@ def test_a_worker_runs_sagas_and_tells_what_became_of_them(shell: Shell) -> None
     assert shell.json("why", str(ORDER_ID))["reasons"][0].startswith("completed at")
 
 
-def test_a_worker_leaves_versions_alone_that_it_does_not_hold(shell: Shell) -> None:
+def test_a_worker_does_not_touch_versions_that_it_does_not_have(shell: Shell) -> None:
     shell.start(newer, "B-2")
     assert shell.json("run", f"{HERE}:only_refunds", *QUIET)["moved"] == 0
     assert shell.json("ls")[0]["status"] == "started"

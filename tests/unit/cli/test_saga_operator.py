@@ -97,7 +97,7 @@ class Shell:
 
         asyncio.run(done())
 
-    def orders(self, name: str) -> list[str]:
+    def operator_commands(self, name: str) -> list[str]:
         return [message["name"] for message in self.json("saga", "show", name, "--type", "order")["messages"]]
 
 
@@ -117,27 +117,27 @@ def failed(shell: Shell) -> Shell:
 
 
 @pytest.mark.parametrize("how", ["--attention", "--all"])
-def test_an_order_is_given_to_all_of_a_type_that_it_helps(failed: Shell, how: str) -> None:
+def test_an_operator_command_goes_to_all_sagas_of_a_type_that_it_helps(failed: Shell, how: str) -> None:
     output = failed.json("saga", "retry", how, "--type", "order", "--yes")
     assert output == {"order": "retry", "ordered": 3, "found": 3, "limit": 1000}
-    assert failed.orders("A-2") == ["retry"]
+    assert failed.operator_commands("A-2") == ["retry"]
 
 
-def test_many_are_never_given_an_order_without_a_yes(failed: Shell) -> None:
+def test_many_sagas_never_get_an_operator_command_without_a_yes(failed: Shell) -> None:
     assert "--yes" in failed("saga", "compensate", "--attention", "--type", "order", code=2)
-    assert failed.orders("A-1") == []
+    assert failed.operator_commands("A-1") == []
 
 
-def test_an_order_for_many_can_be_narrowed_to_a_step(failed: Shell) -> None:
+def test_an_operator_command_for_many_can_be_narrowed_to_a_step(failed: Shell) -> None:
     narrowed = ("saga", "retry", "--attention", "--type", "order", "--yes", "--step")
     assert failed.json(*narrowed, "confirm")["ordered"] == 0
     assert failed.json(*narrowed, "charge")["ordered"] == 3
 
 
-def test_what_the_limit_leaves_out_is_told(failed: Shell) -> None:
+def test_sagas_beyond_the_limit_are_reported(failed: Shell) -> None:
     output = failed("saga", "retry", "--attention", "--type", "order", "--yes", "--limit", "2", code=1)
     assert "only 2 were taken on" in output
-    assert sum(failed.orders(name) == ["retry"] for name in ("A-1", "A-2", "A-3")) == 2
+    assert sum(failed.operator_commands(name) == ["retry"] for name in ("A-1", "A-2", "A-3")) == 2
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_what_is_set_is_json(failed: Shell, text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "problem"), [("charge=7", "Order.charge"), ("charg=null", "no such field")])
-def test_what_does_not_fit_the_state_is_refused_by_the_command_and_by_the_worker(
+def test_fields_that_do_not_fit_the_state_are_rejected_by_the_command_and_by_the_worker(
     failed: Shell, text: str, problem: str
 ) -> None:
     named = ("saga", "mark-done", str(ORDER_ID), "--set", text)
     assert problem in failed(*named, "--sagas", f"{HERE}:sagas", code=2)
-    assert failed.orders("A-1") == []
+    assert failed.operator_commands("A-1") == []
     failed(*named)
     failed.run_once()
     shown = failed.json("saga", "show", str(ORDER_ID))
@@ -183,7 +183,7 @@ def test_what_does_not_fit_the_state_is_refused_by_the_command_and_by_the_worker
     assert problem in shown["audit"][-1]["detail"]
 
 
-def test_why_says_that_a_command_never_left_since_no_relay_is_running(shell: Shell) -> None:
+def test_explain_says_that_a_command_never_left_since_no_relay_is_running(shell: Shell) -> None:
     shell.start(parcel, "P-1")
     output = shell.json("saga", "why", "P-1", "--type", "parcel")
     assert any("command parcel.send is still in the outbox, pending" in reason for reason in output["reasons"])
@@ -194,7 +194,7 @@ def test_why_says_that_a_command_never_left_since_no_relay_is_running(shell: She
     assert "in the outbox" in shell("saga", "show", "P-1", "--type", "parcel")
 
 
-def test_why_names_the_dead_letter_that_a_command_became(shell: Shell) -> None:
+def test_explain_names_the_dead_letter_that_a_command_became(shell: Shell) -> None:
     shell.start(parcel, "P-1")
     [event] = shell.json("saga", "show", "P-1", "--type", "parcel")["outbox"]["events"]
     shell("dead-letters", "add", event["event_id"])
@@ -203,7 +203,7 @@ def test_why_names_the_dead_letter_that_a_command_became(shell: Shell) -> None:
     assert f"outrider dead-letters replay {event['event_id']}" in output
 
 
-def test_why_sends_who_asks_to_the_participant_once_the_command_has_left(shell: Shell) -> None:
+def test_explain_points_to_the_participant_once_the_command_has_left(shell: Shell) -> None:
     shell.start(parcel, "P-1")
     asyncio.run(_take_out(shell.url, saga_id_of("parcel", "P-1")))
     output = shell("saga", "why", "P-1", "--type", "parcel", "--sagas", f"{HERE}:sagas")

@@ -74,7 +74,7 @@ def test_a_rule_named_in_the_environment_is_used(shell: Shell) -> None:
         ("shop_topics:prefix", "the topic rule shop_topics:prefix is not a function"),
     ],
 )
-def test_a_rule_that_cannot_be_used_is_refused_before_the_relay_starts(shell: Shell, target: str, said: str) -> None:
+def test_a_rule_that_cannot_be_used_is_rejected_before_the_relay_starts(shell: Shell, target: str, said: str) -> None:
     event_id = insert(shell)
     assert said in shell("relay", "--until-empty", "--topic-rule", target, code=2).stderr
     assert shell.json("events", "show", event_id)["state"] == "pending"

@@ -16,14 +16,14 @@ def test_an_option_wins_over_its_variable_and_a_variable_over_the_default() -> N
     assert loaded.relay.workers == RelaySettings().workers
 
 
-def test_a_misspelt_variable_is_refused_with_the_nearest_valid_name() -> None:
+def test_a_misspelt_variable_is_rejected_with_the_nearest_valid_name() -> None:
     with pytest.raises(
         InvalidSetting, match=r"OUTRIDER_LEASE_SECOND is not a setting.*did you mean OUTRIDER_LEASE_SECONDS"
     ):
         config.load({}, {"OUTRIDER_LEASE_SECOND": "4"})
 
 
-def test_a_variable_like_no_other_is_refused_with_the_whole_list() -> None:
+def test_a_variable_like_no_other_is_rejected_with_the_whole_list() -> None:
     with pytest.raises(InvalidSetting, match=r"OUTRIDER_XYZ is not a setting.*OUTRIDER_STORE, OUTRIDER_BROKER"):
         config.load({}, {"OUTRIDER_XYZ": "4"})
 
@@ -32,24 +32,24 @@ def test_variables_of_the_test_suite_and_of_other_programs_are_left_alone() -> N
     config.load({}, {"OUTRIDER_TEST_POSTGRES": "x", "OUTRIDER_REQUIRE_POSTGRES": "1", "HOME": "/", "OUTRIDERS": "y"})
 
 
-def test_a_misspelt_option_is_refused_with_the_nearest_valid_name() -> None:
+def test_a_misspelt_option_is_rejected_with_the_nearest_valid_name() -> None:
     with pytest.raises(InvalidSetting, match=r"did you mean batch_max"):
         config.load({"batch_maximum": 4}, {})
 
 
 @pytest.mark.parametrize("text", ["many", "", "1.5"])
-def test_a_count_that_is_not_a_whole_number_is_refused(text: str) -> None:
+def test_a_count_that_is_not_a_whole_number_is_rejected(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"OUTRIDER_BATCH_MAX.*is not a whole number"):
         config.load({}, {"OUTRIDER_BATCH_MAX": text})
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "0", "-1"])
-def test_a_time_that_cannot_pass_is_refused(text: str) -> None:
+def test_a_time_that_cannot_pass_is_rejected(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"OUTRIDER_PUBLISH_TIMEOUT_SECONDS.*above 0"):
         config.load({}, {"OUTRIDER_PUBLISH_TIMEOUT_SECONDS": text})
 
 
-def test_settings_that_contradict_each_other_are_refused() -> None:
+def test_settings_that_contradict_each_other_are_rejected() -> None:
     with pytest.raises(InvalidSetting, match=r"less than half of lease_seconds"):
         config.load({"lease_seconds": 2.0}, {})
 

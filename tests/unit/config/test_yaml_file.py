@@ -177,7 +177,7 @@ def test_a_file_or_a_section_with_nothing_in_it_is_fine(load: Load, text: str) -
         ("relay: {retry: {jitter: 2}}", r"retry\.jitter = 2\.0 cannot work.*relay\.retry\.jitter is from"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_line_and_the_fix(load: Load, text: str, words: str) -> None:
+def test_what_cannot_be_meant_is_rejected_with_its_line_and_the_fix(load: Load, text: str, words: str) -> None:
     with pytest.raises(InvalidSetting, match=words):
         load(text)
 
@@ -190,7 +190,7 @@ def test_what_a_name_means_does_not_depend_on_how_yaml_would_read_it(load: Load)
 @pytest.mark.parametrize(
     ("data", "words"), [(None, "there is no file"), (b"\xff\xfe", "not UTF-8"), (b"#" * 1_000_001, "larger than")]
 )
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes | None, words: str) -> None:
+def test_a_file_that_cannot_be_read_is_rejected(tmp_path: Path, data: bytes | None, words: str) -> None:
     path = tmp_path / "outrider.yaml"
     if data is not None:
         path.write_bytes(data)
@@ -224,7 +224,7 @@ class TestReferences:
         assert found.topics == ("shop", "${A}", "$A")
         assert found.processes == 3
 
-    def test_a_variable_that_is_not_set_is_refused_by_name(self, load: Load) -> None:
+    def test_a_variable_that_is_not_set_is_rejected_by_name(self, load: Load) -> None:
         with pytest.raises(
             InvalidSetting, match=r"line 1: store: the variable DB_URL is not set; .*\$\{DB_URL:-default\}"
         ):
@@ -235,7 +235,7 @@ class TestReferences:
             load("broker: {url: kafka://b, sasl.password: '${PW}'}")
 
     @pytest.mark.parametrize("text", ["${}", "${a b}", "${A-x}"])
-    def test_one_that_cannot_be_read_is_refused(self, load: Load, text: str) -> None:
+    def test_one_that_cannot_be_read_is_rejected(self, load: Load, text: str) -> None:
         with pytest.raises(InvalidSetting, match=r"cannot be read; write \$\{NAME\}"):
             load(f"schema: {text}", {"A": "x"})
 
@@ -274,12 +274,12 @@ class TestSecrets:
             "broker: 'amqp://mq?management=http://me:hunter2@mq:15672'",
         ],
     )
-    def test_one_that_is_spelt_out_in_the_file_is_refused_and_not_repeated(self, load: Load, text: str) -> None:
+    def test_one_that_is_spelt_out_in_the_file_is_rejected_and_not_repeated(self, load: Load, text: str) -> None:
         with pytest.raises(
             InvalidSetting, match=r"line 1: (store|broker) holds a password; keep it in the env"
-        ) as refused:
+        ) as rejected:
             load(text)
-        assert "hunter2" not in str(refused.value)
+        assert "hunter2" not in str(rejected.value)
 
     def test_a_topic_that_is_called_like_one_is_none(self, load: Load) -> None:
         assert (
@@ -292,9 +292,9 @@ class TestSecrets:
         assert config.load({}, {"OUTRIDER_STORE": url}).store == config.load({"store": url}, {}).store == url
 
     def test_errors_show_what_was_written_and_not_what_the_variable_holds(self, load: Load) -> None:
-        with pytest.raises(InvalidSetting, match=r"relay\.workers = '\$\{PASSWORD\}' is not") as refused:
+        with pytest.raises(InvalidSetting, match=r"relay\.workers = '\$\{PASSWORD\}' is not") as rejected:
             load("relay: {workers: '${PASSWORD}'}", {"PASSWORD": "hunter2"})
-        assert "hunter2" not in str(refused.value)
+        assert "hunter2" not in str(rejected.value)
 
     @pytest.mark.parametrize(
         "text",

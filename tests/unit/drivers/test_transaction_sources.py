@@ -20,7 +20,7 @@ from outrider.drivers.threaded_transactions import Thread, Threads
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError
 
 
-async def test_a_job_is_done_even_if_nobody_waits_for_it_any_more() -> None:
+async def test_a_job_is_done_even_if_its_caller_is_gone() -> None:
     thread, may, done = Thread("test"), threading.Event(), threading.Event()
     first = asyncio.ensure_future(thread.do(may.wait, 10))
     second = asyncio.ensure_future(thread.do(done.set))
@@ -32,7 +32,7 @@ async def test_a_job_is_done_even_if_nobody_waits_for_it_any_more() -> None:
     thread.end()
 
 
-async def test_a_job_that_raises_what_no_future_carries_is_heard_of() -> None:
+async def test_a_job_that_raises_an_error_that_no_future_carries_is_reported() -> None:
     thread = Thread("test")
     with pytest.raises(RuntimeError, match="StopIteration"):
         await thread.do(lambda: next(iter([])))
@@ -82,7 +82,7 @@ def _wrapped(error: Exception) -> DBAPIError:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 @pytest.mark.parametrize("wrap", [lambda error: error, _wrapped], ids=["as it is", "wrapped"])
-def test_errors_are_told_apart_whoever_has_wrapped_them(
+def test_errors_are_distinguished_whatever_has_wrapped_them(
     error: Exception, kind: type[OutriderError], words: str, wrap: Any
 ) -> None:
     ours = translation(wrap(error))
@@ -110,7 +110,7 @@ def test_what_is_ours_and_a_plain_timeout_pass_as_they_are() -> None:
         assert caught.value is error
 
 
-def test_what_is_no_kind_of_transactions_is_refused_and_the_kinds_are_named() -> None:
+def test_an_unknown_kind_of_transactions_is_rejected_and_the_kinds_are_named() -> None:
     with pytest.raises(UsageError, match=r"cannot be a builtins\.str; give a sessionmaker"):
         transaction_source("default")
 

@@ -114,7 +114,7 @@ REFUSED_ASYNC: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", [*REFUSED, *REFUSED_SYNC])
-def test_staging_is_refused_with_the_remedy(what: str) -> None:
+def test_staging_is_rejected_with_the_remedy(what: str) -> None:
     make, remedy = (REFUSED | REFUSED_SYNC)[what]
     thing = make()
     with pytest.raises(UsageError, match=f"(?s){remedy}"):
@@ -124,20 +124,20 @@ def test_staging_is_refused_with_the_remedy(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", [*REFUSED, *REFUSED_ASYNC])
-async def test_awaited_staging_is_refused_with_the_remedy(what: str) -> None:
+async def test_awaited_staging_is_rejected_with_the_remedy(what: str) -> None:
     make, remedy = (REFUSED | REFUSED_ASYNC)[what]
     with pytest.raises(UsageError, match=f"(?s){remedy}"):
         await outrider.stage(make(), EVENT)
 
 
-async def test_what_was_not_awaited_is_refused_with_the_remedy() -> None:
+async def test_what_was_not_awaited_is_rejected_with_the_remedy() -> None:
     connecting = asyncpg.connect(NOWHERE)
     with pytest.raises(UsageError, match="await it first"):
         await outrider.stage(connecting, EVENT)
     connecting.close()
 
 
-async def test_a_closed_aiosqlite_connection_is_refused_with_the_remedy() -> None:
+async def test_a_closed_aiosqlite_connection_is_rejected_with_the_remedy() -> None:
     async with aiosqlite.connect(":memory:") as conn:
         cursor = await conn.cursor()
         with pytest.raises(UsageError, match="pass the connection it came from"):
@@ -168,7 +168,7 @@ async def test_starting_a_saga_names_its_own_counterpart() -> None:
         Outbox().perform_sync(AsyncSession(), "deliver_messages", [])
 
 
-def test_an_atomic_block_that_will_be_rolled_back_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_an_atomic_block_that_will_be_rolled_back_is_rejected_with_the_remedy(tmp_path: Path) -> None:
     described = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "shop.db"}
     connections[ALIAS] = ConnectionHandler({"default": {}, ALIAS: described})[ALIAS]
     try:
@@ -183,7 +183,7 @@ def test_an_atomic_block_that_will_be_rolled_back_is_refused_with_the_remedy(tmp
         del connections[ALIAS]
 
 
-def test_sqlalchemy_without_transactions_is_refused_with_the_remedy() -> None:
+def test_sqlalchemy_without_transactions_is_rejected_with_the_remedy() -> None:
     refused = pytest.raises(NotInTransaction, match="isolation level AUTOCOMMIT")
     with ENGINE.execution_options(isolation_level="AUTOCOMMIT").begin() as conn, refused:
         outrider.stage_sync(conn, EVENT)

@@ -66,7 +66,7 @@ async def test_no_more_handlers_run_at_once_than_allowed() -> None:
         assert rig.under_way.total() == 2
 
 
-async def test_a_failing_key_rests_while_others_go_on() -> None:
+async def test_a_failing_key_is_delayed_while_others_go_on() -> None:
     async with running(retry=NEVER) as rig:
         rig.failing["A:1"].append(ValueError("not yet"))
         rig.source.put("A:1", "A:2", *names("BC", 30))
@@ -76,7 +76,7 @@ async def test_a_failing_key_rests_while_others_go_on() -> None:
     assert [fact.error for fact in rig.observer.of(HandlerRetried)] == ["ValueError: not yet"]
 
 
-async def test_a_key_that_rested_goes_on_in_its_order() -> None:
+async def test_a_delayed_key_goes_on_in_its_order() -> None:
     async with running() as rig:
         rig.failing["A:1"] += [ValueError("once"), ValueError("twice")]
         rig.source.put("A:1", "A:2")
@@ -85,7 +85,7 @@ async def test_a_key_that_rested_goes_on_in_its_order() -> None:
     assert rig.effects == ["A:1", "A:2"]
 
 
-async def test_an_event_whose_attempts_are_spent_is_buried_and_acked() -> None:
+async def test_an_event_without_attempts_left_is_dead_lettered_and_acked() -> None:
     async with running() as rig:
         rig.failing["A:1"] += [ValueError("no")] * 3
         rig.source.put("A:1", "B:1")
@@ -94,7 +94,7 @@ async def test_an_event_whose_attempts_are_spent_is_buried_and_acked() -> None:
     assert rig.effects == ["B:1"]
 
 
-async def test_what_fails_in_a_batch_does_not_hold_up_the_others_in_it() -> None:
+async def test_a_failing_event_of_a_batch_does_not_delay_the_others() -> None:
     async with running(batch_max=10, concurrency=1, retry=NEVER) as rig:
         rig.failing["B:1"] += [ValueError("no")] * 2
         rig.source.put(*names("ABC", 2))
@@ -135,7 +135,7 @@ async def test_no_more_is_in_flight_than_allowed() -> None:
     assert rig.source.in_flight_most <= 8
 
 
-async def test_a_slow_shard_leaves_room_for_the_others() -> None:
+async def test_a_slow_partition_leaves_room_for_the_others() -> None:
     async with running(in_flight_max=16, concurrency=2) as rig:
         rig.hold("A:1")
         rig.source.put(*(delivery(name, partition="slow") for name in names("A", 100)))
@@ -175,7 +175,7 @@ async def test_revoked_does_not_wait_for_a_key_that_rests() -> None:
     assert rig.source.acked == []
 
 
-async def test_a_handler_that_fails_while_its_shard_is_revoked_is_not_tried_again() -> None:
+async def test_a_handler_that_fails_while_its_partition_is_revoked_is_not_tried_again() -> None:
     async with running() as rig:
         rig.hold("A:1")
         rig.failing["A:1"].append(ValueError("no"))
@@ -203,7 +203,7 @@ async def test_a_clean_stop_finishes_what_is_being_handled_and_acks_it() -> None
     assert len(rig.observer.of(ConsumerStopped)) == 1
 
 
-async def test_what_takes_too_long_at_a_stop_is_undone_and_not_acked() -> None:
+async def test_a_handler_that_takes_too_long_at_a_stop_is_rolled_back_and_not_acked() -> None:
     rig = Rig(shutdown_timeout_seconds=0.05)
     rig.hold("A:1")
     rig.source.put("A:1")
@@ -252,7 +252,7 @@ async def test_a_lost_connection_is_made_again_and_what_was_not_begun_is_forgott
     assert len(rig.observer.of(ConsumerRecovered)) == 1
 
 
-async def test_a_broker_that_stays_away_is_tried_again_and_again_and_told_once() -> None:
+async def test_a_broker_that_stays_away_is_tried_again_and_again_and_logged_once() -> None:
     async with running() as rig:
         await rig.until(lambda: rig.source.looks)
         rig.source.start_errors += [Unreachable("away"), Unreachable("still away")]
@@ -298,7 +298,7 @@ async def test_a_consumer_ends_even_if_one_of_its_hands_misses_that_it_is_cancel
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_store_that_is_away_charges_nothing() -> None:
+async def test_a_store_that_is_away_counts_no_attempt() -> None:
     class Absent(MemoryInbox):
         times = 3
 
@@ -349,7 +349,7 @@ class Speechless(Exception):
         raise TypeError("no text")
 
 
-async def test_an_error_that_cannot_be_told_is_charged_like_any_other() -> None:
+async def test_an_error_whose_text_cannot_be_made_counts_an_attempt_like_any_other() -> None:
     async with running() as rig:
         rig.failing["A:1"] += [Speechless()] * 3
         rig.source.put("A:1", "B:1")
@@ -360,7 +360,7 @@ async def test_an_error_that_cannot_be_told_is_charged_like_any_other() -> None:
     assert rig.effects == ["B:1"]
 
 
-async def test_attempts_are_counted_anew_when_a_shard_comes_back() -> None:
+async def test_attempts_are_counted_anew_when_a_partition_comes_back() -> None:
     async with running(retry=RetryPolicy(base_seconds=0.2, jitter=0)) as rig:
         rig.failing["A:1"] += [ValueError("here"), ValueError("and when it is back")]
         again = delivery("A:1")
@@ -373,7 +373,7 @@ async def test_attempts_are_counted_anew_when_a_shard_comes_back() -> None:
     assert [fact.attempt for fact in rig.observer.of(HandlerRetried)] == [1, 1]
 
 
-async def test_an_event_whose_last_attempt_was_lost_with_its_shard_is_tried_before_it_is_buried() -> None:
+async def test_an_event_whose_last_attempt_was_lost_with_its_partition_is_tried_before_it_is_dead_lettered() -> None:
     async with running(retry=RetryPolicy(max_attempts=1)) as rig:
         rig.hold("A:1")
         rig.failing["A:1"].append(ValueError("no"))
@@ -414,7 +414,7 @@ async def test_a_consumer_is_not_busy_with_what_finds_no_room_to_wait_in() -> No
     assert [fact.unhandled for fact in rig.observer.of(ConsumerStopped)] == [1]
 
 
-async def test_a_handler_that_is_cut_off_at_a_stop_is_told_and_counted() -> None:
+async def test_a_handler_that_is_cancelled_at_a_stop_is_logged_and_counted() -> None:
     async with running(shutdown_timeout_seconds=0.05, concurrency=1) as rig:
         rig.hold("A:1")
         rig.source.put("A:1", "A:2")
@@ -426,7 +426,7 @@ async def test_a_handler_that_is_cut_off_at_a_stop_is_told_and_counted() -> None
     assert [fact.unhandled for fact in rig.observer.of(ConsumerStopped)] == [2]
 
 
-async def test_a_type_without_a_handler_is_told_once_and_counted() -> None:
+async def test_a_type_without_a_handler_is_logged_once_and_counted() -> None:
     async with running() as rig:
         rig.source.put(*(delivery(f"A:{n}", event_type="order.cancelled") for n in (1, 2)), "B:1")
         await rig.until(lambda: len(rig.source.acked) == 3)
@@ -435,7 +435,7 @@ async def test_a_type_without_a_handler_is_told_once_and_counted() -> None:
     assert (sum(fact.no_handler for fact in handled), sum(fact.dropped for fact in handled)) == (2, 0)
 
 
-async def test_a_handler_that_takes_too_long_is_told_with_the_limit_and_where_it_was() -> None:
+async def test_a_handler_that_takes_too_long_is_logged_with_the_limit_and_its_line() -> None:
     async with running(handler_timeout_seconds=0.02, retry=RetryPolicy(max_attempts=1)) as rig:
         rig.hold("A:1")
         rig.source.put("A:1")

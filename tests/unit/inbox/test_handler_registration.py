@@ -34,7 +34,7 @@ async def _alone(event: Any) -> None:
         ({"ordering": "strickt"}, r"ordering = 'strickt' is not known"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused_with_what_was_expected(options: dict[str, Any], words: str) -> None:
+def test_a_setting_that_cannot_work_is_rejected_with_what_was_expected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSetting, match=words):
         Inbox().consumer("billing", **options)
 
@@ -55,14 +55,14 @@ def test_a_consumer_with_settings_and_no_handler_is_taken_for_a_name_written_wro
             inbox.chosen(names)
 
 
-def test_a_lone_consumer_without_a_handler_is_told_how_to_register_one() -> None:
+def test_a_lone_consumer_without_a_handler_gets_an_example_of_a_registration() -> None:
     inbox = Inbox()
     inbox.consumer("billing", ordering="strict")
     with pytest.raises(UsageError, match=r"register one: @inbox.handler\("):
         inbox.chosen([])
 
 
-def test_a_handler_without_consumer_or_type_is_refused_with_an_example() -> None:
+def test_a_handler_without_consumer_or_type_is_rejected_with_an_example() -> None:
     inbox = Inbox()
     with pytest.raises(UsageError, match=r'the name of its consumer.*consumer="billing"'):
         inbox.handler("order.placed")
@@ -73,7 +73,7 @@ def test_a_handler_without_consumer_or_type_is_refused_with_an_example() -> None
 
 
 @pytest.mark.parametrize("handler", [_alone, lambda: None, lambda event, tx, third: None])
-def test_a_handler_that_does_not_take_an_event_and_a_transaction_is_refused(handler: Any) -> None:
+def test_a_handler_that_does_not_take_an_event_and_a_transaction_is_rejected(handler: Any) -> None:
     inbox = Inbox()
     here = r"test_handler_registration\."
     with pytest.raises(UsageError, match=rf"{here}.*cannot be called with an event and the transaction"):

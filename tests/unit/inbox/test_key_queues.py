@@ -69,7 +69,7 @@ def test_what_is_put_back_is_at_the_head_in_its_order() -> None:
     assert named(lineup.take(5)) == ["A:2", "A:3", "A:4"]
 
 
-def test_a_freed_key_stands_behind_those_that_wait() -> None:
+def test_a_freed_key_goes_behind_those_that_wait() -> None:
     lineup = lined_up("A:1", "A:2", "B:1")
     lineup.done(lineup.take(1))
     lineup.free([line("A")])
@@ -84,7 +84,7 @@ def test_what_is_being_handled_still_counts() -> None:
     assert (len(lineup), lineup.count("s1")) == (1, 1)
 
 
-def test_a_shard_is_full_when_it_has_its_share() -> None:
+def test_a_partition_is_full_when_it_has_its_share() -> None:
     lineup = lined_up("A:1", "B:1")
     lineup.add(received("C:1", "s2"))
     assert lineup.full(2) == {"s1"}
@@ -92,7 +92,7 @@ def test_a_shard_is_full_when_it_has_its_share() -> None:
     assert lineup.full(3) == frozenset()
 
 
-def test_a_shard_that_goes_takes_what_was_not_given_out() -> None:
+def test_a_revoked_partition_takes_its_waiting_events() -> None:
     lineup = lined_up("A:1", "A:2", "B:1")
     lineup.add(received("B:2", "s2"))
     taken = lineup.take(1)
@@ -105,7 +105,7 @@ def test_a_shard_that_goes_takes_what_was_not_given_out() -> None:
     assert not lineup.ready
 
 
-def test_what_comes_back_from_a_handler_after_its_shard_has_gone_is_dropped() -> None:
+def test_an_event_that_comes_back_after_its_partition_was_revoked_is_dropped() -> None:
     lineup = lined_up("A:1", "A:2")
     taken = lineup.take(2)
     lineup.drop({"s1"})
@@ -115,7 +115,7 @@ def test_what_comes_back_from_a_handler_after_its_shard_has_gone_is_dropped() ->
     assert not lineup.ready
 
 
-def test_a_key_that_rests_while_its_shard_goes_can_be_used_again() -> None:
+def test_a_delayed_key_whose_partition_is_revoked_can_be_used_again() -> None:
     lineup = lined_up("A:1")
     lineup.put_back(lineup.take(1))
     lineup.drop({"s1"})
@@ -126,7 +126,7 @@ def test_a_key_that_rests_while_its_shard_goes_can_be_used_again() -> None:
     assert named(lineup.take(5)) == ["A:1"]
 
 
-def test_a_shard_of_which_nothing_is_left_can_go() -> None:
+def test_a_partition_without_events_can_be_revoked() -> None:
     lineup = KeyQueues()
     lineup.drop({"s1"})
     lineup.add(received("A:1"))
@@ -135,7 +135,7 @@ def test_a_shard_of_which_nothing_is_left_can_go() -> None:
     assert named(lineup.take(1)) == ["A:1"]
 
 
-def test_a_line_can_be_put_in_the_order_of_its_numbers_and_no_other_is_touched() -> None:
+def test_a_queue_can_be_sorted_by_sequence_and_no_other_is_touched() -> None:
     lineup = lined_up("A:3", "A:2", "B:2", "B:1", "A:1")
     lineup.sort([line("A"), line("C")])
     assert named(lineup.take(9)) == ["A:1", "A:2", "A:3", "B:2", "B:1"]

@@ -60,13 +60,15 @@ def test_an_unordered_wave_stays_within_its_limit() -> None:
     assert positions(batch, 2) == [[5]]
 
 
-def test_fresh_events_are_split_into_the_first_of_every_stream_then_the_second() -> None:
+def test_unsorted_events_are_split_into_the_first_of_every_stream_then_the_second() -> None:
     events = [staged(1, "A"), staged(2, "A"), staged(3, "B"), staged(4, "A", lane=7), staged(5, "B"), staged(6, "A")]
     assert [[event.position for event in wave] for wave in split_by_stream(events)] == [[1, 3, 4], [2, 5], [6]]
 
 
 @pytest.mark.parametrize(("ordered", "waves"), [(True, [[1, 2, 3]]), (False, [[1, 3], [2]])])
-def test_fresh_events_that_are_all_confirmed_are_never_grouped_by_stream(ordered: bool, waves: list[list[int]]) -> None:
+def test_unsorted_events_that_are_all_confirmed_are_never_grouped_by_stream(
+    ordered: bool, waves: list[list[int]]
+) -> None:
     events = [staged(1, "A"), staged(2, "A"), staged(3, "B")]
     batch, sent = Batch.plan(events), []
     while wave := batch.next_wave(100, ordered=ordered, breakers=CircuitBreakers()):
@@ -202,14 +204,14 @@ def test_a_confirmed_event_of_a_blocked_stream_is_settled_with_its_stream() -> N
     assert batch.settlements.others == [Settlement(held, stream(), CONFIRMED)]
 
 
-def test_an_early_event_is_deferred_and_holds_its_stream() -> None:
+def test_an_early_event_is_deferred_and_blocks_its_stream() -> None:
     early, later = staged(1, readiness=Readiness.EARLY), staged(2)
     batch = Batch.plan([early, later])
     assert settled(batch) == [Settlement(early, stream(), Defer()), Settlement(later, stream(), PARK)]
     assert batch.next_wave(100, ordered=False) is None
 
 
-def test_an_early_event_does_not_hold_events_before_it() -> None:
+def test_an_early_event_does_not_block_events_before_it() -> None:
     batch = Batch.plan([staged(1), staged(2, readiness=Readiness.EARLY), staged(3)])
     assert positions(batch) == [[1]]
     assert not batch.settlements
@@ -243,12 +245,12 @@ def test_a_due_head_goes_out_while_new_events_park_behind_it() -> None:
     assert positions(batch) == [[1]]
 
 
-def test_a_draining_stream_without_held_events_is_emptied() -> None:
+def test_a_draining_stream_without_parked_events_is_emptied() -> None:
     batch = Batch.plan((), [DueStream(stream(), BlockReason.DRAINING, [])])
     assert batch.settlements.emptied == [stream()]
 
 
-def test_a_held_event_with_a_time_of_its_own_defers_its_stream_again() -> None:
+def test_a_parked_event_with_a_time_of_its_own_defers_its_stream_again() -> None:
     early = staged(1, state=State.PARKED, readiness=Readiness.EARLY)
     batch = Batch.plan((), [DueStream(stream(), BlockReason.DRAINING, [early, staged(2)])])
     assert settled(batch) == [Settlement(early, stream(), Defer())]

@@ -23,26 +23,26 @@ def judge(**settings: object) -> FailurePolicy:
     return FailurePolicy(RelaySettings(retry=STEADY, **settings), random.Random(0))  # type: ignore[arg-type]
 
 
-def test_a_refused_event_is_tried_again_after_its_wait() -> None:
+def test_a_nacked_event_is_tried_again_after_its_delay() -> None:
     outcome = judge().outcome(staged(1, attempts=1), stream(), Nacked("full"), NOW)
     failure = {"kind": "refused", "error": "full", "attempt": 2, "at": "2030-01-01T00:00:00+00:00"}
     assert outcome == Retry(2.0, failure)
 
 
-def test_an_event_is_buried_when_its_attempts_are_spent() -> None:
+def test_an_event_without_attempts_left_is_dead_lettered() -> None:
     outcome = judge().outcome(staged(1, attempts=2), stream(), Nacked("full"), NOW)
     assert isinstance(outcome, DeadLettered)
     assert outcome.reason is DeadLetterReason.MAX_RETRIES_EXCEEDED
     assert outcome.failure["attempt"] == 3
 
 
-def test_an_event_that_breaks_things_is_buried_as_poison() -> None:
+def test_an_event_that_breaks_the_connection_is_dead_lettered_as_poison() -> None:
     outcome = judge().outcome(staged(1, attempts=2), stream(), Unknown("closed"), NOW)
     assert isinstance(outcome, DeadLettered)
     assert outcome.reason is DeadLetterReason.POISON_MESSAGE
 
 
-def test_a_rejected_event_is_buried_at_once_for_the_brokers_reason() -> None:
+def test_a_rejected_event_is_dead_lettered_at_once_for_the_brokers_reason() -> None:
     result = Rejected("too large", DeadLetterReason.SCHEMA_VALIDATION_FAILED)
     outcome = judge().outcome(staged(1), stream(), result, NOW)
     assert isinstance(outcome, DeadLettered)
@@ -74,7 +74,7 @@ def test_the_topic_decides_what_its_stream_does() -> None:
         assert outcome.policy is policy
 
 
-def test_an_event_without_a_key_holds_nobody_up() -> None:
+def test_an_event_without_a_key_blocks_no_stream() -> None:
     event = staged(1)
     outcome = judge().outcome(event, stream(key=str(event.event_id)), Rejected("no"), NOW)
     assert isinstance(outcome, DeadLettered)

@@ -50,7 +50,7 @@ def test_a_newcomer_gets_its_share_from_those_who_have_more(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", range(1, 8))
-def test_a_fair_share_is_left_alone(count: int) -> None:
+def test_a_fair_share_is_not_changed(count: int) -> None:
     relays: list[set[int]] = [set() for _ in range(count)]
     for _ in range(3):
         keep_in_turn(relays, random.Random(count))

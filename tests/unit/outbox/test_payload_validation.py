@@ -67,7 +67,7 @@ def endless() -> dict[str, Any]:
         (nested(3000), "payload" + "[0]" * 201),
     ],
 )
-def test_a_bad_payload_is_refused_with_the_exact_path(payload: Any, path: str) -> None:
+def test_a_bad_payload_is_rejected_with_the_exact_path(payload: Any, path: str) -> None:
     with pytest.raises(InvalidEvent) as refused:
         stage(Event("order.placed", payload))
     assert refused.value.path == path
@@ -75,7 +75,7 @@ def test_a_bad_payload_is_refused_with_the_exact_path(payload: Any, path: str) -
 
 
 @pytest.mark.parametrize(("topic", "limit"), [("orders", 100), ("mails.eu", 20), ("mails.us", 20)])
-def test_a_payload_too_large_for_its_destination_is_refused(topic: str, limit: int) -> None:
+def test_a_payload_too_large_for_its_destination_is_rejected(topic: str, limit: int) -> None:
     rules = {"payload_bytes_max": 100, "payload_bytes_max_by_topic": {"mails.*": 20}}
     exact = "é" * ((limit - 2) // 2)
     assert len(json.dumps(exact, ensure_ascii=False).encode()) == limit

@@ -29,7 +29,9 @@ def harness() -> Harness:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_an_event_that_cannot_be_encoded_is_buried_and_stops_nobody_else(harness: Harness, ordered: bool) -> None:
+async def test_an_event_that_cannot_be_encoded_is_dead_lettered_and_stops_no_other(
+    harness: Harness, ordered: bool
+) -> None:
     [_, odd, _] = await harness.stage(*orders(3, "A"))
     await harness.stage(order(1, "B"))
     assert isinstance(harness.store, MemoryStore)
@@ -46,7 +48,7 @@ async def test_an_event_that_cannot_be_encoded_is_buried_and_stops_nobody_else(h
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_one_refusal_among_events_sent_at_once_stops_its_own_stream_only(harness: Harness, ordered: bool) -> None:
+async def test_one_nack_among_events_sent_at_once_stops_its_own_stream_only(harness: Harness, ordered: bool) -> None:
     for number in (1, 2, 3):
         await harness.stage(order(number, "A"), order(number, "B"))
 
@@ -62,7 +64,7 @@ async def test_one_refusal_among_events_sent_at_once_stops_its_own_stream_only(h
     assert (counts["sent"], counts["failed"], counts["parked"]) == (4, 1, 1)
 
 
-async def test_the_second_of_a_stream_waits_for_the_first_whichever_way_its_topic_was_told(harness: Harness) -> None:
+async def test_the_second_of_a_stream_waits_for_the_first_however_its_topic_was_given(harness: Harness) -> None:
     named, ruled = order(1, "A", topic="events.order.changed"), order(2, "A")
     ids = [str(event_id) for event_id in await harness.stage(named, order(1, "B"), ruled, order(2, "B"), order(3, "B"))]
     assert isinstance(harness.store, MemoryStore)
@@ -99,7 +101,7 @@ async def test_what_went_out_before_the_connection_broke_is_settled_and_the_rest
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_a_refusal_in_a_later_portion_stops_its_own_stream_only(harness: Harness, ordered: bool) -> None:
+async def test_a_nack_in_a_later_portion_stops_its_own_stream_only(harness: Harness, ordered: bool) -> None:
     for number in (1, 2, 3):
         await harness.stage(*(order(number, key) for key in "ABCDE"))
 
@@ -207,7 +209,7 @@ async def test_after_a_settle_that_may_still_arrive_the_lanes_are_taken_at_a_new
 
 
 @pytest.mark.parametrize("answer", [[], [CONFIRMED] * 3, [None, None]], ids=["too few", "too many", "no verdict"])
-async def test_an_adapter_that_breaks_its_contract_costs_nobody_an_event(harness: Harness, answer: list[Any]) -> None:
+async def test_an_adapter_that_breaks_its_contract_loses_no_event(harness: Harness, answer: list[Any]) -> None:
     await harness.stage(order(1, "A"), order(1, "B"))
     broker = MemoryBroker(ordered=True)
     relay = harness.relay(broker)

@@ -32,7 +32,7 @@ def test_the_defaults_fit_together() -> None:
         ({"breaker_seconds_base": 0}, "breaker_seconds_base"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_by_name(settings: dict[str, Any], named: str) -> None:
+def test_settings_that_cannot_work_are_rejected_by_name(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidSetting, match=named):
         RelaySettings(**settings)
 

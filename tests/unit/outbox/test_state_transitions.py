@@ -62,7 +62,7 @@ def test_a_row_is_never_updated_into_a_state_that_has_no_row() -> None:
     assert not unwritten & {state for pair in model.stored_moves() for state in pair}
 
 
-def test_a_row_may_make_exactly_the_moves_that_outcomes_and_writers_write() -> None:
+def test_a_row_may_make_exactly_the_transitions_that_outcomes_and_writers_write() -> None:
     waiting = (State.FAILED, State.DEFERRED, State.PARKED)
     outcomes = {(source, target) for source in (*waiting, State.PENDING, State.OPTIMISTIC) for target in waiting}
     assert set(model.stored_moves()) == outcomes | {(State.OPTIMISTIC, State.PENDING)}
@@ -74,12 +74,12 @@ def test_the_stored_states_are_the_fetchable_and_the_waiting_ones() -> None:
     assert set(TRANSITIONS["claim"].sources) == set(model.STORED)
 
 
-def test_the_diagram_draws_every_move() -> None:
+def test_the_diagram_draws_every_transition() -> None:
     drawn = model.mermaid().splitlines()
     for name, move in TRANSITIONS.items():
         for source in move.sources or ("[*]",):
             assert f"    {source} --> {move.target}: {name}" in drawn
 
 
-def test_every_move_says_why() -> None:
+def test_every_transition_has_a_description() -> None:
     assert all(move.why for move in TRANSITIONS.values())

@@ -63,7 +63,7 @@ def stage(*events: Event, **rules: Any) -> list[NewEvent]:
         ("topic", SURROGATE),
     ],
 )
-def test_a_bad_field_is_refused_by_name(field: str, value: Any) -> None:
+def test_a_bad_field_is_rejected_by_name(field: str, value: Any) -> None:
     with pytest.raises(InvalidEvent) as refused:
         stage(Event("order.placed", {}, **{field: value}))
     assert refused.value.path == field
@@ -76,7 +76,7 @@ def test_an_event_needs_a_proper_type(event_type: Any) -> None:
     assert refused.value.path == "event_type"
 
 
-def test_a_topic_made_from_a_bad_type_is_refused_as_topic() -> None:
+def test_a_topic_made_from_a_bad_type_is_rejected_as_topic() -> None:
     with pytest.raises(InvalidEvent) as refused:
         stage(Event("order placed", {}))
     assert refused.value.path == "topic"
@@ -103,7 +103,7 @@ def test_a_topic_made_from_a_bad_type_is_refused_as_topic() -> None:
         ("tenant", "two\rlines"),
     ],
 )
-def test_a_bad_header_is_refused_by_name(name: str, value: Any) -> None:
+def test_a_bad_header_is_rejected_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidEvent) as refused:
         stage(Event("order.placed", {}, headers={name: value}))
     assert refused.value.path == f"headers.{name}"
@@ -111,7 +111,7 @@ def test_a_bad_header_is_refused_by_name(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("field", ["headers", "retry"])
 @pytest.mark.parametrize("value", [[("a", "b")], "x", 5])
-def test_headers_that_are_no_mapping_and_a_retry_that_is_no_policy_are_refused(field: str, value: Any) -> None:
+def test_headers_that_are_no_mapping_and_a_retry_that_is_no_policy_are_rejected(field: str, value: Any) -> None:
     with pytest.raises(InvalidEvent) as refused:
         stage(Event("order.placed", {}, **{field: value}))
     assert refused.value.path == field
@@ -128,7 +128,7 @@ def test_of_several_events_the_bad_one_is_named() -> None:
     assert refused.value.path == "events[1].payload.price[0]"
 
 
-def test_something_that_is_no_event_is_refused() -> None:
+def test_something_that_is_no_event_is_rejected() -> None:
     with pytest.raises(InvalidEvent, match="a dict is not an Event") as refused:
         stage(Event("a", {}), {"event_type": "b"})  # type: ignore[arg-type]
     assert refused.value.path == "events[1]"

@@ -47,7 +47,7 @@ async def test_what_a_lost_worker_had_begun_is_begun_again_by_another_with_the_s
     async with running(shop.worker) as task:
         await until(begins)
         task.cancel()
-    other = shop.hire(seed=1)
+    other = shop.new_worker(seed=1)
     await shop.works(other)
     assert await shop.status(saga_id) is Status.RUNNING
     shop.clock.advance(seconds=LEASE_SECONDS)
@@ -73,11 +73,11 @@ async def test_who_has_lost_its_claim_drops_the_saga_at_once() -> None:
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
     # It looks for messages so seldom that only the renewal can show the loss in time.
-    worker = shop.hire(lease_seconds=100 * PATIENCE_SECONDS, poll_seconds_max=10 * PATIENCE_SECONDS)
+    worker = shop.new_worker(lease_seconds=100 * PATIENCE_SECONDS, poll_seconds_max=10 * PATIENCE_SECONDS)
     await worker.run_once()
     await until(begins)
     shop.clock.advance(seconds=100 * PATIENCE_SECONDS)
-    await shop.works(shop.hire(seed=1))
+    await shop.works(shop.new_worker(seed=1))
     await worker.renew()
     await until(ended)
     await worker.rest()
@@ -103,7 +103,7 @@ async def test_the_result_of_who_has_lost_its_claim_is_thrown_away() -> None:
     await shop.worker.run_once()
     await until(begins)
     shop.clock.advance(seconds=LEASE_SECONDS)
-    await shop.works(shop.hire(seed=1))
+    await shop.works(shop.new_worker(seed=1))
     goes_on.set()
     await shop.worker.rest()
     assert (await shop.state(saga_id))["charge"] == "attempt 2"
@@ -127,13 +127,13 @@ async def test_a_renewed_claim_outlasts_its_lease() -> None:
     for _ in range(4):
         shop.clock.advance(seconds=LEASE_SECONDS / 2)
         await shop.worker.renew()
-        assert await shop.hire(seed=1).run_once() == 0
+        assert await shop.new_worker(seed=1).run_once() == 0
     goes_on.set()
     await shop.worker.rest()
     assert await shop.progress(saga_id, "charge") == (DONE, 1)
 
 
-async def test_nobody_takes_a_saga_while_its_local_function_runs_however_long_that_takes() -> None:
+async def test_a_saga_is_not_claimed_while_its_local_function_runs_however_long_that_takes() -> None:
     saga, begins, goes_on, attempts = order_saga(), asyncio.Event(), asyncio.Event(), list[int]()
 
     @saga.local()
@@ -147,7 +147,7 @@ async def test_nobody_takes_a_saga_while_its_local_function_runs_however_long_th
     await shop.worker.run_once()
     await until(begins)
     shop.clock.advance(seconds=2 * LEASE_SECONDS)
-    assert await shop.hire(seed=1).run_once() == 0
+    assert await shop.new_worker(seed=1).run_once() == 0
     goes_on.set()
     await shop.worker.rest()
     assert attempts == [1]
@@ -168,7 +168,7 @@ async def test_a_call_that_cannot_begin_since_the_claim_may_have_ended_costs_no_
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
-    assert "action handed over" in await shop.trail(saga_id)
+    assert "action handed over" in await shop.audit_log(saga_id)
     assert log == [1]
     assert await shop.status(saga_id) is Status.COMPLETED
 
@@ -188,7 +188,7 @@ async def test_a_local_step_may_take_nearly_as_long_as_a_lease_before_a_call_beg
     saga_id = await begun(shop, saga)
     assert log == [1]
     assert await shop.status(saga_id) is Status.COMPLETED
-    assert "action handed over" not in await shop.trail(saga_id)
+    assert "action handed over" not in await shop.audit_log(saga_id)
 
 
 async def test_a_worker_that_claims_anew_what_it_still_drives_goes_on_with_it() -> None:
@@ -226,7 +226,7 @@ async def test_a_worker_lets_go_of_what_another_has_written_before_it_claims_it_
 
     shop, other = Shop(saga), None
     saga_id = await shop.start(saga, Order("A-7"))
-    for worker in (shop.worker, other := shop.hire(seed=1), shop.worker):
+    for worker in (shop.worker, other := shop.new_worker(seed=1), shop.worker):
         begins.clear()
         await worker.run_once()
         await until(begins)
@@ -262,7 +262,7 @@ async def test_calls_keep_their_claims_while_a_local_step_keeps_a_whole_store_wa
     await shop.worker.run_once()
     await shop.observer.until_emitted(SagaEnded)
     assert found == [1]
-    assert await shop.hire(seed=1).run_once() == 0
+    assert await shop.new_worker(seed=1).run_once() == 0
     goes_on.set()
     await shop.worker.rest()
     assert await shop.progress(saga_id, "charge") == (DONE, 1)
@@ -295,7 +295,7 @@ async def test_claims_that_a_local_step_made_longer_are_those_of_calls_and_are_m
 
     monkeypatch.setattr(shop.store, "renew", renewing)
     await shop.start(saga, Order("A-7"))
-    async with running(shop.hire(lease_seconds=60)):
+    async with running(shop.new_worker(lease_seconds=60)):
         await until(begins)
         await shop.start(slow, Order("A-8"), "A-8")
         await until(moved_back)
@@ -319,7 +319,7 @@ async def test_no_more_sagas_are_claimed_than_may_run_at_a_time() -> None:
     shop = Shop(saga)
     for number in range(5):
         await shop.start(saga, Order("A-7"), f"A-{number}")
-    worker = shop.hire(concurrency=2)
+    worker = shop.new_worker(concurrency=2)
     async with running(worker):
         async with asyncio.timeout(PATIENCE_SECONDS):
             await both.wait()
@@ -341,7 +341,7 @@ async def test_what_this_worker_gave_back_is_claimed_when_it_is_due_without_wait
     shop = Shop(saga, own_time=False)
     await shop.start(saga, Order("A-7"))
     seldom = 10 * PATIENCE_SECONDS
-    async with running(shop.hire(lease_seconds=3 * seldom, poll_seconds_min=seldom, poll_seconds_max=seldom)):
+    async with running(shop.new_worker(lease_seconds=3 * seldom, poll_seconds_min=seldom, poll_seconds_max=seldom)):
         await shop.observer.until_emitted(SagaEnded)
     assert attempts == [1, 2]
 
@@ -369,9 +369,9 @@ async def test_a_stop_lets_a_call_finish_and_hands_over_what_comes_next_at_no_co
     assert (instance.owner, instance.wake_at) == (None, shop.clock.now())
     assert await shop.progress(saga_id, "charge") == (DONE, 1)
     assert await shop.progress(saga_id, "ship") == (RETRYING, 0)
-    assert "action handed over" in await shop.trail(saga_id)
+    assert "action handed over" in await shop.audit_log(saga_id)
     assert attempts == []
-    await shop.works(shop.hire(seed=1))
+    await shop.works(shop.new_worker(seed=1))
     assert attempts == [1]
     assert await shop.status(saga_id) is Status.COMPLETED
     assert (await shop.shown(saga_id)).instance.retry_count == 0
@@ -418,16 +418,16 @@ async def test_a_stop_that_takes_too_long_abandons_a_call_and_gives_its_saga_bac
 
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    worker = shop.hire(shutdown_timeout_seconds=0.01)
+    worker = shop.new_worker(shutdown_timeout_seconds=0.01)
     async with running(worker):
         await until(begins)
     assert (await shop.shown(saga_id)).instance.owner is None
-    await shop.works(shop.hire(seed=1))
+    await shop.works(shop.new_worker(seed=1))
     assert attempts == [1, 2]
     assert await shop.status(saga_id) is Status.COMPLETED
 
 
-async def test_a_store_that_does_not_answer_is_told_once_and_costs_no_attempt() -> None:
+async def test_a_store_that_does_not_answer_is_logged_once_and_counts_no_attempt() -> None:
     saga, tries = order_saga(), list[int]()
 
     @saga.local(retry=ONCE)
@@ -446,7 +446,7 @@ async def test_a_store_that_does_not_answer_is_told_once_and_costs_no_attempt() 
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
-async def test_a_commit_that_nobody_heard_of_loses_no_step_and_repeats_none(turn: int) -> None:
+async def test_a_commit_with_a_lost_answer_loses_no_step_and_repeats_none(turn: int) -> None:
     saga, log = order_saga(), list[str]()
     local(saga, log, "a")
 
@@ -488,28 +488,28 @@ async def test_a_saga_that_cannot_be_saved_is_dropped_and_does_not_spin() -> Non
     assert await shop.status(saga_id) is Status.RUNNING
 
 
-async def test_a_local_function_that_spoils_its_transaction_is_at_fault() -> None:
+async def test_a_local_function_that_breaks_its_transaction_has_failed() -> None:
     saga, log = order_saga(), list[str]()
     local(saga, log, "a")
 
     @saga.local(retry=ONCE)
-    async def spoils(run: Any, tx: Any) -> None:
-        log.append("spoils")
+    async def breaks(run: Any, tx: Any) -> None:
+        log.append("breaks")
 
     shop = Shop(saga)
 
-    def refusing(turn: SagaChange) -> None:
-        if any((entry.step, entry.status) == ("spoils", DONE) for entry in turn.entries):
+    def failing(turn: SagaChange) -> None:
+        if any((entry.step, entry.status) == ("breaks", DONE) for entry in turn.entries):
             raise outrider.Permanent("a row breaks a rule")
 
-    shop.store.saving = refusing
+    shop.store.saving = failing
     saga_id = await begun(shop, saga)
     assert await shop.status(saga_id) is Status.COMPENSATED
-    assert (await shop.progress(saga_id, "spoils")) == (REJECTED, 1)
-    assert log == ["a", "spoils", "compensate a"]
+    assert (await shop.progress(saga_id, "breaks")) == (REJECTED, 1)
+    assert log == ["a", "breaks", "compensate a"]
 
 
-async def test_a_saga_of_a_version_that_is_not_here_is_left_alone() -> None:
+async def test_a_saga_of_an_unknown_version_is_not_claimed() -> None:
     saga, log = order_saga(), list[str]()
     local(saga, log)
     shop = Shop(saga)

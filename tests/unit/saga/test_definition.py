@@ -285,7 +285,7 @@ def test_steps_do_not_wait_for_each_other_in_a_circle() -> None:
         order.local(name="confirm", after=["create"])(local)
 
 
-def test_a_circle_is_told_in_the_order_of_waiting() -> None:
+def test_a_cycle_is_named_in_the_order_of_waiting() -> None:
     order = order_saga()
     order.local(name="before", after=[])(local)
     order.local(name="a", after=["before", "c"])(local)
@@ -462,7 +462,7 @@ def test_versions_count_from_one(version: Any) -> None:
         Saga("order", Order, version=version)
 
 
-def test_a_state_that_cannot_be_stored_is_refused_with_its_field() -> None:
+def test_a_state_that_cannot_be_stored_is_rejected_with_its_field() -> None:
     with rejection("Tagged.tags: the type set[str] cannot be stored"):
         Saga("order", Tagged)
     with rejection("int: it is neither a dataclass nor a pydantic model"):
@@ -514,11 +514,11 @@ def test_parallel_blocks_are_not_nested() -> None:
         pass
 
 
-def test_what_was_refused_leaves_the_saga_as_it_was() -> None:
+def test_a_rejected_step_leaves_the_saga_as_it_was() -> None:
     order = order_saga()
     order.call(name="charge", pivot=True)(call)
     before = order.definition
-    for write in refused_writings(order):
+    for write in rejected_writings(order):
         with pytest.raises(UsageError):
             write()
     assert order.definition == before
@@ -526,7 +526,7 @@ def test_what_was_refused_leaves_the_saga_as_it_was() -> None:
     assert order.definition.steps["confirm"].after == ("charge",)
 
 
-def refused_writings(order: Saga[Order]) -> list[Callable[[], object]]:
+def rejected_writings(order: Saga[Order]) -> list[Callable[[], object]]:
     return [
         lambda: order.call(name="charge")(call),
         lambda: order.call(name="ship", pivot=True)(call),

@@ -171,7 +171,7 @@ def test_no_text_is_taken_for_markdown(text: str) -> None:
     assert not marks.search(label([text]).strip('"'))
 
 
-def test_a_run_tells_how_far_each_step_came_in_how_many_attempts_and_how_long() -> None:
+def test_a_run_shows_the_progress_the_attempts_and_the_time_of_each_step() -> None:
     picture = mermaid_run(
         trip(),
         record(
@@ -204,7 +204,7 @@ def test_a_run_tells_how_far_each_step_came_in_how_many_attempts_and_how_long() 
     assert not any(line.startswith("class s4") for line in classes)
 
 
-def test_a_run_that_was_compensated_tells_how_it_ended_and_why() -> None:
+def test_a_run_that_was_compensated_shows_its_end_and_the_reason() -> None:
     picture = mermaid_run(
         trip(),
         record(
@@ -240,7 +240,7 @@ def test_what_the_journal_has_and_the_definition_has_not_is_shown() -> None:
 
 
 @pytest.mark.parametrize("progress", StepStatus)
-def test_every_way_a_step_can_stand_has_a_look(progress: StepStatus) -> None:
+def test_every_status_of_a_step_has_a_style(progress: StepStatus) -> None:
     lines = lines_of(mermaid_run(trip(), record(entry("create", progress))))
     assert f"class s0 {progress}" in lines
     assert any(line.startswith(f"classDef {progress} ") for line in lines)

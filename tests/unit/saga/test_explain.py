@@ -51,7 +51,7 @@ def test_a_request_says_what_answers_it_how_often_it_was_asked_and_when_again() 
     assert "a person must look from" in words(explained(case))
 
 
-def test_what_waits_for_mail_or_time_needs_no_worker() -> None:
+def test_a_step_that_waits_for_a_message_or_a_time_needs_no_worker() -> None:
     explanation = explained(Case(wait("collected", seconds=None)))
     assert "step collected waits for the event event collected since" in words(explanation)
     assert "no worker need look at it before an answer or an order comes" in words(explanation)
@@ -80,7 +80,7 @@ def test_what_is_due_is_overdue_only_after_a_while() -> None:
     assert "overdue since" in words(explained(case, seconds=10 + GRACE_SECONDS))
 
 
-def test_mail_that_nobody_has_read_makes_a_saga_overdue() -> None:
+def test_an_unread_message_makes_a_saga_overdue() -> None:
     case = Case(wait("collected", seconds=None))
     case.deliver("event collected")
     assert "the event event collected came" in words(explained(case, read=False))
@@ -95,7 +95,7 @@ def test_an_event_that_came_early_is_kept() -> None:
     assert "kept for a step that is still to come" in words(explained(case))
 
 
-def test_an_attempt_that_did_not_succeed_tells_its_error_and_the_next() -> None:
+def test_a_failed_attempt_shows_its_error_and_the_next_attempt() -> None:
     case = Case(call("charge"))
     case.raises("charge")
     explanation = explained(case)
@@ -123,7 +123,7 @@ def test_a_failed_step_offers_every_way_out() -> None:
     assert all(str(SAGA_ID) in command for command, _ in explanation.helps)
 
 
-def test_an_order_to_a_failed_saga_that_nobody_reads_is_told() -> None:
+def test_an_unread_operator_command_for_a_failed_saga_is_reported() -> None:
     case = Case(call("charge", compensate=False))
     case.exhausts("charge")
     assert "overdue" not in words(explained(case, seconds=60))
@@ -133,7 +133,7 @@ def test_an_order_to_a_failed_saga_that_nobody_reads_is_told() -> None:
     assert suggested(explanation)[0] == "run"
 
 
-def test_an_answer_in_the_box_of_a_failed_saga_is_told() -> None:
+def test_an_answer_in_the_mailbox_of_a_failed_saga_is_reported() -> None:
     case = Case(request("reserve", attempts=1, takes={"yes": nothing}), wait("collected"))
     case.advance(seconds=10)
     assert "should the answer to step reserve come after all, that settles it" in words(explained(case))
@@ -150,7 +150,7 @@ def test_an_answer_in_the_box_of_a_failed_saga_is_told() -> None:
     assert "kept for a step that has failed, or is still to come" in words(explain(look(case)))
 
 
-def test_after_the_pivot_nobody_is_told_to_compensate() -> None:
+def test_after_the_pivot_compensate_is_not_suggested() -> None:
     case = Case(call("charge", pivot=True, compensate=False), call("ship", compensate=False))
     case.succeeds("charge")
     assert "compensate" not in suggested(explained(case))
@@ -160,7 +160,7 @@ def test_after_the_pivot_nobody_is_told_to_compensate() -> None:
     assert unknown.helps[-1].effect.endswith("unless its pivot is done")
 
 
-def test_an_order_waits_for_a_worker_or_for_the_end_of_the_pivot() -> None:
+def test_an_operator_command_waits_for_a_worker_or_for_the_end_of_the_pivot() -> None:
     case = Case(local("create"), call("charge", pivot=True, compensate=False))
     case.succeeds("create")
     case.deliver("retry")
@@ -170,7 +170,7 @@ def test_an_order_waits_for_a_worker_or_for_the_end_of_the_pivot() -> None:
     assert "a worker acts on it once the pivot charge has come to an end" in words(explained(case))
 
 
-def test_an_order_to_compensate_waits_for_a_call_that_is_under_way() -> None:
+def test_compensate_waits_for_a_call_in_progress() -> None:
     case = Case(call("charge"))
     case.order("compensate")
     assert "a worker acts on it once the call charge has come to an end" in words(explained(case, seconds=1))
@@ -194,7 +194,7 @@ def test_compensation_says_what_is_being_compensated_and_what_is_still_to_come()
     assert suggested(explanation) == ["mark-done"]
 
 
-def test_a_compensation_that_failed_is_told_at_once_and_at_the_end() -> None:
+def test_a_failed_compensation_is_reported_at_once_and_at_the_end() -> None:
     case = Case(local("create"), call("book"), call("charge"))
     case.succeeds("create")
     case.succeeds("book")

@@ -112,7 +112,7 @@ async def test_a_turn_that_cannot_be_computed_stops_its_saga_at_once(monkeypatch
     error = await _stopped(shop, saga_id)
     assert error.startswith("no turn of it can be computed")
     assert "KeyError: 'a bug' (tests/unit/saga/test_failing_sagas.py:" in error
-    assert "operator poison" in await shop.trail(saga_id)
+    assert "operator poison" in await shop.audit_log(saga_id)
     assert (await shop.shown(saga_id)).messages == ()
     # The journal is as it was, so a person can let it go on.
     await shop.order(saga_id, "retry")
@@ -173,7 +173,7 @@ async def test_a_local_step_that_ends_its_transaction_is_never_repeated_and_noth
     assert log == ["a", "ends"]
 
 
-def test_a_step_whose_function_holds_a_yield_is_refused_when_it_is_written() -> None:
+def test_a_step_whose_function_has_a_yield_is_rejected_when_it_is_written() -> None:
     saga = order_saga()
 
     def create(run: Any, tx: Any) -> Any:
@@ -212,7 +212,7 @@ async def test_an_exit_is_an_error_of_its_step_like_any_other(kind: str, error: 
     assert await shop.status(saga_id) is (Status.COMPENSATED if kind == "local" else Status.FAILED)
 
 
-async def test_a_local_step_that_takes_too_long_is_rolled_back_and_charged() -> None:
+async def test_a_local_step_that_takes_too_long_is_rolled_back_and_counts_an_attempt() -> None:
     saga = order_saga()
 
     @saga.local(timeout_seconds=0.01, retry=TWICE)
@@ -295,7 +295,7 @@ async def test_staging_returns_nothing_that_one_must_keep() -> None:
     assert {event.event_type for event in await shop.sent()} == {"order.charged", "order.paid"}
 
 
-async def test_the_traceback_of_a_step_is_there_for_whoever_looks_closely() -> None:
+async def test_the_traceback_of_a_step_is_logged_at_debug_level() -> None:
     saga = order_saga()
 
     @saga.call(retry=TWICE)
@@ -314,7 +314,7 @@ async def test_the_traceback_of_a_step_is_there_for_whoever_looks_closely() -> N
     assert next(e.error for e in (await shop.shown(saga_id)).journal) == "the card was declined"
 
 
-async def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same() -> None:
+async def test_an_error_whose_text_cannot_be_made_is_still_reported() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no")
@@ -330,7 +330,7 @@ async def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same() -> Non
     assert "Mute: (its text cannot be made: RuntimeError)" in await _stopped(shop, saga_id)
 
 
-async def test_a_group_of_errors_names_the_first_of_them_and_its_place() -> None:
+async def test_a_group_of_errors_names_the_first_of_them_and_its_line() -> None:
     saga = order_saga()
 
     async def breaks() -> None:
@@ -366,7 +366,7 @@ async def test_the_payload_of_a_compensation_is_named_when_it_raises() -> None:
     assert (await _stopped(shop, saga_id)).startswith("compensation_payload: KeyError: 'reservation' (tests/unit/")
 
 
-def test_a_compensation_whose_function_holds_a_yield_is_refused_too() -> None:
+def test_a_compensation_whose_function_has_a_yield_is_rejected_too() -> None:
     saga = order_saga()
 
     @saga.local()

@@ -90,18 +90,18 @@ async def test_a_call_that_cancels_itself_has_failed() -> None:
 async def test_a_state_that_cannot_be_stored_fails_its_step_and_goes_on_after_a_retry(kind: str) -> None:
     saga, bad = order_saga(), [True]
 
-    def spoil(run: Any, *_: Any) -> None:
+    def break_state(run: Any, *_: Any) -> None:
         run.state.amount = "twelve" if bad else 12
 
-    async def spoil_later(run: Any) -> None:
-        spoil(run)
+    async def break_state_later(run: Any) -> None:
+        break_state(run)
 
     if kind == "local":
-        saga.local(name="it")(spoil)
+        saga.local(name="it")(break_state)
     elif kind == "call":
-        saga.call(name="it")(spoil_later)
+        saga.call(name="it")(break_state_later)
     else:
-        request(saga, "it", compensate=None, compensated=None).on("stock.reserved")(spoil)
+        request(saga, "it", compensate=None, compensated=None).on("stock.reserved")(break_state)
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     for command in await shop.sent():
@@ -259,7 +259,7 @@ async def test_an_early_event_that_cannot_be_taken_in_is_tried_again() -> None:
     assert len(tries) == 2
 
 
-async def test_a_reply_that_is_refused_when_taken_in_is_compensated() -> None:
+async def test_a_reply_that_its_handler_rejects_is_compensated() -> None:
     saga, log = order_saga(), list[str]()
     local(saga, log)
 
@@ -280,7 +280,7 @@ async def test_a_reply_that_is_refused_when_taken_in_is_compensated() -> None:
     assert log == ["create", "compensate create"]
 
 
-async def test_an_early_event_that_is_refused_when_taken_in_is_compensated() -> None:
+async def test_an_early_event_that_its_handler_rejects_is_compensated() -> None:
     saga, log = order_saga(), list[str]()
     local(saga, log)
 

@@ -51,7 +51,7 @@ async def continued(before: Saga[Order], after: Saga[Order]) -> tuple[Shop, UUID
     saga_id = await shop.start(before, Order("A-7"))
     await shop.works()
     shop.sagas = SagaRegistry(after)
-    shop.worker = shop.hire(1)
+    shop.worker = shop.new_worker(1)
     await shop.passes(60)
     return shop, saga_id
 
@@ -124,12 +124,12 @@ async def test_a_saga_whose_step_has_lost_its_compensation_stops_and_says_so() -
     assert "step create has no compensation any more" in (instance.last_error or "")
 
 
-async def test_a_saga_that_stopped_goes_on_with_its_own_definition_when_told_to() -> None:
+async def test_a_stopped_saga_goes_on_with_its_own_definition_after_retry() -> None:
     before = saga_of(create, nap, log)
     shop, saga_id = await continued(before, saga_of(create, nap, charge, log))
     assert await shop.status(saga_id) is Status.FAILED
     shop.sagas = SagaRegistry(before)
-    shop.worker = shop.hire(2)
+    shop.worker = shop.new_worker(2)
     await shop.order(saga_id, "retry")
     await shop.passes(60)
     assert await shop.status(saga_id) is Status.COMPLETED
@@ -150,7 +150,7 @@ async def test_a_saga_that_is_being_compensated_does_not_mind_steps_that_will_no
     await shop.works()
     [compensate] = await shop.sent()
     shop.sagas = SagaRegistry(saga_of(compensation, nap))
-    shop.worker = shop.hire(1)
+    shop.worker = shop.new_worker(1)
     await shop.answer(compensate, "stock.released")
     await shop.works()
     assert await shop.status(saga_id) is Status.COMPENSATED

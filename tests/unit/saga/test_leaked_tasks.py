@@ -66,7 +66,7 @@ async def test_a_call_that_ignores_its_end_is_unknown_and_made_again_beside_it(d
     assert "unknown whether it happened: no result within 0.01 s" in reason.error
 
 
-async def test_a_stray_that_ends_is_forgotten_and_what_it_came_to_is_thrown_away(deaf: Deaf) -> None:
+async def test_a_leaked_task_that_ends_is_forgotten_and_its_result_is_dropped(deaf: Deaf) -> None:
     shop = Shop(saga := _saga(deaf, retry=ONCE))
     saga_id = await begun(shop, saga)
     deaf.goes_on.set()
@@ -76,12 +76,12 @@ async def test_a_stray_that_ends_is_forgotten_and_what_it_came_to_is_thrown_away
     assert await shop.status(saga_id) is Status.FAILED
 
 
-async def test_a_worker_does_not_wait_for_strays_when_it_stops(deaf: Deaf) -> None:
+async def test_a_worker_does_not_wait_for_leaked_tasks_when_it_stops(deaf: Deaf) -> None:
     saga = order_saga()
     saga.call(name="charge", retry=TWICE)(deaf)
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    worker = shop.hire(shutdown_timeout_seconds=0.01)
+    worker = shop.new_worker(shutdown_timeout_seconds=0.01)
     async with running(worker) as task:
         await until(deaf.begins)
         worker.stop()
@@ -91,7 +91,7 @@ async def test_a_worker_does_not_wait_for_strays_when_it_stops(deaf: Deaf) -> No
     assert worker.leaked == 1
 
 
-async def test_a_step_that_leaves_too_many_strays_behind_is_not_called_any_more(
+async def test_a_step_that_leaks_too_many_tasks_is_not_called_any_more(
     deaf: Deaf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_executor, "LEAKED_MAX", 1)

@@ -137,7 +137,7 @@ def test_an_answer_settles_its_step_and_leaves_failed_what_no_answer_can_settle(
     assert described(case.order("mark_done")) == ["call c action 1"]
 
 
-def test_a_rejection_after_the_pivot_that_comes_late_is_told_and_needs_a_person_still() -> None:
+def test_a_late_rejection_after_the_pivot_is_reported_and_still_needs_a_person() -> None:
     case = Case(call("a", pivot=True, compensate=False), request("b", compensate=False, attempts=1))
     case.succeeds("a")
     case.advance(seconds=10)
@@ -195,7 +195,7 @@ def test_attempts_to_take_a_reply_in_are_counted_by_themselves_and_made_when_the
     assert [action.attempt for action in plan.actions if isinstance(action, ApplyReply)] == [2]
 
 
-def test_what_is_answered_is_not_asked_again_when_its_answer_raises_in_the_turn_that_obeys_retry() -> None:
+def test_an_answered_request_is_not_sent_again_when_its_answer_raises_in_the_turn_that_applies_retry() -> None:
     case = Case(request("a", attempts=1, takes={"yes": nothing}))
     case.advance(seconds=10)
     case.deliver("yes", "a")
@@ -228,14 +228,14 @@ def test_a_reply_that_never_can_be_taken_into_the_state_needs_a_person_and_stays
     assert described(case.order("retry")) == ["absorb a"]
 
 
-def test_a_reply_that_a_handler_refuses_came_from_something_that_happened() -> None:
+def test_a_reply_that_a_handler_rejects_came_from_a_completed_action() -> None:
     case = Case(request("a"), call("b"))
     case.deliver("yes", "a")
     case.declines("a")
     assert (case.compensated(), case.messages) == (["a"], [])
 
 
-def test_a_saga_that_has_ended_keeps_no_mail() -> None:
+def test_a_saga_that_has_ended_keeps_no_messages() -> None:
     case = Case(call("a"), [call("b"), wait("c")])
     case.answer("event c")
     case.declines("a")
@@ -248,7 +248,7 @@ def bad(case: Case) -> Plan:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_good_answer_takes_the_place_of_one_that_could_not_be_taken_in(together: bool) -> None:
+def test_a_good_answer_replaces_one_that_could_not_be_applied(together: bool) -> None:
     case = Case(request("a", attempts=1, takes={"yes": nothing}))
     case.deliver("yes", "a")
     if together:
@@ -266,7 +266,7 @@ def test_a_good_answer_takes_the_place_of_one_that_could_not_be_taken_in(togethe
     assert (case.status, case.messages, case.entry("a").reply_event_id) == (Status.COMPLETED, [], UUID(int=2))
 
 
-def test_an_answer_that_could_not_be_taken_in_has_all_its_attempts_before_another_takes_its_place() -> None:
+def test_an_answer_that_could_not_be_applied_has_all_its_attempts_before_another_replaces_it() -> None:
     case = Case(request("a", attempts=2, takes={"yes": nothing}))
     case.deliver("yes", "a")
     bad(case)
@@ -289,7 +289,7 @@ def test_of_many_answers_that_wait_for_a_bad_one_to_be_set_aside_the_last_is_kep
     assert [message.event_id.int for message in case.stored.messages.values()] == [1, 6]
 
 
-def test_an_answer_that_is_bad_too_gets_attempts_of_its_own_and_stays_in_the_place_of_the_first() -> None:
+def test_a_second_bad_answer_gets_attempts_of_its_own_and_replaces_the_first() -> None:
     case = Case(request("a", attempts=1, takes={"yes": nothing}))
     case.deliver("yes", "a")
     bad(case)
@@ -300,7 +300,7 @@ def test_an_answer_that_is_bad_too_gets_attempts_of_its_own_and_stays_in_the_pla
     assert case.advance().actions == ()
 
 
-def test_an_answer_that_spoils_the_state_makes_room_for_a_good_one_as_well() -> None:
+def test_an_answer_that_breaks_the_state_makes_room_for_a_good_one_as_well() -> None:
     case = Case(request("a", takes={"yes": nothing}))
     case.deliver("yes", "a")
     case.advance(InvalidResult("a", Phase.ACTION, "r is no text"))
@@ -337,7 +337,7 @@ def test_an_answer_in_the_turn_that_begins_to_compensate_its_step_does_not_repla
     )
 
 
-def test_a_rejection_whose_payload_nobody_can_read_is_a_rejection() -> None:
+def test_a_rejection_with_an_unreadable_payload_is_a_rejection() -> None:
     mail = SagaMessage(1, MessageKind.REPLY, "no", None, b"[" * 100_000, UUID(int=1), EPOCH)
     assert rejection_of(mail) == "answered by no"
 
@@ -361,7 +361,7 @@ def test_a_saga_whose_definition_lacks_a_step_keeps_the_newest_replies_only() ->
     assert "replies dropped" in [note.what for note in case.stored.notes]
 
 
-def test_a_box_that_nobody_reads_has_an_end_whatever_the_keys() -> None:
+def test_a_mailbox_without_a_reader_is_bounded_whatever_the_keys() -> None:
     letters = [
         SagaMessage(n, MessageKind.REPLY, "yes", f"key {n}", b"{}", UUID(int=n), EPOCH) for n in range(KEPT_MAX + 7)
     ]

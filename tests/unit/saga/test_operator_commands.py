@@ -34,7 +34,7 @@ def test_a_failed_saga_is_not_moved_by_time_nor_by_replies_to_what_has_not_faile
 
 
 @pytest.mark.parametrize("verb", ["retry", "mark_done", "compensate"])
-def test_an_answer_is_read_before_an_order_that_came_with_it_or_before_it_is_obeyed(verb: str) -> None:
+def test_an_answer_is_read_before_an_operator_command_that_came_with_it_or_earlier_is_applied(verb: str) -> None:
     case = Case(
         call("a"),
         request("b", pivot=True, compensate=False, attempts=1, takes={"yes": nothing}),
@@ -49,14 +49,14 @@ def test_an_answer_is_read_before_an_order_that_came_with_it_or_before_it_is_obe
     assert (case.status, case.attention, case.compensated(), case.messages) == (Status.RUNNING, False, [], [])
 
 
-def test_an_answer_that_came_before_the_order_to_compensate_is_in_the_state_of_the_compensation() -> None:
+def test_an_answer_that_came_before_compensate_is_in_the_state_of_the_compensation() -> None:
     case = Case(request("a", takes={"yes": nothing}))
     case.deliver("yes", "a")
     case.deliver("compensate")
     assert described(case.advance()) == ["absorb a", "send a compensation 1"]
 
 
-def test_resume_that_came_with_a_rejection_of_what_had_failed_settles_nothing_else() -> None:
+def test_mark_done_that_came_with_a_rejection_of_the_failed_step_settles_nothing_else() -> None:
     case = Case(call("a"), [request("b", attempts=1), wait("c", seconds=None)])
     case.succeeds("a")
     case.advance(seconds=10)
@@ -83,7 +83,7 @@ def test_retry_gives_what_failed_a_new_budget() -> None:
     assert case.progress("a") is StepStatus.RETRYING
 
 
-def test_retry_after_the_pivot_tries_a_refused_step_again() -> None:
+def test_retry_after_the_pivot_tries_a_rejected_step_again() -> None:
     case = Case(call("a", pivot=True, compensate=False), call("b", compensate=False))
     case.succeeds("a")
     case.declines("b")
@@ -184,7 +184,7 @@ def test_compensate_is_ignored_once_the_pivot_is_done() -> None:
     )
 
 
-def test_compensate_waits_while_nobody_knows_whether_the_pivot_happens() -> None:
+def test_compensate_waits_while_the_outcome_of_the_pivot_is_unknown() -> None:
     case = Case(call("a"), call("b", pivot=True, compensate=False))
     case.succeeds("a")
     case.order("compensate")
@@ -211,7 +211,7 @@ def test_compensate_that_waited_for_the_pivot_is_ignored_when_its_outcome_is_unk
     assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATING, False, ["a"])
 
 
-def test_compensate_is_answered_when_the_pivot_it_waits_for_stands_still_with_the_saga() -> None:
+def test_compensate_is_answered_when_the_saga_fails_while_its_pivot_is_open() -> None:
     case = Case(call("a"), [request("b", pivot=True, compensate=False), call("c", compensate=False, attempts=1)])
     case.succeeds("a")
     case.order("compensate")
@@ -249,14 +249,14 @@ def test_compensate_does_not_wait_for_a_local_pivot_which_has_not_happened() -> 
     assert case.compensated() == ["a"]
 
 
-def test_resume_counts_a_failed_step_as_done_and_goes_on() -> None:
+def test_mark_done_counts_a_failed_step_as_done_and_goes_on() -> None:
     case = Case(call("a", compensate=False), call("b"))
     case.exhausts("a")
     assert described(case.order("mark_done")) == ["call b action 1"]
     assert (case.status, case.attention) == (Status.RUNNING, False)
 
 
-def test_resume_counts_failed_compensations_as_done() -> None:
+def test_mark_done_counts_failed_compensations_as_done() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     case.declines("b")
@@ -266,7 +266,7 @@ def test_resume_counts_failed_compensations_as_done() -> None:
 
 
 @pytest.mark.parametrize("step", [wait("a", seconds=None), sleep("a"), request("a")])
-def test_resume_counts_what_is_waited_for_as_done(step: Step) -> None:
+def test_mark_done_counts_a_waiting_step_as_done(step: Step) -> None:
     case = Case(step)
     case.order("mark_done")
     assert case.status is Status.COMPLETED
@@ -280,7 +280,7 @@ def test_resume_counts_what_is_waited_for_as_done(step: Step) -> None:
         ("dance", "there is no such order; there are retry, compensate, mark_done"),
     ],
 )
-def test_an_order_that_changes_nothing_is_answered_with_the_reason(verb: str, because: str) -> None:
+def test_an_operator_command_that_changes_nothing_is_answered_with_the_reason(verb: str, because: str) -> None:
     case = Case(call("a"))
     note = case.order(verb).notes[0]
     assert (note.what, note.detail, note.actor) == (f"operator {verb}", f"ignored, because {because}", "ann")

@@ -109,7 +109,7 @@ async def test_a_repeated_command_is_done_once_and_answered_again() -> None:
     assert (again.headers["shelf"], again.headers["saga_key"]) == ("7", f"{SAGA_ID}:reserve")
 
 
-async def test_steps_of_one_saga_are_told_apart_at_the_same_participant() -> None:
+async def test_steps_of_one_saga_are_distinguished_at_the_same_participant() -> None:
     stock = Stock()
     await stock.act(command(step="hotel"))
     await stock.act(command(step="car"))
@@ -142,18 +142,18 @@ async def test_a_repeated_action_after_its_compensation_gets_its_old_answer() ->
     assert stock.done == ["did", "undid"]
 
 
-async def test_what_was_refused_is_not_compensated() -> None:
+async def test_a_rejected_command_is_not_compensated() -> None:
     stock = Stock(Rejection(Event("stock.refused", {"why": "sold out"})))
     assert await stock.act(command()) is CommandOutcome.DONE
     assert await stock.act(command()) is CommandOutcome.REPEATED
     assert await stock.compensate(command("compensation")) is CommandOutcome.DONE
     assert stock.done == ["did"]
-    refused = ("stock.refused", {"why": "sold out"})
+    rejected = ("stock.refused", {"why": "sold out"})
     # They are on two topics, so the one may overtake the other.
-    assert sorted(await stock.replies(), key=str) == [refused, refused, ("stock.released", {"nothing": True})]
+    assert sorted(await stock.replies(), key=str) == [rejected, rejected, ("stock.released", {"nothing": True})]
 
 
-async def test_what_was_answered_is_compensated_although_the_barrier_has_forgotten_it() -> None:
+async def test_an_answered_command_is_compensated_although_the_participant_has_forgotten_it() -> None:
     saga = _waiting()
     stock = Stock(shop=Shop(saga))
     saga_id = await begun(stock.shop, saga)
@@ -190,7 +190,7 @@ async def test_an_action_that_raises_leaves_no_trace() -> None:
     assert stock.done == ["did", "did"]
 
 
-async def test_an_event_that_is_no_command_is_refused_for_good() -> None:
+async def test_an_event_that_is_no_command_is_rejected_permanently() -> None:
     stock = Stock()
     with pytest.raises(Permanent, match="saga_key"):
         await stock.act(command(headers={}))
@@ -218,7 +218,7 @@ async def test_a_handler_must_return_its_reply() -> None:
             )
 
 
-async def test_a_handler_that_hides_an_error_is_told_when_the_command_comes_again() -> None:
+async def test_a_handler_that_hides_an_error_is_reported_when_the_command_comes_again() -> None:
     stock = Stock()
     async with stock.shop.store.transaction() as tx:
         with pytest.raises(UsageError):
@@ -227,7 +227,7 @@ async def test_a_handler_that_hides_an_error_is_told_when_the_command_comes_agai
         await stock.act(command())
 
 
-def test_a_barrier_needs_a_name() -> None:
+def test_a_participant_needs_a_name() -> None:
     with pytest.raises(UsageError, match="name"):
         Participant("")
 
@@ -265,7 +265,7 @@ async def test_an_event_that_correlate_knows_nothing_of_belongs_to_the_saga_whos
 
 
 @pytest.mark.parametrize("saga_id", [None, "A-7", str(SAGA_ID)])
-async def test_an_event_of_an_unknown_saga_is_dropped_and_told(saga_id: str | None) -> None:
+async def test_an_event_of_an_unknown_saga_is_dropped_and_logged(saga_id: str | None) -> None:
     shop = Shop(_waiting())
     event = Event("parcel.collected", {}, saga_id=saga_id, event_id=UUID(int=1))
     assert not await shop.arrives(event)

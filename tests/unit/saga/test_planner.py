@@ -138,7 +138,7 @@ def test_a_worker_lost_in_the_last_attempt_leaves_a_call_unknown() -> None:
     assert "unknown whether it happened" in str(case.stored.instance.last_error)
 
 
-def test_a_local_lost_in_its_last_attempt_was_rolled_back_and_counts_as_refused() -> None:
+def test_a_local_step_lost_in_its_last_attempt_was_rolled_back_and_counts_as_rejected() -> None:
     case = Case(call("a"), local("b", attempts=1))
     case.succeeds("a")
     case.advance(Claimed())
@@ -164,7 +164,7 @@ def test_a_rejection_compensates_what_is_done_last_first_and_one_at_a_time() -> 
     assert (case.status, case.attention, case.compensated()) == (Status.COMPENSATED, False, ["c", "b", "a"])
 
 
-def test_steps_without_a_compensation_and_refused_ones_are_left_out() -> None:
+def test_steps_without_a_compensation_and_rejected_ones_are_left_out() -> None:
     case = Case(call("a"), call("b", compensate=False), call("c"))
     case.succeeds("a")
     case.succeeds("b")
@@ -214,14 +214,14 @@ def test_a_rejection_waits_for_a_local_that_has_begun() -> None:
     assert case.compensated() == ["b"]
 
 
-def test_a_local_without_attempts_left_counts_as_refused() -> None:
+def test_a_local_step_without_attempts_left_counts_as_rejected() -> None:
     case = Case(call("a"), local("b"))
     case.succeeds("a")
     case.exhausts("b")
     assert (case.progress("b"), case.compensated()) == (StepStatus.REJECTED, ["a"])
 
 
-def test_the_trail_says_of_a_local_or_a_call_that_it_raised_and_not_that_it_was_refused() -> None:
+def test_the_audit_log_says_that_a_local_step_or_a_call_raised_and_not_that_it_was_rejected() -> None:
     case = Case(local("a", attempts=1))
     notes = case.raises("a").notes
     assert [(note.what, note.detail) for note in notes[:1]] == [
@@ -321,7 +321,7 @@ def test_a_failed_compensation_does_not_stop_the_others() -> None:
     assert (case.status, case.attention, plan.attention) == (Status.FAILED, True, ())
 
 
-def test_a_compensation_that_is_refused_has_failed_at_once() -> None:
+def test_a_compensation_that_is_rejected_has_failed_at_once() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     case.declines("b")
@@ -339,7 +339,7 @@ def test_a_compensation_without_an_answer_is_asked_for_again_and_fails_in_the_en
     assert (case.status, case.progress("a", COMPENSATION)) == (Status.FAILED, StepStatus.FAILED)
 
 
-def test_a_refused_pivot_compensates_what_came_before_it() -> None:
+def test_a_rejected_pivot_compensates_what_came_before_it() -> None:
     case = Case(call("a"), call("b", pivot=True, compensate=False))
     case.succeeds("a")
     case.declines("b")
@@ -371,7 +371,7 @@ def test_a_rejection_beside_a_pivot_that_succeeds_compensates_nothing() -> None:
     assert (case.status, case.compensated()) == (Status.FAILED, [])
 
 
-def test_only_mail_can_move_a_saga_that_waits_without_a_deadline() -> None:
+def test_only_a_message_can_advance_a_saga_that_waits_without_a_deadline() -> None:
     case = Case(wait("a", seconds=None))
     assert (case.plan.release, case.plan.wake_seconds) == (True, None)
 
@@ -394,7 +394,7 @@ def test_the_current_step_is_the_first_that_is_under_way_or_one_that_failed() ->
     assert (case.status, case.stored.instance.current_step) == (Status.FAILED, "b")
 
 
-def test_the_journal_tells_where_a_step_came_when_it_began_and_when_it_ended() -> None:
+def test_the_journal_has_the_position_the_start_and_the_end_of_a_step() -> None:
     case = Case(call("a"), call("b"))
     began = case.stored.now
     case.raises("a")
@@ -406,7 +406,7 @@ def test_the_journal_tells_where_a_step_came_when_it_began_and_when_it_ended() -
     assert case.entry("b").position == 2
 
 
-def test_the_same_record_and_news_give_the_same_plan() -> None:
+def test_the_same_record_and_inputs_give_the_same_plan() -> None:
     case = Case([call("a"), request("b")], call("c"))
     case.deliver("yes", "b")
     record, inputs = case.stored.load(), [Raised("a", Phase.ACTION, "broke")]
@@ -481,7 +481,7 @@ def test_a_result_of_an_attempt_that_was_given_up_changes_nothing() -> None:
     assert case.progress("a") is StepStatus.RETRYING
 
 
-def test_a_result_that_nobody_waits_for_is_noted_and_changes_nothing() -> None:
+def test_a_result_without_a_waiting_step_is_noted_and_changes_nothing() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     plan = case.advance(Succeeded("a", Phase.ACTION))

@@ -50,13 +50,13 @@ async def test_one_event_is_taken_by_one_step_however_often_it_is_delivered() ->
         await shop.works()
     shown = await shop.shown(saga_id)
     assert ((await shop.state(saga_id))["amount"], shown.instance.current_step, shown.messages) == (1, "second", ())
-    assert (await shop.trail(saga_id))[-1] == "reply dropped"
+    assert (await shop.audit_log(saga_id))[-1] == "reply dropped"
 
 
 @pytest.mark.parametrize(
     ("key", "wrong"), [("a\0b", "NUL"), ("\ud800", "half a character"), ("x" * 1001, "longer than 1000 bytes")]
 )
-async def test_a_reply_whose_key_no_store_can_keep_is_refused_for_good(key: str, wrong: str) -> None:
+async def test_a_reply_whose_key_no_store_can_keep_is_rejected_permanently(key: str, wrong: str) -> None:
     saga = order_saga()
     request(saga)
     shop = Shop(saga)
@@ -64,7 +64,7 @@ async def test_a_reply_whose_key_no_store_can_keep_is_refused_for_good(key: str,
         await shop.arrives(Event("stock.reserved", {}, saga_id=str(uuid4()), headers={"saga_key": key}))
 
 
-async def test_a_reply_whose_payload_no_store_can_keep_is_refused_for_good() -> None:
+async def test_a_reply_whose_payload_no_store_can_keep_is_rejected_permanently() -> None:
     saga = order_saga()
     request(saga)
     shop = Shop(saga)
@@ -72,7 +72,7 @@ async def test_a_reply_whose_payload_no_store_can_keep_is_refused_for_good() -> 
         await shop.arrives(Event("stock.reserved", {"price": float("nan")}, saga_id=str(uuid4())))
 
 
-async def test_a_correlate_that_raises_refuses_the_event_for_good_and_is_named_with_its_line() -> None:
+async def test_a_correlate_that_raises_rejects_the_event_permanently_and_is_named_with_its_line() -> None:
     def order_of(event: Event) -> str:
         return str(event.payload["order"])
 
@@ -83,7 +83,7 @@ async def test_a_correlate_that_raises_refuses_the_event_for_good_and_is_named_w
 
 
 @pytest.mark.parametrize("saga_id", [None, "A-7"])
-async def test_a_reply_that_names_no_saga_is_told_with_the_remedy(saga_id: str | None) -> None:
+async def test_a_reply_that_names_no_saga_is_logged_with_the_remedy(saga_id: str | None) -> None:
     saga = order_saga()
     request(saga)
     saga.wait("parcel.collected")
@@ -96,7 +96,7 @@ async def test_a_reply_that_names_no_saga_is_told_with_the_remedy(saga_id: str |
     assert asked.level == "warning"
 
 
-async def test_an_event_that_correlate_finds_no_saga_for_is_told_only_to_who_looks_closely() -> None:
+async def test_an_event_for_which_correlate_finds_no_saga_is_logged_at_debug_level_only() -> None:
     saga = order_saga()
     saga.wait("parcel.collected", correlate=lambda event: event.payload.get("order"))
     shop = Shop(saga)

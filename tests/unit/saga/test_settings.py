@@ -31,7 +31,7 @@ from outrider.saga.state.merge import merged
         ({"concurrency": True}, "concurrency = True"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_with_their_names(settings: dict[str, Any], error: str) -> None:
+def test_settings_that_cannot_work_are_rejected_with_their_names(settings: dict[str, Any], error: str) -> None:
     with pytest.raises(InvalidSetting, match=error):
         SagaSettings(**settings)
 

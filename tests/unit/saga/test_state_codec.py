@@ -170,7 +170,7 @@ class Gift(Line):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_value_that_would_not_come_back_is_refused_with_its_path(state: Any, path: str, problem: str) -> None:
+def test_a_value_that_would_not_come_back_is_rejected_with_its_path(state: Any, path: str, problem: str) -> None:
     with pytest.raises(InvalidState) as caught:
         encode(state)
     assert caught.value.path == path
@@ -195,7 +195,7 @@ def test_a_value_that_would_not_come_back_is_refused_with_its_path(state: Any, p
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_stored_and_does_not_fit_is_refused_with_its_path(change: Any, path: str, problem: str) -> None:
+def test_what_is_stored_and_does_not_fit_is_rejected_with_its_path(change: Any, path: str, problem: str) -> None:
     stored = json.loads(encode(everything())) | change
     with pytest.raises(InvalidState) as caught:
         decode(Everything, json.dumps(stored).encode())
@@ -204,7 +204,7 @@ def test_what_is_stored_and_does_not_fit_is_refused_with_its_path(change: Any, p
     assert "under its own version" in str(caught.value)
 
 
-def test_what_is_not_json_is_refused() -> None:
+def test_what_is_not_json_is_rejected() -> None:
     with pytest.raises(InvalidState, match="what is stored is not JSON"):
         decode(Line, b"{")
     with pytest.raises(InvalidState, match=r"the stored \[\] is not Line"):
@@ -236,7 +236,7 @@ def test_what_a_class_derives_from_its_fields_is_derived_again() -> None:
     assert (back, back._upper, back.length) == (state, "A", 1)
 
 
-def test_a_class_that_refuses_what_is_stored_is_heard() -> None:
+def test_an_error_of_the_class_at_loading_is_reported() -> None:
     with pytest.raises(InvalidState, match="a name, please"):
         decode(Secretive, b'{"name": ""}')
 
@@ -297,7 +297,7 @@ class WithLiteral:
         (Line("a", Decimal(1)), "Line", "neither a dataclass nor a pydantic model"),
     ],
 )
-def test_a_type_that_could_not_be_stored_is_refused_with_its_field(kind: Any, path: str, problem: str) -> None:
+def test_a_type_that_could_not_be_stored_is_rejected_with_its_field(kind: Any, path: str, problem: str) -> None:
     with pytest.raises(InvalidState) as caught:
         check_type(kind)
     assert caught.value.path.startswith(path)
@@ -309,7 +309,7 @@ def test_a_type_that_can_be_stored_is_accepted_also_if_it_holds_itself(kind: typ
     check_type(kind)
 
 
-def test_a_bad_state_is_the_authors_to_mend() -> None:
+def test_an_invalid_state_is_a_usage_error() -> None:
     assert issubclass(InvalidState, UsageError)
 
 
@@ -341,7 +341,7 @@ def test_a_model_writes_and_reads_itself(state: Any) -> None:
     assert through_json(state) == state
 
 
-def test_what_a_model_refuses_or_cannot_write_is_refused_with_its_path() -> None:
+def test_a_value_that_a_model_rejects_or_cannot_write_is_rejected_with_its_path() -> None:
     with pytest.raises(
         InvalidState, match=r"Holder\.basket: the model does not take what is stored \(the total is no number"
     ):

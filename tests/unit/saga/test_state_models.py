@@ -57,7 +57,9 @@ class Holding:
     ("kind", "path"),
     [(Secret, "Secret.password"), (Excluding, "Excluding.token"), (Nested, "Excluding.token")],
 )
-def test_a_model_that_leaves_fields_out_or_masks_them_is_refused_when_the_saga_is_written(kind: Any, path: str) -> None:
+def test_a_model_that_leaves_fields_out_or_masks_them_is_rejected_when_the_saga_is_written(
+    kind: Any, path: str
+) -> None:
     with pytest.raises(InvalidState) as caught:
         check_type(kind)
     assert caught.value.path == path
@@ -88,7 +90,7 @@ def model(**attributes: Any) -> Any:
         ("_seen", 9),
     ],
 )
-def test_what_a_model_would_lose_is_refused_with_its_path_even_if_its_text_is_the_same(name: str, value: Any) -> None:
+def test_what_a_model_would_lose_is_rejected_with_its_path_even_if_its_text_is_the_same(name: str, value: Any) -> None:
     stored = sealed(Model, Model())
     with pytest.raises(InvalidState, match=rf"Model\.{name}: .* would come back as"):
         opened(Model, stored).closed(model(**{name: value}))
@@ -96,7 +98,7 @@ def test_what_a_model_would_lose_is_refused_with_its_path_even_if_its_text_is_th
         sealed(Holding, Holding(model(**{name: value})))
 
 
-def test_a_model_that_could_not_be_read_back_is_refused_when_it_is_written() -> None:
+def test_a_model_that_could_not_be_read_back_is_rejected_when_it_is_written() -> None:
     with pytest.raises(InvalidState, match="could not be read back"), pytest.warns(UserWarning, match="serializer"):
         sealed(Base, model_of_nonsense())
 

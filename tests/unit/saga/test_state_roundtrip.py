@@ -59,7 +59,7 @@ async def test_a_step_that_leaves_something_else_than_the_state_fails_at_once_an
     assert log.count("replace") <= 1
 
 
-async def test_what_a_step_has_put_in_the_states_place_is_kept_if_it_is_one() -> None:
+async def test_a_new_state_that_a_step_assigns_is_kept_if_it_is_of_the_type() -> None:
     saga = order_saga()
 
     @saga.call()
@@ -105,7 +105,7 @@ def loose(**attributes: Any) -> Loose:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_would_be_lost_is_refused_with_its_path(name: str, value: Any, problem: str) -> None:
+def test_what_would_be_lost_is_rejected_with_its_path(name: str, value: Any, problem: str) -> None:
     state = loose(**{name: value})
     with pytest.raises(InvalidState) as caught:
         opened(Loose, b'{"order_id": "a"}').closed(state)
@@ -129,7 +129,7 @@ class Doubling:
         self.amount *= 2
 
 
-def test_a_class_that_changes_its_fields_each_time_it_is_made_is_refused_at_the_start() -> None:
+def test_a_class_that_changes_its_fields_each_time_it_is_made_is_rejected_at_the_start() -> None:
     with pytest.raises(InvalidState, match=r"Doubling\.amount: 4 would come back as 8"):
         sealed(Doubling, Doubling(2))
 
@@ -185,7 +185,7 @@ async def test_workers_with_and_without_a_new_field_of_the_state_take_turns_at_o
     [command] = await newer.sent()
     newer.sagas = type(newer.sagas)(older)
     await newer.answer(command, "stock.reserved")
-    await newer.works(newer.hire(1))
+    await newer.works(newer.new_worker(1))
     state = await newer.state(saga_id)
     assert await newer.status(saga_id) is Status.COMPLETED
     assert (state["colour"], state["amount"]) == ("blue", 2)

@@ -71,7 +71,7 @@ POSITIONS = list(positions(order_saga()))
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("function", [yields, yields_later, partial(yields, own=1), YieldsLater()], ids=kind_of)
-def test_a_function_with_a_yield_is_refused_wherever_it_is_given(position: str, function: Any) -> None:
+def test_a_function_with_a_yield_is_rejected_wherever_it_is_given(position: str, function: Any) -> None:
     with pytest.raises(UsageError, match=f"{HERE}.* has a yield in it"):
         positions(order_saga())[position](function)
 
@@ -98,7 +98,7 @@ def test_a_call_may_be_anything_that_is_async(function: Any) -> None:
     assert list(order.definition.steps) == ["charge", "again"]
 
 
-def test_a_function_that_does_not_tell_what_it_takes_is_trusted() -> None:
+def test_a_function_without_a_signature_is_accepted() -> None:
     order = order_saga()
     request(order).payload(vars)
     command = order.definition.steps["reserve"].action.command
@@ -107,7 +107,7 @@ def test_a_function_that_does_not_tell_what_it_takes_is_trusted() -> None:
 
 
 @pytest.mark.parametrize("topic", ["stock orders", "lager/neu", "lagerä", "..", "x" * 250])
-def test_a_topic_that_a_broker_refuses_is_refused_first(topic: str) -> None:
+def test_a_topic_that_a_broker_rejects_is_rejected_first(topic: str) -> None:
     order = order_saga()
     for write in (
         lambda: order.request("stock.reserve", topic=topic, reply="stock.reserved"),
@@ -142,7 +142,7 @@ def test_a_saga_is_not_started_with_a_trace_that_no_event_could_carry(traceparen
         order.new(Order("A-7"), "A-7", traceparent=traceparent)
 
 
-def test_a_time_of_too_many_digits_is_refused_like_any_other() -> None:
+def test_a_time_of_too_many_digits_is_rejected_like_any_other() -> None:
     for seconds in (10**400, 10**5000):
         with pytest.raises(UsageError, match=f"{HERE}seconds=.* cannot work"):
             order_saga().sleep(seconds, name="nap")
@@ -306,7 +306,7 @@ async def test_a_start_that_must_be_new_says_that_the_saga_is_there() -> None:
     assert (await shop.state(saga_id))["amount"] == 12
 
 
-async def test_of_two_steps_side_by_side_that_change_one_field_the_trail_tells_who_won() -> None:
+async def test_when_two_parallel_steps_change_one_field_the_audit_log_names_the_winner() -> None:
     order = order_saga()
     with order.parallel():
 

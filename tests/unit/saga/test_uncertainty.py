@@ -91,7 +91,7 @@ def test_another_wording_of_a_stored_error_changes_no_decision(story: Callable[[
     assert decided(plain) == decided(reworded)
 
 
-def test_the_wording_of_an_error_that_looks_like_doubt_is_no_doubt() -> None:
+def test_the_wording_of_an_error_that_looks_like_uncertainty_is_none() -> None:
     case = Case(call("a", attempts=1))
     case.advance(Raised("a", ACTION, "unknown whether it happened"))
     assert (case.entry("a").uncertainty, case.status) == (None, Status.COMPENSATING)

@@ -19,7 +19,7 @@ def passes(case: Case, where: Undelivered | None, *, seconds: float = 10) -> Pla
     return case.advance(seconds=seconds, where=where)
 
 
-def test_a_command_that_is_still_in_the_outbox_is_neither_charged_nor_staged_again() -> None:
+def test_a_command_that_is_still_in_the_outbox_counts_no_attempt_and_is_not_staged_again() -> None:
     case = Case(request("a", attempts=1))
     for _ in range(5):
         plan = passes(case, Undelivered.WAITING)
@@ -27,7 +27,7 @@ def test_a_command_that_is_still_in_the_outbox_is_neither_charged_nor_staged_aga
     assert (case.status, case.progress("a"), case.attention) == (Status.RUNNING, StepStatus.STARTED, False)
 
 
-def test_an_outage_is_one_line_of_the_trail_however_long_it_lasts() -> None:
+def test_an_outage_is_one_entry_of_the_audit_log_however_long_it_lasts() -> None:
     case = Case(request("a"))
     lines = [len(passes(case, Undelivered.WAITING).notes) for _ in range(3)]
     assert lines == [1, 0, 0]
@@ -74,7 +74,7 @@ def test_a_step_that_a_person_has_settled_was_answered_by_no_event() -> None:
     assert (case.progress("a"), case.entry("a").reply_event_id) == (StepStatus.DONE, None)
 
 
-def test_a_command_among_the_dead_letters_is_not_charged_and_needs_a_person_once() -> None:
+def test_a_dead_lettered_command_counts_no_attempt_and_needs_a_person_once() -> None:
     case = Case(request("a", attempts=1))
     plan = passes(case, Undelivered.DEAD_LETTER)
     remedy = f"outrider dead-letters replay {case.entry('a').command_event_id}"
@@ -88,7 +88,7 @@ def test_a_command_among_the_dead_letters_is_not_charged_and_needs_a_person_once
     assert (case.attention, case.progress("a")) == (False, StepStatus.STARTED)
 
 
-def test_why_says_since_when_a_command_is_in_the_outbox() -> None:
+def test_explain_says_since_when_a_command_is_in_the_outbox() -> None:
     case = Case(request("a"))
     passes(case, Undelivered.WAITING)
     [reason, *_] = explain(case.stored.load(), case.definition).reasons
@@ -125,7 +125,7 @@ async def test_a_compensation_that_has_not_left_costs_nothing_either() -> None:
     assert [compensate.event_type for compensate in await shop.sent()] == ["stock.release"]
 
 
-async def test_a_buried_command_is_replayed_under_the_id_that_the_saga_names() -> None:
+async def test_a_dead_lettered_command_is_replayed_under_the_id_that_the_saga_names() -> None:
     saga = order_saga()
     asks(saga, retry=ONCE)
     shop = Shop(saga)

@@ -165,7 +165,7 @@ async def test_an_event_that_comes_before_its_wait_is_kept_for_it() -> None:
     assert log == ["collected"]
 
 
-async def test_a_wait_that_nothing_ends_is_refused_when_its_time_is_over() -> None:
+async def test_a_wait_without_an_event_is_rejected_at_its_timeout() -> None:
     saga, log = order_saga(), list[str]()
     local(saga, log)
     saga.wait("parcel.collected", timeout_seconds=60)
@@ -229,7 +229,7 @@ async def test_a_failed_compensation_keeps_no_other_from_being_done() -> None:
         raise RuntimeError("stuck")
 
     local(saga, log, "c")
-    saga.local(name="d")(_refuse)
+    saga.local(name="d")(_reject)
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     assert await shop.progress(saga_id, "b", Phase.COMPENSATION) == (RETRYING, 1)
@@ -242,11 +242,11 @@ async def test_a_failed_compensation_keeps_no_other_from_being_done() -> None:
     assert fact.level == "error"
 
 
-def _refuse(run: Any, tx: Any) -> None:
+def _reject(run: Any, tx: Any) -> None:
     raise StepRejected("no")
 
 
-async def test_an_order_to_retry_gives_a_failed_call_a_new_budget() -> None:
+async def test_retry_gives_a_failed_call_new_attempts() -> None:
     saga, broken = order_saga(), [True]
 
     @saga.call(retry=ONCE)
@@ -263,7 +263,7 @@ async def test_an_order_to_retry_gives_a_failed_call_a_new_budget() -> None:
     assert await shop.status(saga_id) is Status.COMPLETED
 
 
-async def test_an_order_to_resume_counts_what_failed_as_done() -> None:
+async def test_mark_done_counts_the_failed_step_as_done() -> None:
     saga, log = order_saga(), list[str]()
 
     @saga.call(retry=ONCE)
@@ -279,7 +279,7 @@ async def test_an_order_to_resume_counts_what_failed_as_done() -> None:
     assert log == ["create"]
 
 
-async def test_an_order_to_compensate_waits_for_the_call_that_is_under_way_since_to_cancel_it_proves_nothing() -> None:
+async def test_compensate_waits_for_a_call_in_progress_since_a_cancellation_proves_nothing() -> None:
     saga, log, begins, returns = order_saga(), list[str](), asyncio.Event(), asyncio.Event()
     local(saga, log)
 
@@ -295,7 +295,7 @@ async def test_an_order_to_compensate_waits_for_the_call_that_is_under_way_since
 
     shop = Shop(saga)
     saga_id = await shop.start(saga, Order("A-7"))
-    async with running(shop.hire(poll_seconds_max=0.02)):
+    async with running(shop.new_worker(poll_seconds_max=0.02)):
         await until(begins)
         moved = len(shop.observer.of(SagaAdvanced))
         await shop.order(saga_id, "compensate")
@@ -341,11 +341,11 @@ async def test_who_needs_attention_is_in_the_log_as_an_error(caplog: pytest.LogC
     assert "not today" in vars(record)["error"]
 
 
-async def test_a_worker_looks_for_mail_when_a_consumer_has_handled_something() -> None:
+async def test_a_worker_looks_for_messages_when_a_consumer_has_handled_an_event() -> None:
     saga = order_saga()
     request(saga)
     shop = Shop(saga)
-    worker = shop.hire(lease_seconds=1000, poll_seconds_min=300, poll_seconds_max=300)
+    worker = shop.new_worker(lease_seconds=1000, poll_seconds_min=300, poll_seconds_max=300)
     saga_id = await begun(shop, saga)
     [command] = await shop.sent()
     async with running(worker):

@@ -47,12 +47,12 @@ MILLISECONDS = int(NOW.timestamp() * 1000)
         "mongodb://db/?w=secret&readPreference=nearestest",
     ],
 )
-def test_a_url_that_would_be_read_differently_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(UsageError) as refusal:
+def test_a_url_that_would_be_read_differently_is_rejected_and_not_repeated(url: str) -> None:
+    with pytest.raises(UsageError) as rejected:
         check_url(url)
-    assert "sec" not in str(refusal.value)
-    assert "percent-encoded" in str(refusal.value)
-    assert refusal.value.__cause__ is None
+    assert "sec" not in str(rejected.value)
+    assert "percent-encoded" in str(rejected.value)
+    assert rejected.value.__cause__ is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_server_is_named_without_anything_secret(url: str, where: str) -> None
     assert check_url(url) == f"MongoDB at {where}"
 
 
-def test_what_a_url_says_about_patience_is_left_as_it_is() -> None:
+def test_timeouts_in_a_url_are_not_changed() -> None:
     said = client_options("mongodb://db/?connecttimeoutms=5&replicaSet=rs0")
     assert "connectTimeoutMS" not in said
     assert said["socketTimeoutMS"] == 60_000
@@ -98,7 +98,7 @@ def _failure(code: int, *labels: str) -> mongo.OperationFailure:
         (mongo.BulkWriteError({"writeErrors": [{"code": 11000, "errmsg": "E11000"}]}), Permanent, "E11000"),
     ],
 )
-def test_an_error_is_told_in_our_words(error: mongo.PyMongoError, kind: type[OutriderError], text: str) -> None:
+def test_an_error_of_the_driver_is_translated(error: mongo.PyMongoError, kind: type[OutriderError], text: str) -> None:
     said = translation(error, "MongoDB at db")
     assert type(said) is kind
     assert str(said).startswith("MongoDB at db")
@@ -115,7 +115,7 @@ def test_an_error_is_told_in_our_words(error: mongo.PyMongoError, kind: type[Out
         ({"maxWireVersion": 13, "msg": "isdbgrid"}, None),
     ],
 )
-def test_a_server_that_will_not_do_is_refused_with_the_remedy(hello: dict[str, Any], remedy: str | None) -> None:
+def test_a_server_that_will_not_do_is_rejected_with_the_remedy(hello: dict[str, Any], remedy: str | None) -> None:
     found = check_handler(hello)
     assert found is None if remedy is None else remedy in str(found)
 
@@ -149,14 +149,14 @@ def test_an_event_comes_back_as_it_was_staged() -> None:
 
 
 @pytest.mark.parametrize(("held", "readiness"), [(1, "optimistic"), (0, "ready"), (-1, "ready")])
-def test_a_hold_counts_until_its_last_millisecond(held: int, readiness: str) -> None:
+def test_an_optimistic_claim_counts_until_its_last_millisecond(held: int, readiness: str) -> None:
     [draft] = drafts([Event("a", 1)], StagingRules()).plain
     row = drafted(draft, Stream(3, draft.topic, "A"), 7, NOW)
     row |= {"state": "optimistic", "claimed_by": "w", "claimed_until": NOW + timedelta(milliseconds=held)}
     assert to_event(row, NOW).readiness == readiness
 
 
-def test_a_marker_has_the_place_and_the_number_and_no_content() -> None:
+def test_a_marker_has_the_position_and_the_sequence_and_no_content() -> None:
     event: OutboxRow = staged(9)._replace(sequence=4, attempts=3)
     dead = {**departed(event, 32), "failure": "{}", "policy": "skip", "reason": "x", "dead_lettered_at": NOW}
     marker = marker_of(dead, State.FAILED)
@@ -243,7 +243,7 @@ def test_when_all_ids_are_known_nothing_is_counted_or_written() -> None:
     assert {step.verb for step in server.asked} == {"find"}
 
 
-def test_an_outbox_that_is_not_there_is_told_before_anything_is_written() -> None:
+def test_a_missing_outbox_is_reported_before_anything_is_written() -> None:
     work = stage(_drafts(Event("a", 1)), None)
     next(work)
     with pytest.raises(UsageError, match="outrider db migrate"):
@@ -253,7 +253,7 @@ def test_an_outbox_that_is_not_there_is_told_before_anything_is_written() -> Non
 BLOCK = OptimisticClaim("writer", 4.0)
 
 
-def test_a_quiet_stream_is_held_until_the_servers_time_and_the_hold() -> None:
+def test_an_idle_stream_is_claimed_until_the_servers_time_plus_the_claim() -> None:
     server = Server()
     [placed] = server.run(stage(_drafts(Event("a", 1, key="K")), BLOCK))
     assert placed.optimistic
@@ -278,7 +278,7 @@ def test_a_stream_with_something_before_it_is_left_to_the_relay(busy: str) -> No
     assert (row["state"], "claimed_by" in row) == ("pending", False)
 
 
-def test_an_event_without_a_key_is_held_whatever_else_lies_in_its_lane() -> None:
+def test_an_event_without_a_key_is_claimed_whatever_else_is_in_its_lane() -> None:
     server = Server(outbox=[{"_id": lane} for lane in range(96)])
     [placed] = server.run(stage(_drafts(Event("a", 1)), BLOCK))
     assert placed.optimistic

@@ -84,7 +84,7 @@ def test_as_few_statements_are_run_as_will_do(
         (None, False, Failure),
     ],
 )
-async def test_errors_are_told_by_their_code_awaited_or_not(
+async def test_errors_are_translated_by_their_code_awaited_or_not(
     code: str | None, numbered: bool, expected: type[Exception]
 ) -> None:
     failure = Failure(code)
@@ -99,5 +99,5 @@ async def test_errors_are_told_by_their_code_awaited_or_not(
     assert expected is Failure or (raised.value.__cause__ is failure and raised_awaited.value.__cause__ is failure)
 
 
-def test_every_verb_has_a_script() -> None:
+def test_every_operation_has_a_script() -> None:
     assert set(SCRIPTS) == {"stage", "start_saga", "deliver_messages", "participant_enter", "participant_keep"}

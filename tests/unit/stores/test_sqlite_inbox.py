@@ -104,7 +104,7 @@ async def test_while_a_coroutine_has_the_transaction_everybody_else_waits(bench:
     assert (await counting)["waiting"] == 0
 
 
-async def test_what_a_handler_sets_on_the_connection_troubles_nobody(bench: SqliteBench) -> None:
+async def test_settings_that_a_handler_changes_on_the_connection_are_reset(bench: SqliteBench) -> None:
     async def dress_up(event: outrider.Event, conn: sqlite3.Connection) -> None:
         conn.row_factory, conn.text_factory = sqlite3.Row, bytes
         await bench.handler(event, conn)
@@ -119,7 +119,7 @@ async def test_what_a_handler_sets_on_the_connection_troubles_nobody(bench: Sqli
     assert await Inbox(bench.store).process(delivery(1), look, consumer="shipping") is Result.APPLIED
 
 
-async def test_a_handler_that_ends_the_transaction_is_told(bench: SqliteBench) -> None:
+async def test_a_handler_that_ends_the_transaction_is_reported(bench: SqliteBench) -> None:
     def commit(event: outrider.Event, conn: sqlite3.Connection) -> None:
         with conn:
             conn.execute("INSERT INTO effects (what) VALUES ('early')")
@@ -128,7 +128,7 @@ async def test_a_handler_that_ends_the_transaction_is_told(bench: SqliteBench) -
         await Inbox(bench.store).process(delivery(1), commit, consumer="billing")
 
 
-async def test_a_handler_that_would_wait_for_itself_is_told(bench: SqliteBench) -> None:
+async def test_a_handler_that_would_wait_for_itself_is_reported(bench: SqliteBench) -> None:
     service = Inbox(bench.store)
 
     async def again(event: outrider.Event, conn: sqlite3.Connection) -> None:
@@ -165,7 +165,7 @@ async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: SqliteBench) -
     assert await bench.effects() == ["A-1:1"]
 
 
-async def test_a_busy_database_is_a_passing_trouble(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_busy_database_is_a_transient_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database.open_existing, "__kwdefaults__", {"busy_seconds": 0.01})
     inbox = SqliteInbox(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -178,9 +178,7 @@ async def test_a_busy_database_is_a_passing_trouble(path: Path, monkeypatch: pyt
     await inbox.close()
 
 
-async def test_what_a_handler_wrote_and_the_commit_refuses_is_charged_to_the_handler(
-    bench: SqliteBench, path: Path
-) -> None:
+async def test_a_write_that_the_commit_rejects_counts_an_attempt(bench: SqliteBench, path: Path) -> None:
     _write(path, "CREATE TABLE parent (id INTEGER PRIMARY KEY)")
     _write(path, "CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
     bench.store._own._connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
@@ -226,7 +224,7 @@ async def test_old_rows_are_removed_in_small_steps_and_a_receipt_stays_with_its_
     assert await bench.store.prune("billing", receipt_days=14, dead_letter_days=30) == (1, 0)
 
 
-async def test_waiting_events_that_nothing_leads_to_are_found_by_upkeep(bench: SqliteBench, path: Path) -> None:
+async def test_held_events_whose_stream_is_not_blocked_are_found_by_maintenance(bench: SqliteBench, path: Path) -> None:
     billing = bench.consumer(ordering="strict", first_sequence="one")
     await billing.deliver_all([delivery(2), delivery(3)])
     _write(path, "UPDATE inbox_stream SET cause = NULL, waiting = 0, seen = 1")
@@ -236,7 +234,7 @@ async def test_waiting_events_that_nothing_leads_to_are_found_by_upkeep(bench: S
     assert await bench.effects() == ["A-1:2", "A-1:3"]
 
 
-async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on_by_upkeep(bench: SqliteBench, path: Path) -> None:
+async def test_maintenance_unblocks_a_stream_whose_dead_letter_is_gone(bench: SqliteBench, path: Path) -> None:
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
     await billing.deliver_all([delivery(1), delivery(2)])
@@ -246,7 +244,7 @@ async def test_a_stream_held_for_a_dead_letter_that_is_gone_goes_on_by_upkeep(be
     assert await bench.effects() == ["A-1:2"]
 
 
-async def test_a_stream_that_drains_though_nothing_waits_is_mended(bench: SqliteBench, path: Path) -> None:
+async def test_a_draining_stream_without_held_events_is_repaired(bench: SqliteBench, path: Path) -> None:
     _write(path, "INSERT INTO inbox_stream VALUES ('billing', 'orders', 'A-1', 1, 7, 'draining', 2, 0)")
     async with bench.store.transaction() as tx:
         resumed = await bench.store.claim_held(tx, "billing", InboxStream("orders", "A-1"), by_sequence=False, limit=10)
@@ -266,7 +264,7 @@ async def test_what_people_did_is_written_down(bench: SqliteBench, path: Path) -
     assert rows == [("bob", "inbox_discard", "billing"), ("cy", "inbox_skip_gap", "shipping")]
 
 
-async def test_an_installation_without_an_inbox_is_told_what_to_run_and_upgrades(
+async def test_an_installation_without_an_inbox_names_the_command_to_run_and_upgrades(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "old.db"
@@ -292,7 +290,7 @@ async def test_closing_ends_the_inboxs_thread(path: Path) -> None:
     assert not any(thread.name.startswith("outrider-inbox") for thread in threading.enumerate())
 
 
-async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_effect(bench: SqliteBench) -> None:
+async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_no_effect(bench: SqliteBench) -> None:
     async def again(event: outrider.Event, conn: sqlite3.Connection) -> None:
         conn.execute("ROLLBACK")
         conn.execute("BEGIN")
@@ -303,7 +301,7 @@ async def test_a_handler_that_begins_another_transaction_is_told_and_leaves_no_e
     assert await bench.effects() == []
 
 
-async def test_a_transaction_that_the_database_gave_up_by_itself_charges_nothing(bench: SqliteBench) -> None:
+async def test_a_transaction_that_the_database_rolled_back_itself_counts_no_attempt(bench: SqliteBench) -> None:
     async def fill(event: outrider.Event, conn: sqlite3.Connection) -> None:
         [pages] = conn.execute("PRAGMA page_count").fetchone()
         conn.execute(f"PRAGMA max_page_count = {pages}")

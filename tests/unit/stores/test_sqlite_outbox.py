@@ -92,7 +92,7 @@ async def test_a_plain_insert_with_only_the_required_columns_is_fetched(
     assert abs((event.created_at - store.clock.now()).total_seconds()) < 60
 
 
-async def test_a_plain_insert_keeps_its_place_before_what_is_staged_later(
+async def test_a_plain_insert_keeps_its_position_before_events_staged_later(
     store: SqliteStore, lease: Lease, conn: sqlite3.Connection
 ) -> None:
     insert(conn, key="A-1", topic="orders")
@@ -141,7 +141,7 @@ async def test_the_archive_names_the_topic_a_relay_resolved(
     assert (await store.admin.event(event.event_id))["topic"] == "orders"
 
 
-async def test_a_foreign_event_can_be_buried_before_a_relay_has_met_it(
+async def test_a_foreign_event_can_be_dead_lettered_before_a_relay_has_met_it(
     store: SqliteStore, conn: sqlite3.Connection
 ) -> None:
     event_id = uuid4()
@@ -151,7 +151,7 @@ async def test_a_foreign_event_can_be_buried_before_a_relay_has_met_it(
     assert held.stream == Stream(lane_of(str(event_id), 5, 4), "events.order.placed", str(event_id))
 
 
-def test_the_database_refuses_a_change_of_state_that_is_no_move(conn: sqlite3.Connection) -> None:
+def test_the_database_rejects_a_change_of_state_that_is_no_transition(conn: sqlite3.Connection) -> None:
     insert(conn, state="parked")
     with pytest.raises(sqlite3.IntegrityError, match="may not change its state"):
         conn.execute("UPDATE outbox SET state = 'pending'")
@@ -169,14 +169,14 @@ def test_the_database_refuses_a_change_of_state_that_is_no_move(conn: sqlite3.Co
         {"available_at": "tomorrow"},
     ],
 )
-def test_the_database_refuses_rows_that_a_relay_could_not_read(
+def test_the_database_rejects_rows_that_a_relay_could_not_read(
     conn: sqlite3.Connection, columns: dict[str, Any]
 ) -> None:
     with pytest.raises(sqlite3.IntegrityError):
         insert(conn, **columns)
 
 
-async def test_a_relay_cannot_settle_what_a_writer_still_holds(
+async def test_a_relay_cannot_settle_an_event_that_a_writer_still_claims(
     store: SqliteStore, lease: Lease, conn: sqlite3.Connection
 ) -> None:
     with conn:
@@ -203,7 +203,7 @@ async def test_a_failure_behind_a_confirmed_event_keeps_its_delay(
     assert due.next_seconds == pytest.approx(60, abs=5)
 
 
-def test_staging_without_a_transaction_is_refused(conn: sqlite3.Connection) -> None:
+def test_staging_without_a_transaction_is_rejected(conn: sqlite3.Connection) -> None:
     with pytest.raises(NotInTransaction, match="BEGIN"):
         stage(conn, plain(draft()), None)
 
@@ -239,7 +239,7 @@ def test_staging_after_a_stale_read_says_how_to_begin(path: Path, conn: sqlite3.
         stage(conn, plain(draft()), None)
 
 
-async def test_a_busy_database_is_a_passing_trouble(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_busy_database_is_a_transient_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database.open_existing, "__kwdefaults__", {"busy_seconds": 0.01})
     store = SqliteStore(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -270,7 +270,7 @@ async def test_migrating_twice_does_nothing_the_second_time(tmp_path: Path) -> N
     assert {progress.state for progress in await schema.status()} == {"applied"}
 
 
-async def test_a_migration_that_broke_off_resumes_where_it_was(tmp_path: Path) -> None:
+async def test_an_interrupted_migration_continues(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as conn:
         conn.execute("CREATE TABLE outbox_counter (in_the_way)")
@@ -290,7 +290,7 @@ async def test_a_migration_that_broke_off_resumes_where_it_was(tmp_path: Path) -
     await store.close()
 
 
-async def test_a_step_whose_text_has_changed_is_refused(path: Path, conn: sqlite3.Connection) -> None:
+async def test_a_migration_whose_text_has_changed_is_rejected(path: Path, conn: sqlite3.Connection) -> None:
     with conn:
         conn.execute("UPDATE outrider_migration SET checksum = 'other' WHERE step = 'outbox'")
     with pytest.raises(UsageError, match="another text"):

@@ -41,7 +41,7 @@ class Awkward(TelemetryEvent):
     message: str
 
 
-def test_the_message_is_constant_and_the_facts_are_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_message_is_constant_and_the_details_are_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "outrider"):
         LogObserver().emit(RelayStarted("relay-1", 96))
     (record,) = caplog.records
@@ -49,14 +49,14 @@ def test_the_message_is_constant_and_the_facts_are_fields(caplog: pytest.LogCapt
     assert (record.__dict__["relay"], record.__dict__["lanes"]) == ("relay-1", 96)
 
 
-def test_every_fact_has_a_message_and_a_level_that_logging_knows(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_telemetry_event_has_a_message_and_a_level_that_logging_knows(caplog: pytest.LogCaptureFixture) -> None:
     known = logging.getLevelNamesMapping()
     for kind in TelemetryEvent.__subclasses__():
         assert words(kind)
         assert kind.level.upper() in known
 
 
-def test_a_fact_is_logged_at_its_own_level(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_telemetry_event_is_logged_at_its_own_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", "outrider"):
         for fact in (BURIED, PassCompleted(1, 1, 1, 0.1, 0.1)):
             LogObserver().emit(fact)

@@ -24,7 +24,7 @@ def made(scratch: Path, text: str) -> Path:
     return folder
 
 
-def test_an_entry_is_made_once_which_is_told_and_nothing_else_stays(
+def test_an_entry_is_made_once_and_logged_and_nothing_else_stays(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fetched = []
@@ -49,7 +49,7 @@ def test_of_two_that_race_the_first_to_finish_wins() -> None:
     assert (cached("Kafka", "kafka-1", slow) / "program").read_text() == "quick"
 
 
-def test_a_refusal_is_said_every_time_but_sought_once(cache: Path) -> None:
+def test_a_failed_fetch_is_reported_every_time_and_tried_once(cache: Path) -> None:
     tried = []
 
     def fill(scratch: Path) -> Path:

@@ -87,7 +87,7 @@ async def test_time_is_the_tests_own() -> None:
     assert len(harness.commands) == 2
 
 
-async def test_a_person_can_give_orders_and_set_what_is_missing() -> None:
+async def test_a_person_can_give_operator_commands_and_set_missing_fields() -> None:
     order = _order()
     harness = SagaHarness(order)
     await harness.start(order, Order("A-7"), "A-7")
@@ -96,7 +96,7 @@ async def test_a_person_can_give_orders_and_set_what_is_missing() -> None:
     assert (seen.state.reservation, seen.current_step) == ("R-9", "parcel")
 
 
-async def test_sagas_that_asked_the_same_are_told_apart_by_their_correlation_ids() -> None:
+async def test_sagas_with_the_same_request_are_distinguished_by_their_correlation_ids() -> None:
     order = _order()
     harness = SagaHarness(order)
     for name in ("A-1", "A-2"):
@@ -106,7 +106,7 @@ async def test_sagas_that_asked_the_same_are_told_apart_by_their_correlation_ids
     assert (await harness.saga("A-2")).current_step == "reserve"
 
 
-async def test_an_answer_that_nobody_asked_for_fails_the_test() -> None:
+async def test_an_answer_without_a_request_fails_the_test() -> None:
     order = _order()
     harness = SagaHarness(order)
     await harness.start(order, Order("A-7"), "A-7")
