@@ -26,7 +26,11 @@ from tests.support import postgres_databases
 from tests.support.postgres_databases import DatabasePool, create_database, drop_database, name_of
 from tests.support.shared_servers import RemoteServers, ServedSet, Servers, ServerSet
 
-pytest.register_assert_rewrite("outrider.testing.contracts")
+pytest.register_assert_rewrite(
+    "outrider.testing.contracts",
+    *(f"tests.support.{name}_comparison" for name in ("inbox", "outbox", "saga")),
+    *(f"tests.support.{name}" for name in ("inbox_locks", "kafka_client", "postgres_plans", "rabbitmq_client")),
+)
 
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
 LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"

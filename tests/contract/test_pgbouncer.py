@@ -16,18 +16,22 @@ from outrider.stores.postgres import PostgresInbox, PostgresSagas, PostgresStore
 from outrider.testing import ManualClock
 from outrider.testing.contracts import ConcurrentSagaContract, InboxBench, InboxContract, SagaBench, StoreContract
 from outrider.testing.harness import Harness
-from tests.contract.inbox import test_postgres as postgres_inbox
-from tests.contract.outbox.test_postgres import OWN_THE_CLOCK, PostgresHarness
-from tests.contract.saga import test_postgres as postgres_saga
+from tests.support.postgres_benches import (
+    EFFECTS,
+    OWN_THE_CLOCK,
+    PostgresHarness,
+    PostgresInboxBench,
+    PostgresSagaBench,
+)
 
 pytestmark = [pytest.mark.postgres, pytest.mark.pgbouncer]
 
 
 @pytest.fixture
 async def through(postgres_url: str, pgbouncer_url: str) -> str:
-    """The way to a fresh database that leads through the pooler."""
+    """The URL of a fresh database through the pooler."""
     admin = await asyncpg.connect(postgres_url)
-    await admin.execute(OWN_THE_CLOCK + postgres_inbox.EFFECTS)
+    await admin.execute(OWN_THE_CLOCK + EFFECTS)
     await admin.close()
     return urlsplit(pgbouncer_url)._replace(path=urlsplit(postgres_url).path).geturl()
 
@@ -51,7 +55,7 @@ class TestPostgresInboxThroughAPooler(InboxContract):
     @pytest.fixture
     async def bench(self, through: str, pool: Any) -> AsyncIterator[InboxBench]:
         store = await PostgresInbox.open(through, pooled=True)
-        yield postgres_inbox.PostgresBench(store, ManualClock(), pool)
+        yield PostgresInboxBench(store, ManualClock(), pool)
         await store.close()
 
 
@@ -59,6 +63,6 @@ class TestPostgresSagasThroughAPooler(ConcurrentSagaContract):
     @pytest.fixture
     async def bench(self, through: str, pool: Any, postgres_url: str) -> AsyncIterator[SagaBench]:
         store, other = [await PostgresSagas.open(through, pooled=True) for _ in range(2)]
-        yield postgres_saga.PostgresBench(store, other, ManualClock(), pool, postgres_url)
+        yield PostgresSagaBench(store, other, ManualClock(), pool, postgres_url)
         await store.close()
         await other.close()

@@ -12,7 +12,7 @@ from outrider.inbox.model import InboxCriteria
 from outrider.stores.memory import MemoryStore
 from outrider.testing import ManualClock
 from outrider.testing.contracts import InboxBench, delivery, marker
-from tests.contract.inbox.test_memory import MemoryBench
+from tests.support.memory_benches import MemoryInboxBench
 
 STEPS = 60
 BANDS = {"a": "normal", "b": "normal", "c": "high"}
@@ -119,7 +119,7 @@ def _named(dead_letter: dict[str, Any]) -> dict[str, Any]:
 
 async def compare_with_memory(bench: InboxBench, seed: int) -> None:
     rng, clock = random.Random(seed), ManualClock()
-    pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, rng)
+    pair = Pair(MemoryInboxBench(MemoryStore(clock=clock), clock), bench, rng)
     verbs = [pair.deliver, pair.deliver, pair.deliver_to_failing_handlers, pair.run_admin_command, pair.prune]
     for _ in range(STEPS):
         await rng.choice(verbs)()

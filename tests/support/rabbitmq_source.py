@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aio_pika
 from pamqp import commands
 
 from outrider.brokers.base import CONFIRMED
@@ -73,13 +72,6 @@ async def publish(broker: RabbitBroker, *numbers: int, key: str = "A") -> list[M
     sent = [message(n, topic="orders", key=key) for n in numbers]
     assert list(await broker.publish(sent)) == [CONFIRMED] * len(sent)
     return sent
-
-
-@asynccontextmanager
-async def channel_to(url: str) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
-    """Another client's channel."""
-    async with await aio_pika.connect(url) as connection, await connection.channel() as channel:
-        yield channel
 
 
 async def nobody(partitions: frozenset[str]) -> None:

@@ -26,7 +26,7 @@ from outrider.stores.memory import MemoryStore
 from outrider.testing import ManualClock
 from outrider.testing.contracts import SagaBench
 from outrider.testing.saga_harness import claim_of, new_saga
-from tests.contract.saga.test_memory import MemoryBench
+from tests.support.memory_benches import MemorySagaBench
 
 STEPS = 120
 NAMES = [f"A-{number}" for number in range(6)]
@@ -174,7 +174,7 @@ def _untimed(line: dict[str, Any]) -> dict[str, Any]:
 
 async def compare_with_memory(bench: SagaBench, seed: int) -> None:
     rng, clock = random.Random(seed), ManualClock()
-    pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, rng)
+    pair = Pair(MemorySagaBench(MemoryStore(clock=clock), clock), bench, rng)
     often = [pair.start, pair.deliver, pair.claim, pair.claim, pair.save, pair.save, pair.save, pair.save]
     verbs = [*often, pair.renew, pair.enter_participant, pair.pass_time, pair.prune]
     for _ in range(STEPS):

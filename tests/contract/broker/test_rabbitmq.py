@@ -14,6 +14,7 @@ from outrider.brokers.rabbitmq import RabbitBroker
 from outrider.brokers.rabbitmq.frames import Unsendable, encode
 from outrider.event import Message
 from outrider.testing.contracts.broker import BrokerBench, BrokerContract, message
+from tests.support.rabbitmq_client import read_back
 
 TOPICS = ("orders", "parcels")
 
@@ -40,18 +41,6 @@ class TestRabbitBroker(BrokerContract):
             await channel.queue_delete(queue)
         await channel.exchange_delete(name)
         await reader.close()
-
-
-async def read_back(reader: aio_pika.abc.AbstractConnection, queue: str, topic: str) -> list[Message]:
-    """Take what is in a queue now; it is put back when the channel closes."""
-    found: list[Message] = []
-    async with await reader.channel() as channel:
-        source = await channel.get_queue(queue, ensure=False)
-        while (taken := await source.get(fail=False)) is not None:
-            assert taken.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
-            headers = {name: str(value) for name, value in taken.headers.items()}
-            found.append(Message(taken.message_id or "", topic, headers["key"], None, taken.body, headers))
-    return found
 
 
 class TestFrames:

@@ -18,8 +18,7 @@ from outrider.handler_transactions import HandlerTransaction
 from outrider.stores.sqlite import SqliteSchema
 from tests.contract.drivers.databases import PostgresDatabase, SqliteDatabase
 from tests.contract.handler_transactions.transaction_kinds import Kind
-from tests.contract.inbox.test_postgres import EFFECTS
-from tests.contract.outbox.test_postgres import OWN_THE_CLOCK
+from tests.support.postgres_benches import EFFECTS, OWN_THE_CLOCK
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import asyncpg
 import pytest
@@ -12,34 +11,7 @@ from outrider.stores.postgres import PostgresInbox
 from outrider.testing import ManualClock
 from outrider.testing.contracts import InboxBench, InboxContract
 from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules
-from tests.contract.outbox.test_postgres import OWN_THE_CLOCK
-
-EFFECTS = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, what text NOT NULL)"
-
-
-class PostgresBench(InboxBench):
-    """Effects in a table of the application."""
-
-    def __init__(self, store: PostgresInbox, clock: ManualClock, pool: Any) -> None:
-        super().__init__(store, clock)
-        self._pool = pool
-
-    async def effect(self, tx: Any, text: str) -> None:
-        await tx.execute("INSERT INTO effects (what) VALUES ($1)", text)
-
-    async def effects(self) -> list[str]:
-        return [row["what"] for row in await self._pool.fetch("SELECT what FROM effects ORDER BY id")]
-
-    async def end(self, tx: Any, *, commit: bool) -> None:
-        await tx.execute("COMMIT" if commit else "ROLLBACK")
-
-    async def staged(self) -> int:
-        count: int = await self._pool.fetchval("SELECT count(*) FROM outrider.outbox")
-        return count
-
-    async def advance(self, *, seconds: float) -> None:
-        await super().advance(seconds=seconds)
-        await self._pool.execute("UPDATE outrider.test_clock SET elapsed = $1", self.clock.boot_seconds())
+from tests.support.postgres_benches import EFFECTS, OWN_THE_CLOCK, PostgresInboxBench
 
 
 @pytest.mark.postgres
@@ -49,7 +21,7 @@ class TestPostgresInbox(InboxContract):
         async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
             await pool.execute(OWN_THE_CLOCK + EFFECTS)
             store = await PostgresInbox.open(postgres_url)
-            yield PostgresBench(store, ManualClock(), pool)
+            yield PostgresInboxBench(store, ManualClock(), pool)
             await store.close()
 
 
@@ -61,4 +33,4 @@ class TestPostgresInboxOverAPool(ReceiptRules, HandlerRules):
     async def bench(self, postgres_url: str) -> AsyncIterator[InboxBench]:
         async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
             await pool.execute(OWN_THE_CLOCK + EFFECTS)
-            yield PostgresBench(PostgresInbox.over(pool), ManualClock(), pool)
+            yield PostgresInboxBench(PostgresInbox.over(pool), ManualClock(), pool)

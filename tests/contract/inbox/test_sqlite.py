@@ -13,33 +13,7 @@ import pytest
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema
 from outrider.testing import ManualClock
 from outrider.testing.contracts import InboxBench, InboxContract
-
-
-class SqliteBench(InboxBench):
-    """Effects in a table of the application."""
-
-    concurrent = False
-
-    def __init__(self, store: SqliteInbox, clock: ManualClock, path: Path) -> None:
-        super().__init__(store, clock)
-        self._path = path
-
-    async def effect(self, tx: sqlite3.Connection, text: str) -> None:
-        tx.execute("INSERT INTO effects (what) VALUES (?)", (text,))
-
-    async def effects(self) -> list[str]:
-        return [what for (what,) in self._read("SELECT what FROM effects ORDER BY id")]
-
-    async def end(self, tx: sqlite3.Connection, *, commit: bool) -> None:
-        tx.commit() if commit else tx.rollback()
-
-    async def staged(self) -> int:
-        [(count,)] = self._read("SELECT count(*) FROM outbox")
-        return int(count)
-
-    def _read(self, sql: str) -> list[tuple[str]]:
-        with closing(sqlite3.connect(self._path)) as conn:
-            return conn.execute(sql).fetchall()
+from tests.support.sqlite_benches import SqliteInboxBench
 
 
 class TestSqliteInbox(InboxContract):
@@ -51,5 +25,5 @@ class TestSqliteInbox(InboxContract):
             conn.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY, what TEXT NOT NULL)")
         clock = ManualClock(start=datetime.now(UTC))
         store = SqliteInbox(path, clock=clock)
-        yield SqliteBench(store, clock, path)
+        yield SqliteInboxBench(store, clock, path)
         await store.close()

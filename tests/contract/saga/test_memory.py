@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 
 import pytest
 
-from outrider.drivers import memory
-from outrider.saga.store import SagaStore
-from outrider.stores.memory import MemorySagas, MemoryStore, MemoryTransaction
+from outrider.stores.memory import MemoryStore
 from outrider.testing import ManualClock
 from outrider.testing.contracts import ConcurrentSagaContract, SagaBench
 from outrider.testing.saga_harness import new_saga
-
-
-class MemoryBench(SagaBench):
-    """Several stores over the same tables."""
-
-    driver = memory
-
-    def __init__(self, beside: MemoryStore, clock: ManualClock) -> None:
-        super().__init__(MemorySagas(beside), clock)
-        self._beside = beside
-
-    def other(self) -> SagaStore:
-        return MemorySagas(self._beside)
-
-    @asynccontextmanager
-    async def outside(self) -> AsyncIterator[MemoryTransaction]:
-        tx = self._beside.begin()
-        tx.commit()
-        yield tx
-
-    @asynccontextmanager
-    async def outbox(self) -> AsyncIterator[MemoryStore]:
-        yield self._beside
+from tests.support.memory_benches import MemorySagaBench
 
 
 @pytest.fixture
 def bench() -> SagaBench:
     clock = ManualClock()
-    return MemoryBench(MemoryStore(clock=clock), clock)
+    return MemorySagaBench(MemoryStore(clock=clock), clock)
 
 
 class TestMemorySagas(ConcurrentSagaContract):

@@ -6,10 +6,9 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,40 +16,12 @@ from outrider import app
 from outrider.drivers import sqlite as driver
 from outrider.errors import InvalidHandler, UsageError
 from outrider.saga.model import Phase
-from outrider.saga.store import SagaStore
 from outrider.stores import migrations
-from outrider.stores.sqlite import SqliteSagas, SqliteSchema, SqliteStore
+from outrider.stores.sqlite import SqliteSagas, SqliteSchema
 from outrider.testing import ManualClock
 from outrider.testing.contracts import SagaBench, SagaContract
-from outrider.testing.saga_harness import connection_of, new_saga
-
-
-class SqliteBench(SagaBench):
-    """Two connections to one file."""
-
-    driver = driver
-
-    def __init__(self, store: SqliteSagas, other: SqliteSagas, clock: ManualClock, path: Path) -> None:
-        super().__init__(store, clock)
-        self._other, self._path = other, path
-
-    def other(self) -> SagaStore:
-        return self._other
-
-    @asynccontextmanager
-    async def outside(self) -> AsyncIterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self._path)) as conn:
-            yield conn
-
-    @asynccontextmanager
-    async def outbox(self) -> AsyncIterator[SqliteStore]:
-        store = SqliteStore(self._path, clock=self.clock)
-        yield store
-        await store.close()
-
-    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
-        timed = {} if verb == "participant_keep" else {"clock": self.clock}
-        return driver.OPERATIONS[verb](connection_of(tx), *args, **timed)
+from outrider.testing.saga_harness import new_saga
+from tests.support.sqlite_benches import SqliteSagaBench
 
 
 @pytest.fixture
@@ -64,7 +35,7 @@ async def path(tmp_path: Path) -> Path:
 async def bench(path: Path) -> AsyncIterator[SagaBench]:
     clock = ManualClock(start=datetime.now(UTC))
     store, other = SqliteSagas(path, clock=clock), SqliteSagas(path, clock=clock)
-    yield SqliteBench(store, other, clock, path)
+    yield SqliteSagaBench(store, other, clock, path)
     await store.close()
     await other.close()
 

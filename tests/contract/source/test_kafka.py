@@ -11,8 +11,8 @@ from outrider.brokers.kafka import KafkaBroker, KafkaSource
 from outrider.event import Message
 from outrider.testing.contracts import MovingShardsContract, SourceBench
 from outrider.testing.servers.kafka import kafka_bootstrap
-from tests.contract.broker.test_kafka import make_topic
 from tests.contract.source.bounded_contract import BoundedContract
+from tests.support.kafka_client import make_topic
 
 
 @pytest.fixture(scope="module")

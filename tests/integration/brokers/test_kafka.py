@@ -20,7 +20,7 @@ from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Retried
 from outrider.testing.contracts.broker import message
 from outrider.testing.harness import numbers, order, orders
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
-from tests.contract.broker.test_kafka import make_topic, read
+from tests.support.kafka_client import make_topic, read
 from tests.support.running_relay import PATIENCE_SECONDS, SETTINGS, RunningRelay
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]

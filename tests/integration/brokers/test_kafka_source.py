@@ -29,7 +29,7 @@ from outrider.telemetry.events import PartitionsRevoked
 from outrider.testing import RecordingObserver
 from outrider.testing.contracts.source import Reader, by_key, eventually, message, numbers, pumping
 from outrider.testing.servers.kafka import KafkaServer, create_topic
-from tests.contract.broker.test_kafka import make_topic
+from tests.support.kafka_client import make_topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 

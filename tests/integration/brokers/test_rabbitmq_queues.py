@@ -18,10 +18,10 @@ from outrider.errors import UsageError
 from outrider.testing.contracts import message
 from outrider.testing.contracts.source import numbers
 from outrider.testing.servers.rabbitmq import RabbitServer
+from tests.support.rabbitmq_client import channel_to
 from tests.support.rabbitmq_source import (
     QUORUM,
     SINGLE,
-    channel_to,
     loss,
     nobody,
     publish,

@@ -27,10 +27,10 @@ from outrider.testing.contracts import message
 from outrider.testing.contracts.source import numbers
 from outrider.testing.servers.rabbitmq import RabbitServer
 from outrider.testing.servers.server import free_port
+from tests.support.rabbitmq_client import channel_to
 from tests.support.rabbitmq_source import (
     PATIENCE_SECONDS,
     QUORUM,
-    channel_to,
     loss,
     nobody,
     publish,

@@ -25,8 +25,8 @@ from outrider import Event
 from outrider.brokers.embedded import EmbeddedBroker
 from outrider.stores.sqlite import SqliteSchema
 from outrider.testing.servers.kafka import create_topic
-from tests.contract.broker.test_kafka import read as read_kafka
-from tests.contract.broker.test_rabbitmq import read_back
+from tests.support.kafka_client import read as read_kafka
+from tests.support.rabbitmq_client import read_back
 
 TOPIC = f"orders-{uuid4().hex[:12]}"
 EVENTS = [Event("order.placed", {"n": n}, topic=TOPIC, key=f"k{n % 3}") for n in range(12)]

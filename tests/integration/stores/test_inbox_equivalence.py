@@ -13,10 +13,9 @@ from outrider.stores.mongo import MongoInbox
 from outrider.stores.postgres import PostgresInbox
 from outrider.testing import ManualClock
 from outrider.testing.contracts import InboxBench
-from tests.contract.inbox.test_mongo import MongoBench, shop
-from tests.contract.inbox.test_postgres import EFFECTS, PostgresBench
-from tests.contract.outbox.test_postgres import OWN_THE_CLOCK
 from tests.support.inbox_comparison import compare_with_memory
+from tests.support.mongo_benches import MongoInboxBench, shop
+from tests.support.postgres_benches import EFFECTS, OWN_THE_CLOCK, PostgresInboxBench
 
 __all__ = ["shop"]
 
@@ -25,13 +24,13 @@ __all__ = ["shop"]
 async def postgres_bench(postgres_url: str) -> AsyncIterator[InboxBench]:
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
         await pool.execute(OWN_THE_CLOCK + EFFECTS)
-        yield PostgresBench(PostgresInbox.over(pool), ManualClock(), pool)
+        yield PostgresInboxBench(PostgresInbox.over(pool), ManualClock(), pool)
 
 
 @pytest.fixture
 async def mongo_bench(shop: AsyncMongoClient[dict[str, Any]]) -> InboxBench:
     clock = ManualClock()
-    return MongoBench(MongoInbox.over(shop, clock=clock), clock, shop)
+    return MongoInboxBench(MongoInbox.over(shop, clock=clock), clock, shop)
 
 
 @pytest.mark.postgres

@@ -25,7 +25,7 @@ from outrider.stores.mongo import MongoInbox
 from outrider.telemetry.events import ConsumerUnavailable, HandlerRetried
 from outrider.testing import ManualClock
 from outrider.testing.contracts import delivery
-from tests.contract.inbox.test_mongo import SHOP, MongoBench, shop
+from tests.support.mongo_benches import SHOP, MongoInboxBench, shop
 from tests.support.scripted_source import ScriptedSource, Signal
 
 pytestmark = pytest.mark.mongo
@@ -37,9 +37,9 @@ __all__ = ["shop"]
 
 
 @pytest.fixture
-async def bench(shop: Client, mongo_default: str) -> AsyncIterator[MongoBench]:
+async def bench(shop: Client, mongo_default: str) -> AsyncIterator[MongoInboxBench]:
     inbox = await MongoInbox.open(mongo_default)
-    yield MongoBench(inbox, ManualClock(start=datetime.now(UTC)), shop)
+    yield MongoInboxBench(inbox, ManualClock(start=datetime.now(UTC)), shop)
     await inbox.close()
 
 
@@ -55,7 +55,7 @@ def _wrapping(error: OperationFailure) -> Exception:
 
 @pytest.mark.parametrize("seen_as", [lambda error: error, _wrapping], ids=["as it is", "wrapped"])
 async def test_a_handler_that_meets_a_write_conflict_counts_no_attempt_and_is_applied_once(
-    bench: MongoBench, shop: Client, seen_as: Callable[[OperationFailure], Exception]
+    bench: MongoInboxBench, shop: Client, seen_as: Callable[[OperationFailure], Exception]
 ) -> None:
     stock = shop[SHOP]["effects"]
     await stock.insert_one({"_id": -1, "what": "stock"})
@@ -80,7 +80,7 @@ async def test_a_handler_that_meets_a_write_conflict_counts_no_attempt_and_is_ap
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 2
 
 
-async def test_handlers_that_write_one_document_do_not_disturb_each_other(bench: MongoBench, shop: Client) -> None:
+async def test_handlers_that_write_one_document_do_not_disturb_each_other(bench: MongoInboxBench, shop: Client) -> None:
     stock = shop[SHOP]["effects"]
     await stock.insert_one({"_id": -1, "taken": 0})
 
@@ -96,7 +96,7 @@ async def test_handlers_that_write_one_document_do_not_disturb_each_other(bench:
     assert bench.notebook.of(HandlerRetried) == []
 
 
-async def test_an_error_of_the_handler_itself_counts_an_attempt(bench: MongoBench) -> None:
+async def test_an_error_of_the_handler_itself_counts_an_attempt(bench: MongoInboxBench) -> None:
     async def twice(event: outrider.Event, tx: AsyncClientSession) -> None:
         for _ in range(2):
             await tx.client[SHOP]["effects"].insert_one({"_id": 7, "what": "twice"}, session=tx)
@@ -108,7 +108,7 @@ async def test_an_error_of_the_handler_itself_counts_an_attempt(bench: MongoBenc
 
 @pytest.mark.parametrize("then", ["returns", "goes on"])
 async def test_a_handler_that_swallows_an_error_which_ended_its_transaction_is_reported_with_the_remedy(
-    bench: MongoBench, then: str
+    bench: MongoInboxBench, then: str
 ) -> None:
     async def swallow(event: outrider.Event, tx: AsyncClientSession) -> None:
         await bench.effect(tx, "never")
@@ -124,7 +124,7 @@ async def test_a_handler_that_swallows_an_error_which_ended_its_transaction_is_r
 
 @pytest.mark.parametrize("size", [1, 2])
 async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_no_effect(
-    bench: MongoBench, size: int
+    bench: MongoInboxBench, size: int
 ) -> None:
     async def again(event: outrider.Event, tx: AsyncClientSession) -> None:
         await tx.abort_transaction()
@@ -138,7 +138,7 @@ async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_
     assert await bench.effects() == []
 
 
-async def test_a_handler_that_ends_the_session_is_reported(bench: MongoBench) -> None:
+async def test_a_handler_that_ends_the_session_is_reported(bench: MongoInboxBench) -> None:
     async def leave(event: outrider.Event, tx: AsyncClientSession) -> None:
         await tx.end_session()
 
@@ -147,7 +147,7 @@ async def test_a_handler_that_ends_the_session_is_reported(bench: MongoBench) ->
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
-async def test_a_block_that_ends_the_transaction_by_itself_is_reported(bench: MongoBench, commit: bool) -> None:
+async def test_a_block_that_ends_the_transaction_by_itself_is_reported(bench: MongoInboxBench, commit: bool) -> None:
     async def block() -> None:
         async with bench.store.transaction() as tx:
             await bench.effect(tx.session, "alone")
@@ -192,11 +192,11 @@ def _lying(event: outrider.Event, tx: AsyncClientSession) -> Awaitable[None] | N
         lambda event, tx: tx.client[SHOP]["effects"].find_one({}, session=tx),
     ],
 )
-async def test_whatever_returns_something_to_wait_for_is_a_handler(bench: MongoBench, handler: Any) -> None:
+async def test_whatever_returns_something_to_wait_for_is_a_handler(bench: MongoInboxBench, handler: Any) -> None:
     assert await Inbox(bench.store).process(delivery(1), handler, consumer="billing") is Result.APPLIED
 
 
-async def test_a_plain_function_is_rejected_before_anything_is_received(bench: MongoBench, shop: Client) -> None:
+async def test_a_plain_function_is_rejected_before_anything_is_received(bench: MongoInboxBench, shop: Client) -> None:
     remedy = r"_plain is a plain function.*nobody would wait.*write it as `async def`"
     with pytest.raises(UsageError, match=remedy):
         await Inbox(bench.store).process(delivery(1), _plain, consumer="billing")
@@ -208,7 +208,9 @@ async def test_a_plain_function_is_rejected_before_anything_is_received(bench: M
 
 
 @pytest.mark.parametrize("handler", [_lying, lambda event, tx: None])
-async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(bench: MongoBench, handler: Any) -> None:
+async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(
+    bench: MongoInboxBench, handler: Any
+) -> None:
     once = delivery(1)
     with pytest.raises(InvalidHandler, match=r"(_lying|<lambda>) is a plain function"):
         await Inbox(bench.store).process(once, handler, consumer="billing")
@@ -216,7 +218,7 @@ async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(benc
 
 
 async def test_a_transaction_that_lasts_longer_than_the_server_allows_counts_an_attempt(
-    bench: MongoBench, shop: Client
+    bench: MongoInboxBench, shop: Client
 ) -> None:
     async def expire(event: outrider.Event, tx: AsyncClientSession) -> None:
         await bench.effect(tx, "never")
@@ -229,13 +231,13 @@ async def test_a_transaction_that_lasts_longer_than_the_server_allows_counts_an_
     assert await bench.effects() == []
 
 
-async def test_a_message_that_no_document_can_hold_is_named(bench: MongoBench) -> None:
+async def test_a_message_that_no_document_can_hold_is_named(bench: MongoInboxBench) -> None:
     large = delivery(1)._replace(body=b"{" + b" " * 17_000_000)
     with pytest.raises(Permanent, match="16 MB"):
         await Inbox(bench.store).process(large, bench.handler, consumer="billing")
 
 
-async def _dead_lettered(bench: MongoBench, handler: Any) -> dict[str, Any]:
+async def _dead_lettered(bench: MongoInboxBench, handler: Any) -> dict[str, Any]:
     """Let a handler fail until its event is dead-lettered after its last attempt; return the dead letter."""
     billing = bench.consumer()
     billing.routes.handlers[ORDER] = Route(handler)

@@ -19,7 +19,7 @@ from outrider.inbox.model import InboxCriteria
 from outrider.stores.mongo import MongoInbox
 from outrider.testing import ManualClock, servers
 from outrider.testing.contracts import delivery
-from tests.contract.inbox.test_mongo import MongoBench, shop
+from tests.support.mongo_benches import MongoInboxBench, shop
 
 pytestmark = pytest.mark.mongo
 
@@ -31,10 +31,10 @@ __all__ = ["shop"]
 
 
 @pytest.fixture
-async def bench(shop: Client, mongo_default: str) -> AsyncIterator[MongoBench]:
+async def bench(shop: Client, mongo_default: str) -> AsyncIterator[MongoInboxBench]:
     clock = ManualClock(start=datetime.now(UTC))
     inbox = await MongoInbox.open(mongo_default, clock=clock)
-    yield MongoBench(inbox, clock, shop)
+    yield MongoInboxBench(inbox, clock, shop)
     await inbox.close()
 
 
@@ -62,7 +62,7 @@ async def test_a_server_that_says_nothing_is_unreachable_and_does_not_answer() -
 
 
 async def test_two_schemas_on_one_server_do_not_know_each_other(
-    bench: MongoBench, shop: Client, mongo_schema: str
+    bench: MongoInboxBench, shop: Client, mongo_schema: str
 ) -> None:
     once = delivery(1)
     assert await bench.consumer().deliver(once) == 1
@@ -72,7 +72,7 @@ async def test_two_schemas_on_one_server_do_not_know_each_other(
 
 
 async def test_the_servers_own_time_is_written_where_no_test_owns_the_clock(shop: Client) -> None:
-    bench = MongoBench(MongoInbox.over(shop), ManualClock(), shop)
+    bench = MongoInboxBench(MongoInbox.over(shop), ManualClock(), shop)
     bench.fail("A-1:2", Permanent("no"))
     event_id, begun = uuid4(), await _server_time(shop)
     await bench.consumer().deliver_all([delivery(1, event_id=event_id), delivery(2), delivery(3)])
@@ -90,7 +90,7 @@ async def _server_time(client: Client) -> datetime:
 
 
 async def test_a_receipt_stays_as_long_as_its_dead_letter_and_those_behind_it_go(
-    bench: MongoBench, monkeypatch: pytest.MonkeyPatch
+    bench: MongoInboxBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.stores.mongo.inbox_admin.PRUNE_MAX", 2)
     billing = bench.consumer()
@@ -106,7 +106,9 @@ async def test_a_receipt_stays_as_long_as_its_dead_letter_and_those_behind_it_go
     assert len(await bench.effects()) == 5 + 5
 
 
-async def test_a_stream_whose_dead_letter_was_deleted_by_hand_is_unblocked(bench: MongoBench, shop: Client) -> None:
+async def test_a_stream_whose_dead_letter_was_deleted_by_hand_is_unblocked(
+    bench: MongoInboxBench, shop: Client
+) -> None:
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
     await billing.deliver_all([delivery(1), delivery(2)])
@@ -118,7 +120,7 @@ async def test_a_stream_whose_dead_letter_was_deleted_by_hand_is_unblocked(bench
 
 @pytest.mark.parametrize("change", [None, {"$unset": {"cause": 1}}], ids=["no document", "no cause"])
 async def test_events_that_wait_though_nothing_says_so_are_found_again(
-    bench: MongoBench, shop: Client, change: dict[str, Any] | None
+    bench: MongoInboxBench, shop: Client, change: dict[str, Any] | None
 ) -> None:
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
@@ -133,7 +135,7 @@ async def test_events_that_wait_though_nothing_says_so_are_found_again(
     assert await bench.effects() == ["A-1:2", "A-1:3"]
 
 
-async def test_a_stream_that_drains_though_nothing_waits_comes_to_rest(bench: MongoBench, shop: Client) -> None:
+async def test_a_stream_that_drains_though_nothing_waits_comes_to_rest(bench: MongoInboxBench, shop: Client) -> None:
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
     await billing.deliver_all([delivery(1), delivery(2)])
@@ -145,7 +147,7 @@ async def test_a_stream_that_drains_though_nothing_waits_comes_to_rest(bench: Mo
     assert await shop["outrider"]["inbox_stream"].count_documents({}) == 0
 
 
-async def test_what_a_person_did_is_written_down(bench: MongoBench, shop: Client) -> None:
+async def test_what_a_person_did_is_written_down(bench: MongoInboxBench, shop: Client) -> None:
     billing = bench.consumer(on_dead_letter="skip")
     for number in (1, 2):
         bench.fail(f"A-1:{number}", Permanent("no"))
@@ -161,7 +163,7 @@ async def test_what_a_person_did_is_written_down(bench: MongoBench, shop: Client
     }
 
 
-async def test_many_consumers_at_once_apply_each_event_once_and_in_order(bench: MongoBench) -> None:
+async def test_many_consumers_at_once_apply_each_event_once_and_in_order(bench: MongoInboxBench) -> None:
     """Each delivery comes to four processes at once, as it may while a group is rebalanced."""
     crew = [bench.consumer(ordering="monotonic") for _ in range(4)]
     for number in range(1, 9):

@@ -20,7 +20,7 @@ from outrider.telemetry.events import ConsumerUnavailable
 from outrider.testing import ManualClock
 from outrider.testing.contracts import delivery
 from outrider.testing.harness import Hand
-from tests.contract.inbox.test_mongo import SHOP, MongoBench
+from tests.support.mongo_benches import SHOP, MongoInboxBench
 
 pytestmark = pytest.mark.mongo
 
@@ -51,10 +51,10 @@ async def admin(mongo_default: str) -> AsyncIterator[AsyncMongoClient[dict[str, 
 
 
 @pytest.fixture
-async def bench(mongo_default: str, admin: AsyncMongoClient[dict[str, Any]]) -> AsyncIterator[MongoBench]:
+async def bench(mongo_default: str, admin: AsyncMongoClient[dict[str, Any]]) -> AsyncIterator[MongoInboxBench]:
     url = f"{mongo_default}&appName={UNLUCKY}&socketTimeoutMS=300"
     async with AsyncMongoClient[dict[str, Any]](url) as client:
-        yield MongoBench(MongoInbox.over(client), ManualClock(start=datetime.now(UTC)), admin)
+        yield MongoInboxBench(MongoInbox.over(client), ManualClock(start=datetime.now(UTC)), admin)
 
 
 class Faults:
@@ -85,7 +85,7 @@ async def faults(admin: AsyncMongoClient[dict[str, Any]]) -> AsyncIterator[Fault
     await faults.end()
 
 
-async def _no_attempt_was_counted(bench: MongoBench) -> None:
+async def _no_attempt_was_counted(bench: MongoInboxBench) -> None:
     assert await bench.store.admin.dead_letters(InboxCriteria()) == []
     counts = await bench.store.admin.counts("billing")
     assert counts == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
@@ -95,7 +95,7 @@ async def _no_attempt_was_counted(bench: MongoBench) -> None:
 @pytest.mark.parametrize("command", ["update", "findAndModify", "insert", "commitTransaction"])
 @pytest.mark.parametrize("fault", [CONFLICT, STEPPED_DOWN, CUT_OFF, LATE], ids=["conflict", "stepdown", "cut", "late"])
 async def test_a_failure_in_any_command_counts_no_attempt_and_the_effect_is_there_once(
-    bench: MongoBench, faults: Faults, command: str, fault: Fault, times: int
+    bench: MongoInboxBench, faults: Faults, command: str, fault: Fault, times: int
 ) -> None:
     billing = bench.consumer(retry=STRICT, ordering="monotonic")
     await faults.begin(command, fault, {"times": times})
@@ -108,7 +108,7 @@ async def test_a_failure_in_any_command_counts_no_attempt_and_the_effect_is_ther
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("fault", [COMMIT_LOST, COMMIT_DONE], ids=["lost", "done"])
 async def test_an_unknown_commit_is_repeated_until_it_is_known(
-    bench: MongoBench, faults: Faults, fault: Fault, times: int
+    bench: MongoInboxBench, faults: Faults, fault: Fault, times: int
 ) -> None:
     billing, once = bench.consumer(retry=STRICT), delivery(1)
     await faults.begin("commitTransaction", fault, {"times": times})
@@ -120,7 +120,7 @@ async def test_an_unknown_commit_is_repeated_until_it_is_known(
 
 @pytest.mark.parametrize(("fault", "effects"), [(COMMIT_LOST, []), (COMMIT_DONE, ["A-1:1"])], ids=["lost", "done"])
 async def test_a_commit_that_stays_unknown_leaves_the_event_with_the_broker_and_the_receipt_decides(
-    bench: MongoBench,
+    bench: MongoInboxBench,
     faults: Faults,
     monkeypatch: pytest.MonkeyPatch,
     fault: Fault,
@@ -141,7 +141,7 @@ async def test_a_commit_that_stays_unknown_leaves_the_event_with_the_broker_and_
 @pytest.mark.parametrize("command", ["update", "delete", "find", "commitTransaction"])
 @pytest.mark.parametrize("fault", [CONFLICT, CUT_OFF], ids=["conflict", "cut"])
 async def test_a_temporary_failure_is_hidden_from_the_operator(
-    bench: MongoBench, faults: Faults, command: str, fault: Fault
+    bench: MongoInboxBench, faults: Faults, command: str, fault: Fault
 ) -> None:
     billing = bench.consumer(retry=STRICT)
     bench.fail("A-1:1", RuntimeError("broken"))
@@ -156,7 +156,7 @@ async def test_a_temporary_failure_is_hidden_from_the_operator(
 
 @pytest.mark.parametrize("fault", [CONFLICT, CUT_OFF], ids=["conflict", "cut"])
 async def test_a_draining_stream_survives_failures_and_keeps_its_order(
-    bench: MongoBench, faults: Faults, fault: Fault
+    bench: MongoInboxBench, faults: Faults, fault: Fault
 ) -> None:
     billing = bench.consumer(ordering="strict", first_sequence="one", retry=STRICT)
     await billing.deliver_all([delivery(n) for n in (2, 3, 4, 5)])
@@ -175,7 +175,7 @@ async def _until_acked(hand: Hand, one: Delivery) -> None:
 
 @pytest.mark.parametrize("fault", [CONFLICT, STEPPED_DOWN, CUT_OFF], ids=["conflict", "stepdown", "cut"])
 async def test_in_a_storm_of_failures_every_event_is_applied_once_and_in_order(
-    bench: MongoBench, faults: Faults, fault: Fault
+    bench: MongoInboxBench, faults: Faults, fault: Fault
 ) -> None:
     """Two consumers get every delivery at the same time, and one command in ten fails."""
     crew = [bench.consumer(retry=STRICT, ordering="monotonic") for _ in range(2)]

@@ -22,7 +22,7 @@ from outrider.stores.postgres import PostgresInbox
 from outrider.telemetry.events import ConsumerUnavailable, HandlerRetried
 from outrider.testing import ManualClock
 from outrider.testing.contracts import delivery
-from tests.contract.inbox.test_postgres import EFFECTS, PostgresBench
+from tests.support.postgres_benches import EFFECTS, PostgresInboxBench
 from tests.support.scripted_source import ScriptedSource, Signal
 
 pytestmark = pytest.mark.postgres
@@ -36,10 +36,10 @@ async def inbox(postgres_url: str) -> AsyncIterator[PostgresInbox]:
 
 
 @pytest.fixture
-async def bench(inbox: PostgresInbox, postgres_url: str) -> AsyncIterator[PostgresBench]:
+async def bench(inbox: PostgresInbox, postgres_url: str) -> AsyncIterator[PostgresInboxBench]:
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=2) as pool:
         await pool.execute(EFFECTS)
-        yield PostgresBench(inbox, ManualClock(), pool)
+        yield PostgresInboxBench(inbox, ManualClock(), pool)
 
 
 async def _nothing(event: outrider.Event, tx: Any) -> None:
@@ -59,7 +59,7 @@ async def test_a_handler_that_ends_the_transaction_is_reported(inbox: PostgresIn
 
 
 async def test_a_connection_lost_under_a_handler_counts_no_attempt_and_the_next_one_works(
-    bench: PostgresBench, conn: Any
+    bench: PostgresInboxBench, conn: Any
 ) -> None:
     async def cut_off(event: outrider.Event, tx: Any) -> None:
         await bench.effect(tx, "never")
@@ -78,7 +78,7 @@ async def test_a_connection_lost_under_a_handler_counts_no_attempt_and_the_next_
     assert bench.notebook.of(HandlerRetried) == []
 
 
-async def test_another_connection_that_is_lost_is_the_handlers_own_affair(bench: PostgresBench, conn: Any) -> None:
+async def test_another_connection_that_is_lost_is_the_handlers_own_affair(bench: PostgresInboxBench, conn: Any) -> None:
     async def cut_off(event: outrider.Event, tx: Any) -> None:
         async with bench._pool.acquire() as other:
             await _end(conn, await other.fetchval("SELECT pg_backend_pid()"))
@@ -92,7 +92,7 @@ async def test_another_connection_that_is_lost_is_the_handlers_own_affair(bench:
 
 @pytest.mark.parametrize("size", [1, 2])
 async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_no_effect(
-    bench: PostgresBench, size: int
+    bench: PostgresInboxBench, size: int
 ) -> None:
     async def again(event: outrider.Event, conn: Any) -> None:
         await conn.execute("ROLLBACK")
@@ -109,7 +109,7 @@ async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_
 @pytest.mark.parametrize("then", ["SELECT 1", "SELECT 1 / 0"], ids=["returns", "raises"])
 @pytest.mark.parametrize("size", [1, 2])
 async def test_a_handler_that_commits_and_begins_another_transaction_is_reported(
-    bench: PostgresBench, size: int, then: str
+    bench: PostgresInboxBench, size: int, then: str
 ) -> None:
     async def again(event: outrider.Event, conn: Any) -> None:
         await conn.execute("COMMIT")
@@ -123,7 +123,7 @@ async def test_a_handler_that_commits_and_begins_another_transaction_is_reported
         await billing.deliver(*[delivery(1, key=f"k{number}") for number in range(size)])
 
 
-async def test_a_handler_that_commits_what_had_waited_is_reported_even_if_it_fails(bench: PostgresBench) -> None:
+async def test_a_handler_that_commits_what_had_waited_is_reported_even_if_it_fails(bench: PostgresInboxBench) -> None:
     async def again(event: outrider.Event, conn: Any) -> None:
         if event.sequence == 3:
             await conn.execute("COMMIT; BEGIN")
@@ -176,7 +176,7 @@ async def test_whatever_returns_something_to_wait_for_is_a_handler(inbox: Postgr
     assert await Inbox(inbox).process(delivery(1), handler, consumer="billing") is Result.APPLIED
 
 
-async def test_a_plain_function_is_rejected_before_anything_is_received(bench: PostgresBench, conn: Any) -> None:
+async def test_a_plain_function_is_rejected_before_anything_is_received(bench: PostgresInboxBench, conn: Any) -> None:
     remedy = (
         r"the handler tests\.integration\.test_postgres_handlers\._plain is a plain function.*write it as `async def`"
     )
@@ -190,14 +190,16 @@ async def test_a_plain_function_is_rejected_before_anything_is_received(bench: P
 
 
 @pytest.mark.parametrize("handler", [_lying, lambda event, tx: None])
-async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(bench: PostgresBench, handler: Any) -> None:
+async def test_a_handler_that_returns_nothing_to_wait_for_leaves_no_receipt(
+    bench: PostgresInboxBench, handler: Any
+) -> None:
     once = delivery(1)
     with pytest.raises(InvalidHandler, match=r"(_lying|<lambda>) is a plain function"):
         await Inbox(bench.store).process(once, handler, consumer="billing")
     assert await Inbox(bench.store).process(once, bench.handler, consumer="billing") is Result.APPLIED
 
 
-async def test_a_query_left_running_counts_an_attempt(bench: PostgresBench) -> None:
+async def test_a_query_left_running_counts_an_attempt(bench: PostgresInboxBench) -> None:
     left: list[asyncio.Task[Any]] = []
 
     async def leave(event: outrider.Event, tx: Any) -> None:
@@ -211,7 +213,7 @@ async def test_a_query_left_running_counts_an_attempt(bench: PostgresBench) -> N
     await asyncio.gather(*left, return_exceptions=True)
 
 
-async def test_a_role_set_by_a_handler_counts_an_attempt(bench: PostgresBench) -> None:
+async def test_a_role_set_by_a_handler_counts_an_attempt(bench: PostgresInboxBench) -> None:
     await bench._pool.execute("CREATE ROLE shop_guest")
 
     async def change(event: outrider.Event, tx: Any) -> None:
@@ -224,7 +226,7 @@ async def test_a_role_set_by_a_handler_counts_an_attempt(bench: PostgresBench) -
     assert "permission denied" in dead_letter["failure"]["error"]
 
 
-async def test_missing_rights_count_no_attempt(bench: PostgresBench, postgres_url: str) -> None:
+async def test_missing_rights_count_no_attempt(bench: PostgresInboxBench, postgres_url: str) -> None:
     await bench._pool.execute(
         "CREATE ROLE shop_half; GRANT USAGE ON SCHEMA outrider TO shop_half;"
         "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA outrider TO shop_half"
@@ -233,7 +235,7 @@ async def test_missing_rights_count_no_attempt(bench: PostgresBench, postgres_ur
         async with asyncpg.create_pool(
             postgres_url, min_size=1, max_size=2, server_settings={"role": "shop_half"}
         ) as pool:
-            half = PostgresBench(PostgresInbox.over(pool), bench.clock, pool)
+            half = PostgresInboxBench(PostgresInbox.over(pool), bench.clock, pool)
             billing = half.consumer()
             billing.routes.handlers["orders", "order.placed"] = Route(_nothing)
             assert await billing.deliver(delivery(1)) == 0
@@ -243,7 +245,7 @@ async def test_missing_rights_count_no_attempt(bench: PostgresBench, postgres_ur
     assert "permission denied" in half.notebook.of(ConsumerUnavailable)[0].error
 
 
-async def test_a_transaction_aborted_by_an_error_is_reported_with_the_remedy(bench: PostgresBench) -> None:
+async def test_a_transaction_aborted_by_an_error_is_reported_with_the_remedy(bench: PostgresInboxBench) -> None:
     async def swallow(event: outrider.Event, tx: Any) -> None:
         with suppress(asyncpg.DivisionByZeroError):
             await tx.execute("SELECT 1 / 0")
@@ -254,7 +256,7 @@ async def test_a_transaction_aborted_by_an_error_is_reported_with_the_remedy(ben
     assert "async with tx.transaction()" in dead_letter["failure"]["error"]
 
 
-async def _dead_lettered(bench: PostgresBench, handler: Any) -> dict[str, Any]:
+async def _dead_lettered(bench: PostgresInboxBench, handler: Any) -> dict[str, Any]:
     """Let a handler fail until its event is dead-lettered after its last attempt; return the dead letter."""
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(handler)

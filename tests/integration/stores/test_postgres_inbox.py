@@ -21,7 +21,7 @@ from outrider.stores.postgres import PostgresInbox, PostgresSchema
 from outrider.testing import ManualClock
 from outrider.testing.contracts import delivery
 from outrider.wire import decode
-from tests.contract.inbox.test_postgres import EFFECTS, PostgresBench
+from tests.support.postgres_benches import EFFECTS, PostgresInboxBench
 
 pytestmark = pytest.mark.postgres
 
@@ -36,10 +36,10 @@ async def inbox(postgres_url: str) -> AsyncIterator[PostgresInbox]:
 
 
 @pytest.fixture
-async def bench(inbox: PostgresInbox, postgres_url: str) -> AsyncIterator[PostgresBench]:
+async def bench(inbox: PostgresInbox, postgres_url: str) -> AsyncIterator[PostgresInboxBench]:
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=2) as pool:
         await pool.execute(EFFECTS)
-        yield PostgresBench(inbox, ManualClock(), pool)
+        yield PostgresInboxBench(inbox, ManualClock(), pool)
 
 
 async def test_a_handlers_connection_is_as_the_driver_makes_it(inbox: PostgresInbox) -> None:
@@ -117,7 +117,7 @@ async def test_a_server_that_is_away_does_not_answer() -> None:
     await pool.close()
 
 
-async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: PostgresBench) -> None:
+async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: PostgresInboxBench) -> None:
     begun, service, once = asyncio.Event(), Inbox(bench.store), delivery(1)
 
     async def wait(event: outrider.Event, tx: Any) -> None:
@@ -150,7 +150,7 @@ async def test_a_locked_receipt_is_a_transient_error(
             await second()
 
 
-async def test_a_write_that_the_commit_rejects_counts_an_attempt(bench: PostgresBench) -> None:
+async def test_a_write_that_the_commit_rejects_counts_an_attempt(bench: PostgresInboxBench) -> None:
     pool = bench._pool
     await pool.execute("CREATE TABLE parent (id int PRIMARY KEY)")
     await pool.execute("CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
@@ -212,7 +212,7 @@ async def test_a_receipt_stays_as_long_as_its_dead_letter(inbox: PostgresInbox, 
     assert (await inbox.prune("billing", receipt_days=14, dead_letter_days=30)).receipts == 1
 
 
-async def test_held_events_whose_stream_is_not_blocked_are_found_by_maintenance(bench: PostgresBench) -> None:
+async def test_held_events_whose_stream_is_not_blocked_are_found_by_maintenance(bench: PostgresInboxBench) -> None:
     billing = bench.consumer(ordering="strict", first_sequence="one")
     await billing.deliver_all([delivery(2), delivery(3)])
     await bench._pool.execute("UPDATE outrider.inbox_stream SET cause = NULL, waiting = 0, seen = 1")
@@ -222,7 +222,7 @@ async def test_held_events_whose_stream_is_not_blocked_are_found_by_maintenance(
     assert await bench.effects() == ["A-1:2", "A-1:3"]
 
 
-async def test_maintenance_unblocks_a_stream_whose_dead_letter_is_gone(bench: PostgresBench) -> None:
+async def test_maintenance_unblocks_a_stream_whose_dead_letter_is_gone(bench: PostgresInboxBench) -> None:
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
     await billing.deliver_all([delivery(1), delivery(2)])
@@ -260,7 +260,7 @@ async def test_since_changes_with_the_cause_and_not_otherwise(inbox: PostgresInb
     assert await wait(5, StreamState(0, InboxBlockReason.DRAINING, 3)) > first
 
 
-async def test_what_people_did_is_written_down(bench: PostgresBench) -> None:
+async def test_what_people_did_is_written_down(bench: PostgresInboxBench) -> None:
     bench.fail("A-1:1", Permanent("no"))
     bench.fail("B-1:1", Permanent("no"))
     await bench.consumer().deliver_all([delivery(1), delivery(1, key="B-1")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
@@ -13,6 +12,7 @@ import pytest
 
 from outrider.stores.postgres import PostgresInbox, statements
 from tests.support.postgres_databases import DatabasePool
+from tests.support.postgres_plans import used_indexes
 
 pytestmark = pytest.mark.postgres
 
@@ -75,38 +75,15 @@ async def inbox(filled_url: str) -> AsyncIterator[PostgresInbox]:
     await inbox.close()
 
 
-async def _indexes(conn: Any, rows_max: int, sql: str, *args: Any) -> set[str]:
-    """Run a statement and take it back; return the indexes it used, and the tables it read without one.
-
-    It must not have looked at many more rows than it asked for. Entries that earlier trials left behind count too.
-    """
-    trial = conn.transaction()
-    await trial.start()
-    text = await conn.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", *args)
-    await trial.rollback()
-    used = set()
-    for node in _nodes(json.loads(text)[0]["Plan"]):
-        name = node.get("Index Name") or (node.get("Relation Name") if "Scan" in node["Node Type"] else None)
-        if name and node["Node Type"] != "Bitmap Heap Scan":
-            looked_at = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-            assert looked_at <= 4 * rows_max, node
-            used.add(name)
-    return used
-
-
-def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    return [plan, *(node for child in plan.get("Plans", ()) for node in _nodes(child))]
-
-
 async def test_recording_receipts_reads_only_its_own_rows(inbox: PostgresInbox, conn: Any) -> None:
     ids = sorted(uuid4() for _ in range(100))
     keys = [f"k{n}" for n in range(1, 101)]
-    one = await _indexes(conn, 1, inbox._sql["record_receipt"], "billing", ids[0], "t", "orders", "k7", 8, 1)
+    one = await used_indexes(conn, 1, inbox._sql["record_receipt"], "billing", ids[0], "t", "orders", "k7", 8, 1)
     assert one == {"inbox_held_event", "inbox_stream_pkey"}
     batch = "billing", ids, ["t"] * 100, ["orders"] * 100, keys, [1] * 100
-    assert await _indexes(conn, 100, inbox._sql["record_receipts"], *batch) == {"inbox_held_event"}
+    assert await used_indexes(conn, 100, inbox._sql["record_receipts"], *batch) == {"inbox_held_event"}
     streams = "billing", ["orders"] * 100, keys, [1] * 100
-    assert await _indexes(conn, 100, inbox._sql["lock_streams"], *streams) == {"inbox_stream_pkey"}
+    assert await used_indexes(conn, 100, inbox._sql["lock_streams"], *streams) == {"inbox_stream_pkey"}
 
 
 async def test_recording_outcomes_reads_only_the_rows_it_writes(inbox: PostgresInbox, conn: Any) -> None:
@@ -116,35 +93,37 @@ async def test_recording_outcomes_reads_only_the_rows_it_writes(inbox: PostgresI
     ordering = ["orders"] * 100, [f"k{n}" for n in range(100)], [1] * 100, [9] * 100, nothing, [0] * 100
     why = ["poison_message"] * 100, ["{}"] * 100, ["block"] * 100, [1] * 100
     receipt, event = {"consumer_inbox_pkey"}, {"inbox_held_event"}
-    assert await _indexes(conn, 1, inbox._sql["finish_receipt"], "billing", known[0], 0.1) == receipt
+    assert await used_indexes(conn, 1, inbox._sql["finish_receipt"], "billing", known[0], 0.1) == receipt
     stream = "orders", "k7", 1, 9, None, 0
-    assert await _indexes(conn, 1, inbox._sql["finish_and_save_stream"], "billing", *stream, known[0], 0.1) == receipt
-    assert await _indexes(conn, 100, inbox._sql["finish_receipts"], "billing", known, seconds) == receipt
     assert (
-        await _indexes(conn, 100, inbox._sql["finish_and_save_streams"], "billing", *ordering, known, seconds)
+        await used_indexes(conn, 1, inbox._sql["finish_and_save_stream"], "billing", *stream, known[0], 0.1) == receipt
+    )
+    assert await used_indexes(conn, 100, inbox._sql["finish_receipts"], "billing", known, seconds) == receipt
+    assert (
+        await used_indexes(conn, 100, inbox._sql["finish_and_save_streams"], "billing", *ordering, known, seconds)
         == receipt
     )
-    assert await _indexes(conn, 100, inbox._sql["withdraw_receipts"], "billing", known) == receipt
-    assert await _indexes(conn, 100, inbox._sql["withdraw_held"], "billing", known) == receipt | event
-    assert await _indexes(conn, 100, inbox._sql["remove_held"], "billing", waiting) == event
-    assert await _indexes(conn, 100, inbox._sql["dead_letter"], "billing", waiting, *why) == event
+    assert await used_indexes(conn, 100, inbox._sql["withdraw_receipts"], "billing", known) == receipt
+    assert await used_indexes(conn, 100, inbox._sql["withdraw_held"], "billing", known) == receipt | event
+    assert await used_indexes(conn, 100, inbox._sql["remove_held"], "billing", waiting) == event
+    assert await used_indexes(conn, 100, inbox._sql["dead_letter"], "billing", waiting, *why) == event
 
 
 async def test_draining_streams_and_their_held_events_are_found_through_indexes(
     inbox: PostgresInbox, conn: Any
 ) -> None:
-    assert await _indexes(conn, 20, inbox._sql["draining"], "billing", "draining", 20) == {"inbox_stream_cause"}
-    assert await _indexes(conn, 20, inbox._sql["overdue"], "billing", 60.0, 20) == {"inbox_stream_cause"}
+    assert await used_indexes(conn, 20, inbox._sql["draining"], "billing", "draining", 20) == {"inbox_stream_cause"}
+    assert await used_indexes(conn, 20, inbox._sql["overdue"], "billing", 60.0, 20) == {"inbox_stream_cause"}
     stream = "billing", "orders", "k500", 1
-    assert await _indexes(conn, 1, inbox._sql["lock_unless_taken"], *stream) == {"inbox_stream_pkey"}
-    assert await _indexes(conn, 10, inbox._sql["claim_in_order"], *stream, 10) == {"inbox_held_pkey"}
-    assert await _indexes(conn, 10, inbox._sql["claim_by_sequence"], *stream, 10) == {"inbox_held_sequence"}
+    assert await used_indexes(conn, 1, inbox._sql["lock_unless_taken"], *stream) == {"inbox_stream_pkey"}
+    assert await used_indexes(conn, 10, inbox._sql["claim_in_order"], *stream, 10) == {"inbox_held_pkey"}
+    assert await used_indexes(conn, 10, inbox._sql["claim_by_sequence"], *stream, 10) == {"inbox_held_sequence"}
 
 
 async def test_pruning_reads_the_oldest_and_nothing_else(inbox: PostgresInbox, conn: Any) -> None:
-    receipts = await _indexes(conn, 1000, inbox._sql["prune_receipts"], "billing", 1.0, 1000)
+    receipts = await used_indexes(conn, 1000, inbox._sql["prune_receipts"], "billing", 1.0, 1000)
     assert receipts == {"consumer_inbox_age", "consumer_inbox_pkey", "inbox_dead_letter_event"}
-    dead = await _indexes(conn, 1000, inbox._sql["prune_dead_letters"], "billing", 0.01, 1000)
+    dead = await used_indexes(conn, 1000, inbox._sql["prune_dead_letters"], "billing", 0.01, 1000)
     assert dead == {"inbox_dead_letter_age", "inbox_dead_letter_pkey"}
 
 
@@ -152,9 +131,9 @@ async def test_a_persons_work_reads_only_the_streams_it_is_about(inbox: Postgres
     admin = statements.load_inbox("outrider")
     ids = list(range(1_000_001, 1_000_011))
     streams = ["billing"] * 10, ["orders"] * 10, [f"k{n}" for n in range(10)], [1] * 10
-    used = await _indexes(conn, 10, admin["replay"], ids)
-    used |= await _indexes(conn, 10, admin["lock_dead_letter_streams"], ids)
-    used |= await _indexes(conn, 10, admin["go_on"], *streams, [None] * 10, [1] * 10)
-    used |= await _indexes(conn, 10, admin["forget_empty_streams"], *streams)
-    used |= await _indexes(conn, 1, admin["first_early"], "billing", "orders", "k500", 1, 5)
+    used = await used_indexes(conn, 10, admin["replay"], ids)
+    used |= await used_indexes(conn, 10, admin["lock_dead_letter_streams"], ids)
+    used |= await used_indexes(conn, 10, admin["go_on"], *streams, [None] * 10, [1] * 10)
+    used |= await used_indexes(conn, 10, admin["forget_empty_streams"], *streams)
+    used |= await used_indexes(conn, 1, admin["first_early"], "billing", "orders", "k500", 1, 5)
     assert not used & set(TABLES)

@@ -12,7 +12,7 @@ from outrider.saga.model import AuditEntry, Claim, JournalEntry, Phase, SagaChan
 from outrider.stores.postgres import PostgresSagas
 from outrider.stores.postgres.statements import message_parameters, save_parameters
 from outrider.testing.saga_harness import new_saga, reply
-from tests.integration.stores.test_postgres_inbox_plans import _indexes as used_indexes
+from tests.support.postgres_plans import used_indexes
 
 pytestmark = pytest.mark.postgres
 

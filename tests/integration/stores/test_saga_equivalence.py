@@ -10,8 +10,7 @@ import pytest
 from outrider.stores.postgres import PostgresSagas
 from outrider.testing import ManualClock
 from outrider.testing.contracts import SagaBench
-from tests.contract.outbox.test_postgres import OWN_THE_CLOCK
-from tests.contract.saga.test_postgres import PostgresBench
+from tests.support.postgres_benches import OWN_THE_CLOCK, PostgresSagaBench
 from tests.support.saga_comparison import compare_with_memory
 
 
@@ -20,7 +19,7 @@ async def postgres_bench(postgres_url: str) -> AsyncIterator[SagaBench]:
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
         await pool.execute(OWN_THE_CLOCK)
         sagas = PostgresSagas.over(pool)
-        yield PostgresBench(sagas, sagas, ManualClock(), pool, postgres_url)
+        yield PostgresSagaBench(sagas, sagas, ManualClock(), pool, postgres_url)
 
 
 @pytest.mark.postgres

@@ -9,7 +9,7 @@ import pytest
 
 import outrider
 from outrider import Event
-from tests.contract.outbox.test_postgres import OWN_THE_CLOCK
+from tests.support.postgres_benches import OWN_THE_CLOCK
 from tests.support.postgres_databases import DatabasePool, Installed
 
 pytestmark = pytest.mark.postgres

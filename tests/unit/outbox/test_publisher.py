@@ -19,7 +19,7 @@ from outrider.stores.memory import MemoryStore
 from outrider.telemetry.events import EventDeadLettered, PassCompleted
 from outrider.testing import ManualClock, MemoryBroker
 from outrider.testing.harness import Harness, numbers, order, orders
-from tests.contract.outbox.test_memory import MemoryHarness
+from tests.support.memory_benches import MemoryHarness
 
 
 @pytest.fixture

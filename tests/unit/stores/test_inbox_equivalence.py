@@ -12,8 +12,8 @@ import pytest
 from outrider.stores.sqlite import SqliteInbox, SqliteSchema
 from outrider.testing import ManualClock
 from outrider.testing.contracts import InboxBench
-from tests.contract.inbox.test_sqlite import SqliteBench
 from tests.support.inbox_comparison import compare_with_memory
+from tests.support.sqlite_benches import SqliteInboxBench
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ async def sqlite_bench(tmp_path: Path) -> AsyncIterator[InboxBench]:
         conn.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY, what TEXT NOT NULL)")
     clock = ManualClock()
     store = SqliteInbox(path, clock=clock)
-    yield SqliteBench(store, clock, path)
+    yield SqliteInboxBench(store, clock, path)
     await store.close()
 
 

@@ -10,8 +10,8 @@ import pytest
 from outrider.stores.sqlite import SqliteSagas, SqliteSchema
 from outrider.testing import ManualClock
 from outrider.testing.contracts import SagaBench
-from tests.contract.saga.test_sqlite import SqliteBench
 from tests.support.saga_comparison import compare_with_memory
+from tests.support.sqlite_benches import SqliteSagaBench
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ async def sqlite_bench(tmp_path: Path) -> AsyncIterator[SagaBench]:
     await SqliteSchema(path).migrate()
     clock = ManualClock()
     store = SqliteSagas(path, clock=clock)
-    yield SqliteBench(store, store, clock, path)
+    yield SqliteSagaBench(store, store, clock, path)
     await store.close()
 
 

@@ -23,7 +23,7 @@ from outrider.stores.sqlite import SqliteInbox, SqliteSchema, database
 from outrider.telemetry.events import ConsumerUnavailable, HandlerRetried
 from outrider.testing import ManualClock
 from outrider.testing.contracts import delivery
-from tests.contract.inbox.test_sqlite import SqliteBench
+from tests.support.sqlite_benches import SqliteInboxBench
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ async def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def bench(path: Path) -> AsyncIterator[SqliteBench]:
+async def bench(path: Path) -> AsyncIterator[SqliteInboxBench]:
     clock = ManualClock()
     store = SqliteInbox(path, clock=clock)
-    yield SqliteBench(store, clock, path)
+    yield SqliteInboxBench(store, clock, path)
     await store.close()
 
 
@@ -48,7 +48,7 @@ def _write(path: Path, sql: str, *values: Any) -> None:
         conn.execute(sql, values)
 
 
-async def test_a_plain_function_works_in_the_transaction_beside_the_event_loop(bench: SqliteBench) -> None:
+async def test_a_plain_function_works_in_the_transaction_beside_the_event_loop(bench: SqliteInboxBench) -> None:
     threads = []
 
     def bill(event: outrider.Event, conn: sqlite3.Connection) -> None:
@@ -67,7 +67,7 @@ async def test_a_plain_function_works_in_the_transaction_beside_the_event_loop(b
     assert threading.current_thread() not in threads
 
 
-async def test_a_plain_function_that_lets_a_stop_iteration_out_has_failed(bench: SqliteBench) -> None:
+async def test_a_plain_function_that_lets_a_stop_iteration_out_has_failed(bench: SqliteInboxBench) -> None:
     def careless(event: outrider.Event, conn: sqlite3.Connection) -> None:
         next(iter(()))
 
@@ -76,7 +76,7 @@ async def test_a_plain_function_that_lets_a_stop_iteration_out_has_failed(bench:
             await Inbox(bench.store).process(delivery(1), careless, consumer="billing")
 
 
-async def test_a_function_that_returns_a_coroutine_is_awaited(bench: SqliteBench) -> None:
+async def test_a_function_that_returns_a_coroutine_is_awaited(bench: SqliteInboxBench) -> None:
     def begin(event: outrider.Event, conn: sqlite3.Connection) -> Any:
         return bench.handler(event, conn)
 
@@ -84,7 +84,7 @@ async def test_a_function_that_returns_a_coroutine_is_awaited(bench: SqliteBench
     assert await bench.effects() == ["A-1:1"]
 
 
-async def test_while_a_coroutine_has_the_transaction_everybody_else_waits(bench: SqliteBench) -> None:
+async def test_while_a_coroutine_has_the_transaction_everybody_else_waits(bench: SqliteInboxBench) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(event: outrider.Event, conn: sqlite3.Connection) -> None:
@@ -104,7 +104,7 @@ async def test_while_a_coroutine_has_the_transaction_everybody_else_waits(bench:
     assert (await counting)["waiting"] == 0
 
 
-async def test_settings_that_a_handler_changes_on_the_connection_are_reset(bench: SqliteBench) -> None:
+async def test_settings_that_a_handler_changes_on_the_connection_are_reset(bench: SqliteInboxBench) -> None:
     async def dress_up(event: outrider.Event, conn: sqlite3.Connection) -> None:
         conn.row_factory, conn.text_factory = sqlite3.Row, bytes
         await bench.handler(event, conn)
@@ -119,7 +119,7 @@ async def test_settings_that_a_handler_changes_on_the_connection_are_reset(bench
     assert await Inbox(bench.store).process(delivery(1), look, consumer="shipping") is Result.APPLIED
 
 
-async def test_a_handler_that_ends_the_transaction_is_reported(bench: SqliteBench) -> None:
+async def test_a_handler_that_ends_the_transaction_is_reported(bench: SqliteInboxBench) -> None:
     def commit(event: outrider.Event, conn: sqlite3.Connection) -> None:
         with conn:
             conn.execute("INSERT INTO effects (what) VALUES ('early')")
@@ -128,7 +128,7 @@ async def test_a_handler_that_ends_the_transaction_is_reported(bench: SqliteBenc
         await Inbox(bench.store).process(delivery(1), commit, consumer="billing")
 
 
-async def test_a_handler_that_would_wait_for_itself_is_reported(bench: SqliteBench) -> None:
+async def test_a_handler_that_would_wait_for_itself_is_reported(bench: SqliteInboxBench) -> None:
     service = Inbox(bench.store)
 
     async def again(event: outrider.Event, conn: sqlite3.Connection) -> None:
@@ -138,7 +138,7 @@ async def test_a_handler_that_would_wait_for_itself_is_reported(bench: SqliteBen
         await service.process(delivery(1), again, consumer="billing")
 
 
-async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: SqliteBench) -> None:
+async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: SqliteInboxBench) -> None:
     loop, begun, go_on, once = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), delivery(1)
 
     async def wait(event: outrider.Event, conn: sqlite3.Connection) -> None:
@@ -178,7 +178,7 @@ async def test_a_busy_database_is_a_transient_error(path: Path, monkeypatch: pyt
     await inbox.close()
 
 
-async def test_a_write_that_the_commit_rejects_counts_an_attempt(bench: SqliteBench, path: Path) -> None:
+async def test_a_write_that_the_commit_rejects_counts_an_attempt(bench: SqliteInboxBench, path: Path) -> None:
     _write(path, "CREATE TABLE parent (id INTEGER PRIMARY KEY)")
     _write(path, "CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
     bench.store._own._connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ async def test_a_write_that_the_commit_rejects_counts_an_attempt(bench: SqliteBe
     assert (dead_letter["attempts"], dead_letter["failure"]["kind"]) == (3, "IntegrityError")
 
 
-async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteBench) -> None:
+async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteInboxBench) -> None:
     headers = {"\0": b"\0\xff", "\ud800": b"", "é\n": b"\x80" * 3, "key": "naïve".encode()}
     raw = Delivery("or\0ders\ud800" * 80, b"\xff\0", b"\0\xfe", headers, partition="s\0\udfff", position="p\0/7")
     service = Inbox(bench.store)
@@ -209,7 +209,7 @@ async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteBench)
 
 
 async def test_old_rows_are_removed_in_small_steps_and_a_receipt_stays_with_its_dead_letter(
-    bench: SqliteBench, path: Path
+    bench: SqliteInboxBench, path: Path
 ) -> None:
     await Inbox(bench.store).process(delivery(1)._replace(body=b"{"), print, consumer="billing")
     _write(
@@ -224,7 +224,9 @@ async def test_old_rows_are_removed_in_small_steps_and_a_receipt_stays_with_its_
     assert await bench.store.prune("billing", receipt_days=14, dead_letter_days=30) == (1, 0)
 
 
-async def test_held_events_whose_stream_is_not_blocked_are_found_by_maintenance(bench: SqliteBench, path: Path) -> None:
+async def test_held_events_whose_stream_is_not_blocked_are_found_by_maintenance(
+    bench: SqliteInboxBench, path: Path
+) -> None:
     billing = bench.consumer(ordering="strict", first_sequence="one")
     await billing.deliver_all([delivery(2), delivery(3)])
     _write(path, "UPDATE inbox_stream SET cause = NULL, waiting = 0, seen = 1")
@@ -234,7 +236,7 @@ async def test_held_events_whose_stream_is_not_blocked_are_found_by_maintenance(
     assert await bench.effects() == ["A-1:2", "A-1:3"]
 
 
-async def test_maintenance_unblocks_a_stream_whose_dead_letter_is_gone(bench: SqliteBench, path: Path) -> None:
+async def test_maintenance_unblocks_a_stream_whose_dead_letter_is_gone(bench: SqliteInboxBench, path: Path) -> None:
     billing = bench.consumer()
     bench.fail("A-1:1", Permanent("no"))
     await billing.deliver_all([delivery(1), delivery(2)])
@@ -244,7 +246,7 @@ async def test_maintenance_unblocks_a_stream_whose_dead_letter_is_gone(bench: Sq
     assert await bench.effects() == ["A-1:2"]
 
 
-async def test_a_draining_stream_without_held_events_is_repaired(bench: SqliteBench, path: Path) -> None:
+async def test_a_draining_stream_without_held_events_is_repaired(bench: SqliteInboxBench, path: Path) -> None:
     _write(path, "INSERT INTO inbox_stream VALUES ('billing', 'orders', 'A-1', 1, 7, 'draining', 2, 0)")
     async with bench.store.transaction() as tx:
         resumed = await bench.store.claim_held(tx, "billing", InboxStream("orders", "A-1"), by_sequence=False, limit=10)
@@ -252,7 +254,7 @@ async def test_a_draining_stream_without_held_events_is_repaired(bench: SqliteBe
     assert await bench.store.draining("billing", 10) == []
 
 
-async def test_what_people_did_is_written_down(bench: SqliteBench, path: Path) -> None:
+async def test_what_people_did_is_written_down(bench: SqliteInboxBench, path: Path) -> None:
     bench.fail("A-1:1", Permanent("no"))
     await bench.consumer().deliver_all([delivery(1)])
     [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
@@ -290,7 +292,9 @@ async def test_closing_ends_the_inboxs_thread(path: Path) -> None:
     assert not any(thread.name.startswith("outrider-inbox") for thread in threading.enumerate())
 
 
-async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_no_effect(bench: SqliteBench) -> None:
+async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_no_effect(
+    bench: SqliteInboxBench,
+) -> None:
     async def again(event: outrider.Event, conn: sqlite3.Connection) -> None:
         conn.execute("ROLLBACK")
         conn.execute("BEGIN")
@@ -301,7 +305,7 @@ async def test_a_handler_that_begins_another_transaction_is_reported_and_leaves_
     assert await bench.effects() == []
 
 
-async def test_a_transaction_that_the_database_rolled_back_itself_counts_no_attempt(bench: SqliteBench) -> None:
+async def test_a_transaction_that_the_database_rolled_back_itself_counts_no_attempt(bench: SqliteInboxBench) -> None:
     async def fill(event: outrider.Event, conn: sqlite3.Connection) -> None:
         [pages] = conn.execute("PRAGMA page_count").fetchone()
         conn.execute(f"PRAGMA max_page_count = {pages}")
