@@ -28,13 +28,13 @@ test: servers ## Run all tests, with real servers; ARGS="-k name" picks some
 	@$(PYTEST) $(ARGS)
 
 test-quick: .venv/.stamp ## Run the tests that need no server and take no time
-	@OUTRIDER_TEST_SIZE=quick $(PYTEST) --quick tests/unit tests/contract tests/simulation $(ARGS)
+	@OUTRIDER_TEST_SIZE=quick $(PYTEST) --quick tests/unit tests/contract tests/simulation tests/integration/repository $(ARGS)
 
 prove: servers ## Run all tests, the long ones in full; takes an hour
 	@OUTRIDER_TEST_SIZE=full $(PYTEST) $(ARGS)
 
 coverage: .venv/.stamp ## Measure what the quick tests cover; fails below the floor in pyproject.toml
-	@OUTRIDER_TEST_SIZE=quick $(BIN)/python -m coverage run -m pytest --quick tests/unit tests/contract $(ARGS)
+	@OUTRIDER_TEST_SIZE=quick $(BIN)/python -m coverage run -m pytest --quick tests/unit tests/contract tests/integration/repository $(ARGS)
 	@$(BIN)/python -m coverage report
 
 .PHONY: servers

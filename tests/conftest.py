@@ -26,7 +26,11 @@ from tests.support import postgres_databases
 from tests.support.postgres_databases import DatabasePool, create_database, drop_database, name_of
 from tests.support.shared_servers import RemoteServers, ServedSet, Servers, ServerSet
 
-pytest.register_assert_rewrite("outrider.testing.contracts")
+pytest.register_assert_rewrite(
+    "outrider.testing.contracts",
+    *(f"tests.support.{name}_comparison" for name in ("inbox", "outbox", "saga")),
+    *(f"tests.support.{name}" for name in ("inbox_locks", "kafka_client", "postgres_plans", "rabbitmq_client")),
+)
 
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
 LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"
@@ -77,11 +81,11 @@ def _position(item: pytest.Item) -> int:
 def _no_server_in_a_quick_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail a test that starts a server though none of its marks says so."""
 
-    def refuse(server: servers.Server) -> Never:
+    def reject_start(server: servers.Server) -> Never:
         pytest.fail(f"{request.node.nodeid} starts {server.name}; mark it, so that quick runs leave it out.")
 
     if request.config.getoption("--quick"):
-        monkeypatch.setattr(servers.Server, "start", refuse)
+        monkeypatch.setattr(servers.Server, "start", reject_start)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,14 +116,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Fixtures start most servers."""
-    with missing_servers_judged(item):
+    with skip_or_fail_if_missing(item):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Some tests start one themselves."""
-    with missing_servers_judged(item):
+    with skip_or_fail_if_missing(item):
         return (yield)
 
 
@@ -135,7 +139,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 @contextmanager
-def missing_servers_judged(item: pytest.Item) -> Iterator[None]:
+def skip_or_fail_if_missing(item: pytest.Item) -> Iterator[None]:
     """Skip a test whose server is missing, or fail it where servers are required."""
     try:
         yield
@@ -209,7 +213,7 @@ def rabbitmq_url(shared_servers: Servers) -> str:
 def mongo_url() -> Iterator[str]:
     """A private MongoDB, a replica set of one; or the one that OUTRIDER_TEST_MONGO names.
 
-    Each worker has its own: staging writes into the database `outrider` unless told otherwise, and tests check that.
+    Each worker has its own: staging writes into the database `outrider` by default, and tests check that.
     """
     with servers.mongo_url() as url:
         yield url
@@ -234,7 +238,7 @@ async def mongo_schema(mongo_url: str, installed_mongo: str) -> AsyncIterator[st
 
 @pytest.fixture
 async def mongo_default(mongo_url: str) -> AsyncIterator[str]:
-    """A MongoDB with everything installed under the name that staging uses unless told otherwise, and empty."""
+    """A MongoDB with everything installed under the default name of staging, and empty."""
     await MongoSchema(mongo_url).migrate()
     yield mongo_url
     await _empty(mongo_url, "outrider")

@@ -1,4 +1,4 @@
-"""The demo keeps the promise while relays and consumers are killed, and leaves nothing behind."""
+"""The demo keeps the guarantee while relays and consumers are killed, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(directory: Path, *options: str) -> list[str]:
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Return the processes that were told about the directory: the demo by option, its children by environment."""
+    """Return the processes that use the directory: the demo by an option, its children by the environment."""
     mark = str(directory).encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -78,7 +78,7 @@ def test_an_interrupted_demo_leaves_no_processes(tmp_path: Path, number: signal.
     assert processes_of(directory) == []
 
 
-def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+def test_a_second_run_in_the_same_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "shop.db").touch()
     done = subprocess.run(command(tmp_path, "--json"), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -115,14 +115,14 @@ def test_an_effect_of_what_was_never_committed_is_a_phantom() -> None:
     assert count([], 1, [], [ReceivedEntry("a1", "a", 1)], PLANNED).phantom == 1
 
 
-def test_an_effect_that_happened_twice_breaks_the_promise() -> None:
+def test_an_effect_that_happened_twice_breaks_the_guarantee() -> None:
     entry = ReceivedEntry("a1", "a", 1)
     summary = count(["a1"], 1, [entry, entry], [entry, entry], PLANNED)
     assert (summary.lost, summary.duplicates, summary.double_effects) == (0, 1, 1)
     assert not summary.holds(PLANNED)
 
 
-def test_effects_in_another_order_than_the_log_break_the_promise() -> None:
+def test_effects_in_another_order_than_the_log_break_the_guarantee() -> None:
     first, second = ReceivedEntry("a1", "a", 1), ReceivedEntry("a2", "a", 2)
     assert count(["a1", "a2"], 2, [first, second], [first, second], PLANNED).holds(PLANNED)
     summary = count(["a1", "a2"], 2, [first, second], [second, first], PLANNED)

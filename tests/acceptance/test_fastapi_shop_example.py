@@ -1,4 +1,4 @@
-"""The example of a FastAPI shop: how little changes in it, and that orders and events share their fate."""
+"""The example of a FastAPI shop: few lines change, and an order and its event are committed or rolled back together."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def serving(application: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def staged(url: str) -> list[str]:
-    """Return the numbers of the orders that wait to be told of."""
+    """Return the numbers of the orders whose events are staged."""
     store = await app.open_store(url)
     rows = await store.admin.events(Criteria())
     await store.close()
@@ -64,12 +64,12 @@ def test_at_most_five_lines_change_and_none_is_lost() -> None:
 
 
 def test_the_readme_shows_the_whole_difference() -> None:
-    told = (FOLDER / "README.md").read_text()
-    shown = re.findall(r"^\+(.*\S.*)$", told, re.MULTILINE)
+    page = (FOLDER / "README.md").read_text()
+    shown = re.findall(r"^\+(.*\S.*)$", page, re.MULTILINE)
     assert shown == [line[2:] for line in changes()]
 
 
-async def test_an_order_that_is_kept_has_an_event_and_one_that_is_refused_has_none(store_url: str) -> None:
+async def test_an_order_that_is_kept_has_an_event_and_one_that_is_rejected_has_none(store_url: str) -> None:
     await app.open_schema(store_url).migrate()
     async with serving(shop.create_app(run.alchemy_url(store_url))) as client:
         assert (await client.post("/orders", json=FIRST)).status_code == 201
@@ -78,7 +78,7 @@ async def test_an_order_that_is_kept_has_an_event_and_one_that_is_refused_has_no
     assert await staged(store_url) == [FIRST["number"]]
 
 
-async def test_the_shop_as_it_was_answers_the_same_and_tells_nobody(store_url: str) -> None:
+async def test_the_shop_as_it_was_answers_the_same_and_stages_nothing(store_url: str) -> None:
     await app.open_schema(store_url).migrate()
     async with serving(before.create_app(run.alchemy_url(store_url))) as client:
         assert (await client.post("/orders", json=FIRST)).status_code == 201

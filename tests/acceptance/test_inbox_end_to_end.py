@@ -26,9 +26,9 @@ from outrider.retry import RetryPolicy
 from outrider.stores.postgres import PostgresInbox
 from outrider.telemetry.events import Handled, HandlerRetried
 from outrider.testing import RecordingObserver
-from tests.acceptance.end_to_end.post import ANSWER_SECONDS_MAX, PARTITIONS, KafkaPost
-from tests.chaos.consumers import EMPTY, relaying
-from tests.chaos.relays import until
+from tests.support.consumer_process import EMPTY, relaying
+from tests.support.destinations import ANSWER_SECONDS_MAX, PARTITIONS, KafkaDestination
+from tests.support.relay_process import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -48,12 +48,12 @@ class Scene:
 
     conn: Any
     url: str
-    post: KafkaPost
-    notebooks: dict[str, RecordingObserver] = field(default_factory=lambda: defaultdict(RecordingObserver))
+    destination: KafkaDestination
+    observers: dict[str, RecordingObserver] = field(default_factory=lambda: defaultdict(RecordingObserver))
 
     async def stage(self, *keys: str, payload: Any = None) -> list[UUID]:
         """Stage numbered events."""
-        events = [Event(TYPE, payload or {}, topic=self.post.topic, key=key, sequence="auto") for key in keys]
+        events = [Event(TYPE, payload or {}, topic=self.destination.topic, key=key, sequence="auto") for key in keys]
         async with self.conn.transaction():
             return await outrider.stage(self.conn, *events)
 
@@ -70,10 +70,12 @@ class Scene:
                 raise RuntimeError("not today")
 
         chosen = ConsumerSettings(**{"retry": RETRY, "maintenance_interval_seconds": 0.2, **settings})
-        routes = Routes(name, chosen, {(self.post.topic, TYPE): Route(handler)})
-        source = KafkaSource(self.post.bootstrap, f"{name}-{self.post.topic}", [self.post.topic], QUICK)
+        routes = Routes(name, chosen, {(self.destination.topic, TYPE): Route(handler)})
+        source = KafkaSource(
+            self.destination.bootstrap, f"{name}-{self.destination.topic}", [self.destination.topic], QUICK
+        )
         store = await PostgresInbox.open(self.url)
-        consumer = Consumer(source, store, routes, observer=self.notebooks[name])
+        consumer = Consumer(source, store, routes, observer=self.observers[name])
         running = asyncio.create_task(consumer.run())
         try:
             yield
@@ -97,39 +99,39 @@ class Scene:
         return dict(await self.conn.fetch(sql, name))
 
     async def nobody_waits(self) -> None:
-        """Nothing waits for a predecessor, and nothing is buried."""
+        """No event is held, and there is no dead letter."""
         assert await self.conn.fetchval("SELECT count(*) FROM outrider.inbox_held") == 0
         assert await self.conn.fetchval("SELECT count(*) FROM outrider.inbox_dead_letter") == 0
 
     def forget_topic(self) -> None:
         """Let Kafka remove what is in the topic, as retention does."""
-        ends = [TopicPartition(self.post.topic, number, -1) for number in range(PARTITIONS)]
-        admin = _admin(self.post)
+        ends = [TopicPartition(self.destination.topic, number, -1) for number in range(PARTITIONS)]
+        admin = _admin(self.destination)
         for removed in admin.delete_records(ends).values():
             removed.result(ANSWER_SECONDS_MAX)
 
     def forget_group(self, name: str) -> None:
         """Let Kafka forget how far a consumer has read; everything that is left comes again."""
-        admin = _admin(self.post)
-        for gone in admin.delete_consumer_groups([f"{name}-{self.post.topic}"]).values():
+        admin = _admin(self.destination)
+        for gone in admin.delete_consumer_groups([f"{name}-{self.destination.topic}"]).values():
             gone.result(ANSWER_SECONDS_MAX)
 
 
-def _admin(post: KafkaPost) -> Any:
-    return import_module("confluent_kafka.admin").AdminClient({"bootstrap.servers": post.bootstrap})
+def _admin(destination: KafkaDestination) -> Any:
+    return import_module("confluent_kafka.admin").AdminClient({"bootstrap.servers": destination.bootstrap})
 
 
 @pytest.fixture
 async def scene(conn: Any, postgres_url: str, kafka: str) -> AsyncIterator[Scene]:
     await conn.execute(EFFECTS)
-    post = KafkaPost(kafka, max_message_bytes=str(LIMIT_BYTES))
-    yield Scene(conn, postgres_url, post)
-    await post.remove()
+    destination = KafkaDestination(kafka, max_message_bytes=str(LIMIT_BYTES))
+    yield Scene(conn, postgres_url, destination)
+    await destination.remove()
 
 
-async def test_a_skipped_event_its_replay_and_a_late_consumer_pass_a_strict_gate(scene: Scene) -> None:
+async def test_a_skipped_event_its_replay_and_a_late_consumer_fit_strict_ordering(scene: Scene) -> None:
     # Kafka applies its limit to batches too, so those must stay below it.
-    broker = KafkaBroker(scene.post.bootstrap, {"batch.size": str(LIMIT_BYTES // 2)})
+    broker = KafkaBroker(scene.destination.bootstrap, {"batch.size": str(LIMIT_BYTES // 2)})
     async with (
         relaying(scene.url, broker, on_dead_letter=OnDeadLetter.SKIP) as outbox,
         scene.consuming("early", **STRICT),
@@ -143,7 +145,7 @@ async def test_a_skipped_event_its_replay_and_a_late_consumer_pass_a_strict_gate
         async with scene.consuming("whole", **STRICT):
             await scene.until_effects("whole", 6)
         await asyncio.to_thread(scene.forget_topic)
-        await asyncio.to_thread(scene.post.configure, "max.message.bytes", "1000000")
+        await asyncio.to_thread(scene.destination.configure, "max.message.bytes", "1000000")
         assert await outbox.admin.replay([large], "a person") == 1
         await scene.until_effects("early", 7)
         await scene.stage("A", "B", "A")
@@ -161,17 +163,17 @@ async def test_a_skipped_event_its_replay_and_a_late_consumer_pass_a_strict_gate
 @pytest.mark.parametrize("ordering", ["off", "strict"])
 async def test_what_comes_again_has_no_effect_again(scene: Scene, ordering: str) -> None:
     keys = [f"k{number % 20}" for number in range(200)]
-    async with relaying(scene.url, KafkaBroker(scene.post.bootstrap)):
+    async with relaying(scene.url, KafkaBroker(scene.destination.bootstrap)):
         for start in range(0, len(keys), 20):
             await scene.stage(*keys[start : start + 20])
         await scene.until_published()
     async with scene.consuming("billing", ordering=ordering):
         await scene.until_effects("billing", len(keys))
     await asyncio.to_thread(scene.forget_group, "billing")
-    notebook = scene.notebooks["billing"] = _Expecting(duplicates=len(keys))
+    observer = scene.observers["billing"] = _Expecting(duplicates=len(keys))
     async with scene.consuming("billing", ordering=ordering):
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            await notebook.reached.wait()
+            await observer.reached.wait()
     assert await scene.effects("billing") == {f"k{number}": list(range(1, 11)) for number in range(20)}
     await scene.nobody_waits()
 
@@ -179,7 +181,7 @@ async def test_what_comes_again_has_no_effect_again(scene: Scene, ordering: str)
 async def test_two_consumers_of_a_topic_both_see_every_event(scene: Scene) -> None:
     keys = [f"k{number % 20}" for number in range(200)]
     async with (
-        relaying(scene.url, KafkaBroker(scene.post.bootstrap)),
+        relaying(scene.url, KafkaBroker(scene.destination.bootstrap)),
         scene.consuming("billing", **STRICT),
         scene.consuming("shipping", batch_max=10),
     ):
@@ -199,14 +201,14 @@ async def test_a_handler_that_fails_twice_and_then_passes_leaves_one_effect(scen
     def broken(event: Event) -> bool:
         return (event.key, event.sequence) == ("A", 2) and next(failures, False)
 
-    async with relaying(scene.url, KafkaBroker(scene.post.bootstrap)):
+    async with relaying(scene.url, KafkaBroker(scene.destination.bootstrap)):
         await scene.stage("A", "B", "A", "B", "A", "B")
         await scene.until_published()
     async with scene.consuming("billing", broken=broken, batch_max=batch_max):
         await scene.until_effects("billing", 6)
     assert await scene.effects("billing") == {"A": [1, 2, 3], "B": [1, 2, 3]}
-    retries = [retried.attempt for retried in scene.notebooks["billing"].of(HandlerRetried)]
-    # A batch that fails is tried again one by one, and only what fails alone is charged for it.
+    retries = [retried.attempt for retried in scene.observers["billing"].of(HandlerRetried)]
+    # A failed batch is tried again one event at a time, and only an event that fails alone counts an attempt.
     assert retries == ([1, 2] if batch_max == 1 else [1])
     assert await scene.conn.fetchval("SELECT count(*) FROM outrider.consumer_inbox WHERE consumer = 'billing'") == 6
     await scene.nobody_waits()

@@ -32,7 +32,7 @@ from outrider.testing import RecordingObserver
 from outrider.testing.contracts.source import eventually
 from outrider.testing.servers.kafka import create_topic, delete_topics
 from outrider.wire import decode
-from tests.acceptance.malformed import TYPE, deliveries
+from tests.acceptance.malformed_deliveries import TYPE, deliveries
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -91,14 +91,14 @@ class FromMemory:
         return found
 
     def ack(self, delivery: Delivery) -> None:
-        """Nobody asks."""
+        """Acks are not recorded."""
 
     async def close(self) -> None:
         """There is nothing to close."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Site:
     """A store, a handler that has an effect in it, and how to count effects."""
 
     store: InboxStore
@@ -107,7 +107,7 @@ class Place:
 
 
 @pytest.fixture
-async def postgres_place(postgres_url: str, conn: Any) -> AsyncIterator[Place]:
+async def postgres_site(postgres_url: str, conn: Any) -> AsyncIterator[Site]:
     await conn.execute("CREATE TABLE effects (key text NOT NULL, type text NOT NULL)")
     store = await PostgresInbox.open(postgres_url)
 
@@ -117,12 +117,12 @@ async def postgres_place(postgres_url: str, conn: Any) -> AsyncIterator[Place]:
     async def effects() -> Any:
         return await conn.fetchval("SELECT count(*) FROM effects")
 
-    yield Place(store, handler, effects)
+    yield Site(store, handler, effects)
     await store.close()
 
 
 @pytest.fixture
-async def sqlite_place(tmp_path: Path) -> AsyncIterator[Place]:
+async def sqlite_site(tmp_path: Path) -> AsyncIterator[Site]:
     path = tmp_path / "shop.db"
     await SqliteSchema(path).migrate()
     with closing(sqlite3.connect(path)) as conn:
@@ -136,56 +136,58 @@ async def sqlite_place(tmp_path: Path) -> AsyncIterator[Place]:
         with closing(sqlite3.connect(path)) as conn:
             return conn.execute("SELECT count(*) FROM effects").fetchone()[0]
 
-    yield Place(store, handler, effects)
+    yield Site(store, handler, effects)
     await store.close()
 
 
 @pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), "sqlite"])
-def place(request: pytest.FixtureRequest) -> Place:
+def site(request: pytest.FixtureRequest) -> Site:
     """Each store."""
-    chosen: Place = request.getfixturevalue(f"{request.param}_place")
+    chosen: Site = request.getfixturevalue(f"{request.param}_site")
     return chosen
 
 
 async def _account(
-    place: Place, topic: str, source_of: Callable[[Routes], Source], count: int, **settings: Any
+    site: Site, topic: str, source_of: Callable[[Routes], Source], count: int, **settings: Any
 ) -> Counter[str]:
     """Consume all of it, and let every delivery be found again: by its effect, by a count, or by its bytes."""
     consumer = f"of-{topic}"
-    routes = Routes(consumer, ConsumerSettings(**settings), {(topic, TYPE): Route(place.handler)})
-    source, notebook = Counting(source_of(routes), count), RecordingObserver()
-    engine = Consumer(source, place.store, routes, observer=notebook)
+    routes = Routes(consumer, ConsumerSettings(**settings), {(topic, TYPE): Route(site.handler)})
+    source, observer = Counting(source_of(routes), count), RecordingObserver()
+    engine = Consumer(source, site.store, routes, observer=observer)
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(engine.run())
         await source.done.wait()
-        # What drains has been acked before, and would be cut off by a stop.
+        # Draining events were acked before, and a stop would interrupt them.
         await eventually(lambda: not engine.busy)
         engine.stop()
-    assert notebook.of(ConsumerUnavailable) == []
+    assert observer.of(ConsumerUnavailable) == []
     assert len(source.delivered) == count
-    kept = await place.store.admin.counts(consumer)
-    found = Counter(applied=await place.effects(), waiting=kept["waiting"], dead_letters=kept["dead_letters"])
-    for handled in notebook.of(Handled):
+    kept = await site.store.admin.counts(consumer)
+    found = Counter(applied=await site.effects(), waiting=kept["waiting"], dead_letters=kept["dead_letters"])
+    for handled in observer.of(Handled):
         found.update(duplicates=handled.duplicates, dropped=handled.dropped, no_handler=handled.no_handler)
     assert found.total() == count, found
-    await _dead_letters_keep_the_bytes(place, consumer, source.delivered.values())
+    await _dead_letters_keep_the_bytes(site, consumer, source.delivered.values())
     return found
 
 
-async def _dead_letters_keep_the_bytes(place: Place, consumer: str, delivered: Any) -> None:
-    letters = await place.store.admin.dead_letters(InboxCriteria(consumer=consumer, limit=COUNT))
+async def _dead_letters_keep_the_bytes(site: Site, consumer: str, delivered: Any) -> None:
+    dead_letters = await site.store.admin.dead_letters(InboxCriteria(consumer=consumer, limit=COUNT))
     sent = Counter((one.body, *sorted(one.headers.items())) for one in delivered)
-    assert Counter((letter["body"], *sorted(letter["headers"].items())) for letter in letters) <= sent
-    named = {arrival.event_id for arrival in map(decode, delivered) if arrival.delivery.position}
-    assert not named or {letter["event_id"] for letter in letters} <= named
+    assert (
+        Counter((dead_letter["body"], *sorted(dead_letter["headers"].items())) for dead_letter in dead_letters) <= sent
+    )
+    named = {event.event_id for event in map(decode, delivered) if event.delivery.position}
+    assert not named or {dead_letter["event_id"] for dead_letter in dead_letters} <= named
 
 
 @pytest.mark.parametrize("settings", GATES.values(), ids=GATES)
-async def test_malformed_deliveries_stop_nobody_and_are_all_accounted_for(
-    place: Place, settings: dict[str, Any]
+async def test_malformed_deliveries_stop_no_consumer_and_are_all_accounted_for(
+    site: Site, settings: dict[str, Any]
 ) -> None:
     sent = list(deliveries("orders", COUNT, seed=11))
-    found = await _account(place, "orders", lambda routes: FromMemory(sent), COUNT, **settings)
+    found = await _account(site, "orders", lambda routes: FromMemory(sent), COUNT, **settings)
     # All of it happens often enough to mean something.
     assert found["applied"] > 100
     assert found["dead_letters"] > 300
@@ -196,7 +198,7 @@ async def test_malformed_deliveries_stop_nobody_and_are_all_accounted_for(
 
 @pytest.mark.postgres
 @pytest.mark.kafka
-async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_place: Place, kafka: str) -> None:
+async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_site: Site, kafka: str) -> None:
     topic = f"orders-{uuid4().hex[:8]}"
     create_topic(kafka, topic, partitions=3)
     producer: Any = Producer({"bootstrap.servers": kafka})
@@ -206,7 +208,7 @@ async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_place:
         producer.produce(topic, one.body or None, one.key, headers=headers)
     assert producer.flush(PATIENCE_SECONDS) == 0
     found = await _account(
-        postgres_place, topic, lambda routes: app.open_source(f"kafka://{kafka}", routes), COUNT_BY_WIRE
+        postgres_site, topic, lambda routes: app.open_source(f"kafka://{kafka}", routes), COUNT_BY_WIRE
     )
     assert min(found["applied"], found["dead_letters"]) > 20
     delete_topics(kafka, topic)
@@ -214,7 +216,7 @@ async def test_malformed_messages_in_kafka_are_all_accounted_for(postgres_place:
 
 @pytest.mark.postgres
 @pytest.mark.rabbitmq
-async def test_malformed_messages_in_rabbitmq_are_all_accounted_for(postgres_place: Place, rabbitmq_url: str) -> None:
+async def test_malformed_messages_in_rabbitmq_are_all_accounted_for(postgres_site: Site, rabbitmq_url: str) -> None:
     topic = f"orders-{uuid4().hex[:8]}"
     url = f"{rabbitmq_url}?exchange={topic}&declare=of-{topic}:{topic}"
     broker = await app.open_broker(url)
@@ -224,7 +226,7 @@ async def test_malformed_messages_in_rabbitmq_are_all_accounted_for(postgres_pla
         exchange = await channel.get_exchange(topic)
         for one in deliveries(topic, COUNT_BY_WIRE, seed=13):
             await exchange.publish(aio_pika.Message(one.body, headers=_as_fields(one)), topic)
-        found = await _account(postgres_place, topic, lambda routes: app.open_source(url, routes), COUNT_BY_WIRE)
+        found = await _account(postgres_site, topic, lambda routes: app.open_source(url, routes), COUNT_BY_WIRE)
         assert min(found["applied"], found["dead_letters"]) > 20
         await channel.queue_delete(f"of-{topic}")
         await channel.exchange_delete(topic)

@@ -18,9 +18,9 @@ import pytest
 
 from outrider.event import Message
 from outrider.saga import SagaRegistry
-from tests.chaos.relays import at
-from tests.chaos.saga_ledger import FINE, SOLD_OUT, TABLES, UNDELIVERABLE, balanced, order_saga
-from tests.chaos.saga_workers import Orders, Shop, all_ended
+from tests.support.relay_process import at
+from tests.support.saga_ledger import FINE, SOLD_OUT, TABLES, UNDELIVERABLE, balanced, order_saga
+from tests.support.saga_worker_process import Orders, Shop, all_ended
 from tests.support.sizes import FULL, sized
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -31,13 +31,13 @@ DATABASE = "SAGA_TEST_DATABASE"
 KINDS = {FINE: sized(800, 160), UNDELIVERABLE: sized(100, 20), SOLD_OUT: sized(100, 20)}
 FAILURES, TIMEOUTS = 0.10, 0.02 if FULL else 0.10
 FAILED_SHARE_MIN, LATE_SHARE_MIN = 0.8 if FULL else 0.5, 0.25
-"""How much of the trouble must show. It is drawn at random, and the fewer draws, the further they spread."""
+"""The share of faults that must be seen. Faults are drawn at random, and few draws spread further."""
 BROKEN = "out of order"
 LOCALS = ("create effected", "cancel effected", "confirm effected")
 CALL_SECONDS, REPLY_SECONDS = 3.0, 15.0 if FULL else 5.0
 OPTIONS = ("--processes", "2", "--concurrency", "500", "--poll-seconds-max", "0.2", "--log-level", "error")
 ATTEMPTS = "SELECT step, sum(attempts) FROM outrider.saga_step WHERE phase = 'action' GROUP BY step"
-TROUBLES = "SELECT detail FROM outrider.saga_audit_log WHERE what LIKE '%retrying'"
+ERRORS = "SELECT detail FROM outrider.saga_audit_log WHERE what LIKE '%retrying'"
 
 
 def luck(*about: object) -> float:
@@ -75,7 +75,7 @@ async def _connect() -> Any:
 
 
 sagas = SagaRegistry(order_saga(_connect, stumble, call_seconds=CALL_SECONDS, reply_seconds=REPLY_SECONDS))
-"""What the worker processes run."""
+"""The sagas of the worker processes."""
 
 
 def losing() -> Callable[[Message], bool]:
@@ -97,9 +97,9 @@ async def workers(shop: Shop) -> AsyncIterator[asyncio.subprocess.Process]:
     target = f"{__name__}:sagas"
     command = [sys.executable, "-m", "outrider", "saga", "run", target, "--store", shop.store, "--broker", shop.broker]
     environment = {**os.environ, DATABASE: shop.store, "PYTHONPATH": str(ROOT)}
-    with (shop.folder / "workers.log").open("ab") as told:
+    with (shop.folder / "workers.log").open("ab") as log_file:
         process = await asyncio.create_subprocess_exec(
-            *command, *OPTIONS, stdout=told, stderr=told, cwd=ROOT, env=environment
+            *command, *OPTIONS, stdout=log_file, stderr=log_file, cwd=ROOT, env=environment
         )
     try:
         yield process
@@ -118,15 +118,15 @@ async def test_many_sagas_end_well_while_steps_fail_and_answers_are_lost(
     await conn.execute(TABLES)
     shop, orders = Shop(postgres_url, at(tmp_path / "log.db"), tmp_path), Orders(random.Random(7))
     await orders.place(conn, Counter(KINDS).elements())
-    async with shop.town(losing()), workers(shop) as running:
+    async with shop.services(losing()), workers(shop) as running:
         await all_ended(conn, len(orders.ids), seconds_max=240)
         running.terminate()
         assert await running.wait() == 0
     await balanced(conn, orders.ids)
     attempts = dict(await conn.fetch(ATTEMPTS))
-    troubles = "\n".join(row["detail"] for row in await conn.fetch(TROUBLES))
+    errors = "\n".join(row["detail"] for row in await conn.fetch(ERRORS))
     calls = attempts["charge"] + attempts["ship"]
-    broken = troubles.count(f"RuntimeError: {BROKEN}")
+    broken = errors.count(f"RuntimeError: {BROKEN}")
     assert broken > FAILED_SHARE_MIN * FAILURES * (calls + attempts["create"] + attempts["confirm"])
-    assert troubles.count(f"no result within {CALL_SECONDS} s") > LATE_SHARE_MIN * TIMEOUTS * calls
-    assert troubles.count(f"no answer within {REPLY_SECONDS} s") > LATE_SHARE_MIN * TIMEOUTS * attempts["reserve"]
+    assert errors.count(f"no result within {CALL_SECONDS} s") > LATE_SHARE_MIN * TIMEOUTS * calls
+    assert errors.count(f"no answer within {REPLY_SECONDS} s") > LATE_SHARE_MIN * TIMEOUTS * attempts["reserve"]

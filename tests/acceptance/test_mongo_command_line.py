@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from outrider import Event, Outbox
 from outrider.cli import app
-from tests.chaos import mongo_services as services
+from tests.support import mongo_services as services
 
 pytestmark = pytest.mark.mongo
 
@@ -49,8 +49,8 @@ class Desk:
 def admin(mongo_url: str, tmp_path: Path) -> Iterator[Desk]:
     schema = f"test_{uuid4().hex[:12]}"
     config = tmp_path / "outrider.yaml"
-    places = {"store": mongo_url, "broker": f"embedded:///{tmp_path}/log.db", "schema": schema}
-    config.write_text("".join(f"{name}: {value}\n" for name, value in places.items()))
+    variables = {"store": mongo_url, "broker": f"embedded:///{tmp_path}/log.db", "schema": schema}
+    config.write_text("".join(f"{name}: {value}\n" for name, value in variables.items()))
     yield Desk(mongo_url, config, schema)
     with MongoClient[Any](mongo_url) as client:
         client.drop_database(schema)
@@ -66,7 +66,7 @@ def test_from_the_first_migration_to_the_last_effect(admin: Desk) -> None:
     first, *_ = admin.stage("A", "A", "B")
     assert [event["key"] for event in admin("events", "list")] == ["A", "A", "B"]
     assert admin("dead-letters", "add", str(first))
-    assert [letter["event_id"] for letter in admin("dead-letters", "list")] == [str(first)]
+    assert [dead_letter["event_id"] for dead_letter in admin("dead-letters", "list")] == [str(first)]
     assert admin("relay", "--until-empty", code=1) == {"confirmed": 1, "dead_lettered": 0, "waiting": 1}
     assert admin("explain", "A")["summary"] == "the key A is blocked"
     assert admin("dead-letters", "replay", "--all", "--yes") == {"replayed": 1}
@@ -75,11 +75,11 @@ def test_from_the_first_migration_to_the_last_effect(admin: Desk) -> None:
     assert admin("explain", str(first))["helps"] == []
     assert len(admin("events", "list", "--state", "sent")) == 3
 
-    found = {finding["check"]: finding["level"] for finding in admin("doctor")["results"]}
+    found = {result["check"]: result["level"] for result in admin("doctor")["results"]}
     assert (found["store-schema"], found["mongo-version"], found["mongo-replica-set"]) == ("ok", "ok", "warn")
 
-    told = admin("consume", f"{services.__name__}:billing", "--until-idle", "0.5")
-    assert told["applied"] == 3
+    output = admin("consume", f"{services.__name__}:billing", "--until-idle", "0.5")
+    assert output["applied"] == 3
     assert asyncio.run(_billed(admin.url)) == {"A": {"bill": [1, 2]}, "B": {"bill": [1]}}
     assert admin("inbox", "list") == admin("inbox", "streams") == []
     assert admin("saga", "ls") == []

@@ -102,7 +102,7 @@ def test_without_servers_orders_complete_and_the_books_balance(tmp_path: Path) -
     check_all_well(run(tmp_path, "--orders", "20"), 20)
 
 
-def test_without_servers_what_is_refused_is_compensated_and_what_cannot_be_needs_a_person(tmp_path: Path) -> None:
+def test_without_servers_a_rejected_order_is_compensated_or_needs_a_person(tmp_path: Path) -> None:
     found = run(tmp_path, "--orders", "12", *FAILING)
     check_misfortunes(found)
     check_advice(found)
@@ -141,14 +141,14 @@ def test_however_it_ends_no_process_stays(tmp_path: Path, number: signal.Signals
         example.send_signal(number)
         code = -number if number == signal.SIGKILL else 128 + number
         assert example.wait(GONE_SECONDS_MAX) == code
-    # A process that is killed cannot wait for the others; the kernel has told them to stop.
+    # A process that is killed cannot wait for the others; the kernel has sent them a signal to stop.
     give_up = time.monotonic() + (GONE_SECONDS_MAX if number == signal.SIGKILL else 0)
     while (left := processes_of(tmp_path)) and time.monotonic() < give_up:
         time.sleep(0.1)
     assert left == []
 
 
-def test_for_people_it_tells_progress_sagas_books_and_a_picture(tmp_path: Path) -> None:
+def test_for_people_it_prints_progress_sagas_books_and_a_diagram(tmp_path: Path) -> None:
     asked = command(tmp_path, "--orders", "3", "--fail", "shipping")
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=200, check=True)
     for said in (

@@ -2,7 +2,7 @@
 
 A block with a title is a file, or a terminal of its own in which a program keeps running. Any other block of commands
 runs in the first terminal. Lines below a command are its output; `...` stands for any text. A block whose title says
-"repeat" is run until it prints that. Only the addresses of servers, and the place that Outrider is installed from,
+"repeat" is run until it prints that. Only the addresses of servers, and the path that Outrider is installed from,
 differ from the page.
 """
 

@@ -12,9 +12,9 @@ import pytest
 
 from outrider import app
 from outrider.testing.servers.kafka import create_topic, delete_topics
-from tests.chaos.consumers import EMPTY, Work, exactly_once_in_order, relaying, stage
-from tests.chaos.crashing_consumer import NEVER, POINTS, TABLE, Fuse, build, consumer_of
-from tests.chaos.relays import until
+from tests.support.consumer_process import EMPTY, Work, exactly_once_in_order, relaying, stage
+from tests.support.crashing_consumer import NEVER, POINTS, TABLE, Fuse, build, consumer_of
+from tests.support.relay_process import until
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -47,7 +47,7 @@ async def _crash(conn: Any, work: Work, point: str, count: int) -> None:
     if point == "committed_not_acked":
         assert await conn.fetchval("SELECT count(*) FROM effects") > before
     elif point == "commit_sent":
-        # Nobody has read the answer, but the server has read the commit.
+        # The answer was not read, but the server has read the commit.
         await until("the commit to be heard", conn, "SELECT count(*) > $1 FROM effects", before)
 
 
@@ -98,12 +98,14 @@ async def test_consumers_killed_at_every_point_repeat_no_effect_from_rabbitmq(co
 
 
 @pytest.mark.kafka
-async def test_consumers_in_batches_with_a_strict_gate_repeat_no_effect_from_kafka(conn: Any, kafka_work: Work) -> None:
+async def test_consumers_in_batches_with_strict_ordering_repeat_no_effect_from_kafka(
+    conn: Any, kafka_work: Work
+) -> None:
     await _crash_everywhere(conn, _in_batches(kafka_work), rounds=sized(2, 1), per_key=sized(50, 25))
 
 
 @pytest.mark.rabbitmq
-async def test_consumers_in_batches_with_a_strict_gate_repeat_no_effect_from_rabbitmq(
+async def test_consumers_in_batches_with_strict_ordering_repeat_no_effect_from_rabbitmq(
     conn: Any, rabbit_work: Work
 ) -> None:
     await _crash_everywhere(conn, _in_batches(rabbit_work), rounds=sized(2, 1), per_key=sized(50, 25))

@@ -21,8 +21,8 @@ from outrider.stores.mongo import MongoSchema
 from outrider.testing.servers.kafka import create_topic, delete_topics
 from outrider.testing.servers.mongo import MongoServer
 from tests.acceptance.end_to_end.mongo_shop import FORGETFUL
-from tests.chaos import mongo_services as services
-from tests.chaos.relays import PATIENCE_SECONDS, at, relays
+from tests.support import mongo_services as services
+from tests.support.relay_process import PATIENCE_SECONDS, at, relays
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.mongo, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -47,12 +47,12 @@ class Scene:
     @asynccontextmanager
     async def running(self, *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
         """Run a command of Outrider around the block; whatever is left of it at the end is killed."""
-        places = ["--store", self.url, "--broker", self.broker, "--log-level", "error", "--parent", str(os.getpid())]
-        with (self.folder / "services.log").open("ab") as told:
+        options = ["--store", self.url, "--broker", self.broker, "--log-level", "error", "--parent", str(os.getpid())]
+        with (self.folder / "services.log").open("ab") as log_file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "outrider", *command, *places),
-                stdout=told,
-                stderr=told,
+                *(sys.executable, "-m", "outrider", *command, *options),
+                stdout=log_file,
+                stderr=log_file,
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )

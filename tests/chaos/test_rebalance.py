@@ -12,9 +12,9 @@ import pytest
 
 from outrider.brokers.kafka import KafkaBroker
 from outrider.testing.servers.kafka import create_topic, delete_topics
-from tests.chaos.consumers import ConsumerProcess, Work, exactly_once_in_order, relaying, stage
-from tests.chaos.crashing_consumer import TABLE
-from tests.chaos.relays import PATIENCE_SECONDS
+from tests.support.consumer_process import ConsumerProcess, Work, exactly_once_in_order, relaying, stage
+from tests.support.crashing_consumer import TABLE
+from tests.support.relay_process import PATIENCE_SECONDS
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.chaos, pytest.mark.timeout(300)]

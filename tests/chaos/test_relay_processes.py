@@ -9,7 +9,7 @@ import pytest
 
 import outrider
 from outrider.testing.harness import order
-from tests.chaos.relays import QUICK, RelayProcess, at, everything, first_deliveries, relays, until
+from tests.support.relay_process import QUICK, RelayProcess, at, everything, first_deliveries, relays, until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos]
 

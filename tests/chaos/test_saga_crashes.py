@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.crashing_saga_worker import POINTS
-from tests.chaos.relays import at
-from tests.chaos.saga_ledger import FINE, SOLD_OUT, TABLES, UNDELIVERABLE, balanced
-from tests.chaos.saga_workers import Orders, Shop, all_ended, end
+from tests.support.crashing_saga_worker import POINTS
+from tests.support.relay_process import at
+from tests.support.saga_ledger import FINE, SOLD_OUT, TABLES, UNDELIVERABLE, balanced
+from tests.support.saga_worker_process import Orders, Shop, all_ended, end
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -30,7 +30,7 @@ async def test_a_worker_killed_at_every_point_leaves_no_saga_half_done(
     rng = random.Random(seed)
     await conn.execute(TABLES)
     shop, orders = Shop(postgres_url, at(tmp_path / "log.db"), tmp_path), Orders(rng)
-    async with shop.town():
+    async with shop.services():
         for point in rng.sample(POINTS, len(POINTS)):
             await orders.place(conn, KINDS)
             await shop.crash(conn, point, rng.randint(1, PASSES_MAX))

@@ -13,7 +13,7 @@ import pytest
 from outrider import app
 from outrider.saga.model import SagaCriteria
 from outrider.telemetry.events import SagaAdvanced
-from tests.acceptance.saga_town import Bank, Town, stock_inbox, town
+from tests.support.saga_services import Bank, SagaServices, run_services, stock_inbox
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
@@ -67,45 +67,45 @@ async def _migrate(url: str) -> None:
 async def test_workers_that_are_lost_leave_every_order_whole_or_compensated(store_url: str, tmp_path: Path) -> None:
     rng = random.Random(7)
     bank = MoodyBank(rng)
-    async with town(store_url, f"embedded:///{tmp_path}/log.db", bank, charge_seconds=0.3) as place:
-        async with place.consuming(stock_inbox(sold_out=SOLD_OUT)):
-            ids = [await place.start(f"A-{number:02}") for number in range(ORDERS)]
+    async with run_services(store_url, f"embedded:///{tmp_path}/log.db", bank, charge_seconds=0.3) as services:
+        async with services.consuming(stock_inbox(sold_out=SOLD_OUT)):
+            ids = [await services.start(f"A-{number:02}") for number in range(ORDERS)]
             for _ in range(LOSSES):
-                async with place.working(), place.working(lost=True):
-                    await _some_moves(place, rng)
-            async with place.working(), place.working():
-                await _all_ended(place)
-        await _whole_or_compensated(place, [str(saga_id) for saga_id in ids])
+                async with services.working(), services.working(lost=True):
+                    await _some_moves(services, rng)
+            async with services.working(), services.working():
+                await _all_ended(services)
+        await _whole_or_compensated(services, [str(saga_id) for saga_id in ids])
 
 
-async def _some_moves(place: Town, rng: random.Random) -> None:
+async def _some_moves(services: SagaServices, rng: random.Random) -> None:
     """Let workers do something; less, when there is not so much left to do."""
-    moves = len(place.bell.of(SagaAdvanced)) + rng.randrange(1, MOVES_MAX)
+    moves = len(services.observer.of(SagaAdvanced)) + rng.randrange(1, MOVES_MAX)
     with suppress(TimeoutError):
         async with asyncio.timeout(LOSS_SECONDS_MAX):
-            await place.bell.heard(SagaAdvanced, moves)
+            await services.observer.until_emitted(SagaAdvanced, moves)
 
 
-async def _all_ended(place: Town) -> None:
-    """Wait until no saga goes on. The store is asked, since nobody tells what a lost worker has saved at last."""
+async def _all_ended(services: SagaServices) -> None:
+    """Wait until no saga goes on. The store is asked, because a lost worker does not report its last save."""
     async with asyncio.timeout(60):
-        while any([await _found(place, status) for status in GOING_ON]):  # noqa: ASYNC110 - no signal, see above
+        while any([await _found(services, status) for status in GOING_ON]):  # noqa: ASYNC110 - no signal, see above
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def _found(place: Town, status: str) -> list[Any]:
-    return await place.sagas_store.admin.find(SagaCriteria(status=status, limit=ORDERS))
+async def _found(services: SagaServices, status: str) -> list[Any]:
+    return await services.sagas_store.admin.find(SagaCriteria(status=status, limit=ORDERS))
 
 
-async def _whole_or_compensated(place: Town, ids: list[str]) -> None:
+async def _whole_or_compensated(services: SagaServices, ids: list[str]) -> None:
     compensated = DECLINED | SOLD_OUT
-    completed = {instance.correlation_id for instance in await _found(place, "completed")}
-    assert {instance.correlation_id for instance in await _found(place, "compensated")} == compensated
+    completed = {instance.correlation_id for instance in await _found(services, "completed")}
+    assert {instance.correlation_id for instance in await _found(services, "compensated")} == compensated
     assert len(completed) == ORDERS - len(compensated)
-    assert {name for (name,) in await place.rows("SELECT id FROM orders")} == completed
-    moves = sorted(await place.rows("SELECT id, what FROM moves"))
+    assert {name for (name,) in await services.rows("SELECT id FROM orders")} == completed
+    moves = sorted(await services.rows("SELECT id, what FROM moves"))
     back = [(name, what) for name in DECLINED for what in ("put back", "taken")]
     assert moves == sorted([*((name, "taken") for name in completed), *back])
     keys = {f"{saga_id}:charge" for number, saga_id in enumerate(ids) if f"A-{number:02}" in completed}
-    assert place.bank.charges.keys() == keys
-    assert max(place.bank.calls.values()) > 1
+    assert services.bank.charges.keys() == keys
+    assert max(services.bank.calls.values()) > 1

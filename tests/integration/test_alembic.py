@@ -111,7 +111,7 @@ class Environment:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'shop.db'}"
     url: str = request.getfixturevalue("empty_database")
@@ -119,8 +119,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def environment(place: str, tmp_path: Path) -> Environment:
-    made = Environment(tmp_path / "migrations", place)
+def environment(url: str, tmp_path: Path) -> Environment:
+    made = Environment(tmp_path / "migrations", url)
     made.revise()
     return made
 
@@ -152,9 +152,9 @@ def test_autogenerate_leaves_our_tables_alone(environment: Environment) -> None:
     command.check(environment.config)
     with environment.engine.begin() as conn:
         conn.execute(sa.text("CREATE TABLE forgotten (id integer)"))
-    with pytest.raises(CommandError, match="remove_table") as refused:
+    with pytest.raises(CommandError, match="remove_table") as rejected:
         command.check(environment.config)
-    assert "outbox" not in str(refused.value)
+    assert "outbox" not in str(rejected.value)
 
 
 def test_a_downgrade_takes_our_tables_away_unless_something_would_be_lost(environment: Environment) -> None:

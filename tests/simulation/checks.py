@@ -1,4 +1,4 @@
-"""What must be true when a world has come to rest."""
+"""The rules that hold when a world has come to rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.stores.memory import MemoryStore
 from tests.simulation.record import Delivery, Entry, Record
 
 
-def findings(record: Record, store: MemoryStore) -> Iterator[str]:
+def violations(record: Record, store: MemoryStore) -> Iterator[str]:
     """Name everything that is wrong."""
     yield from record.crashes
     yield from _leftovers(record, store)

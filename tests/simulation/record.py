@@ -1,4 +1,4 @@
-"""What happened: the trace of every step, the book of every staged event, and the broker's log."""
+"""The history of a world: the trace of every step, every staged event, and the broker's log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _plain(part: object) -> str:
 
 @dataclass(slots=True)
 class Fate:
-    """What the broker will do to an event's message: refuse it, lose the answer, or never take it until it is cured."""
+    """The broker's treatment of an event's message: nack it, lose the answer, or reject it until the event is cured."""
 
     nacks: int = 0
     lost_answers: int = 0
@@ -114,7 +114,7 @@ class Record:
 
 
 class Graveyard(dict[UUID, DeadRow]):
-    """The dead letters, with every burial written down."""
+    """The dead letters, with every addition recorded."""
 
     def __init__(self, record: Record) -> None:
         super().__init__()

@@ -20,8 +20,8 @@ def main(arguments: list[str]) -> int:
     finally:
         loop.close()
         print(*world.record.trace, sep="\n")
-    print(*(world.findings or ["every promise was kept"]), sep="\n")
-    return 1 if world.findings else 0
+    print(*(world.violations or ["every guarantee was kept"]), sep="\n")
+    return 1 if world.violations else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The simulation would notice: take one rule away, and some world breaks a promise."""
+"""The simulation would notice: without one of the rules, some world breaks a guarantee."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEEDS = 300
 
 
 def first_unsound(options: Options | None = None) -> Unsound:
-    """Return what went wrong in the first world that broke a promise."""
+    """Return the error of the first world that broke a guarantee."""
     for seed in range(SEEDS):
         try:
             run(seed, options)

@@ -1,4 +1,4 @@
-"""What the simulation has found, each in its smallest form."""
+"""Failures that the simulation has found, each in its smallest form."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ async def run_for(relay: Relay, seconds: float) -> None:
 
 
 async def put(
-    store: MemoryStore, *keys: str, hold: OptimisticClaim | None = None, priority: int = Priority.NORMAL
+    store: MemoryStore, *keys: str, claim: OptimisticClaim | None = None, priority: int = Priority.NORMAL
 ) -> None:
     async with store.transaction() as tx:
         events = [Event("changed", {}, key=key, topic="orders", priority=priority) for key in keys]
-        await Outbox().place(tx, drafts(events, StagingRules()), hold)
+        await Outbox().place(tx, drafts(events, StagingRules()), claim)
 
 
 async def owner_of(store: MemoryStore) -> Lease:
@@ -138,7 +138,7 @@ def test_a_worker_does_not_spin_while_the_broker_is_down() -> None:
     passes: Counter[str] = Counter()
     work = relay.run_once
 
-    def refuse_once(message: Message) -> PublishResult:
+    def nack_once(message: Message) -> PublishResult:
         passes[message.key] += 1
         if passes["A"] and passes["B"]:
             loop.call_soon(broker.down.add, "")
@@ -152,7 +152,7 @@ def test_a_worker_does_not_spin_while_the_broker_is_down() -> None:
         await put(store, "A", "B")
         await run_for(relay, 120)
 
-    broker.script, relay.run_once = refuse_once, counted  # type: ignore[method-assign]
+    broker.script, relay.run_once = nack_once, counted  # type: ignore[method-assign]
     live(loop, life())
     assert passes["all"] < 200
 
@@ -181,7 +181,7 @@ def test_a_suspect_that_always_fails_does_not_keep_the_others_from_their_turn() 
     assert [message.key for message in broker.log] == ["unlucky"]
 
 
-async def test_a_confirmation_does_not_lift_the_hold_of_the_event_after_it() -> None:
+async def test_a_confirmation_does_not_unblock_the_event_after_it() -> None:
     store = MemoryStore(lanes=1)
     lease = await owner_of(store)
     await put(store, "A", "A", "A")
@@ -210,18 +210,18 @@ async def test_what_follows_a_skipped_event_in_the_same_write_is_not_stranded() 
     assert [event.event_id for event in due.events] == [follower[0].event_id]
 
 
-def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> None:
+def test_a_writer_that_confirms_after_its_claim_has_expired_strands_no_event() -> None:
     """The relay has the event in flight by then; without it, what it parks behind it would have no head."""
     loop = VirtualLoop()
-    store, hold = MemoryStore(lanes=1, clock=VirtualClock(loop)), OptimisticClaim("writer", 2)
+    store, claim = MemoryStore(lanes=1, clock=VirtualClock(loop)), OptimisticClaim("writer", 2)
 
     async def life() -> None:
         lease = await owner_of(store)
-        await put(store, "A", hold=hold)
+        await put(store, "A", claim=claim)
         await put(store, "A")
         await asyncio.sleep(3)
         head, follower = await fetched(store, lease)
-        await store.settle_claim(hold, [head[0].event_id], [])
+        await store.settle_claim(claim, [head[0].event_id], [])
         await store.settle(lease, Settlements.of([Settlement(*head, Retry(1, {})), Settlement(*follower, PARK)]))
 
     live(loop, life())
@@ -229,8 +229,8 @@ def test_a_writer_that_confirms_after_its_hold_has_lapsed_strands_nobody() -> No
 
 
 @pytest.mark.parametrize("policy", OnDeadLetter)
-async def test_an_event_buried_by_hand_does_not_get_ahead_of_those_before_it(policy: OnDeadLetter) -> None:
-    """Neither does the marker in its place, nor the event itself when it is replayed at once."""
+async def test_an_event_dead_lettered_by_hand_does_not_get_ahead_of_those_before_it(policy: OnDeadLetter) -> None:
+    """Neither does its marker, nor the event itself when it is replayed at once."""
     store, broker, clock = MemoryStore(lanes=1), MemoryBroker(), ManualClock()
     store.clock = clock
     async with store.transaction() as tx:

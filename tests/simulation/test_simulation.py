@@ -1,4 +1,4 @@
-"""Every promise holds in every world: whatever is frozen, killed, delayed, lost or refused, and in whatever order."""
+"""Every guarantee holds in every world: whatever is frozen, killed, delayed, lost or nacked, and in whatever order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_clean_restart_delivers_nothing_twice(first: int) -> None:
         assert report.duplicates == 0, f"seed {seed} delivered {report.duplicates} messages twice"
 
 
-def test_the_worlds_are_as_troubled_as_they_claim_to_be() -> None:
+def test_the_worlds_have_the_failures_that_they_claim() -> None:
     verbs = [step.verb for seed in SHARED_SEEDS for step in shared_report(seed).trace]
     for verb in ("frozen", "killed", "vanished", "asked to stop", "down", "rollback", "savepoint undone"):
         assert verbs.count(verb) > 20, verb
@@ -58,10 +58,10 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     code = "import tests.simulation.test_simulation as t; print(t.fingerprint(range(10)))"
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
         )
-        assert told.stdout.strip() == fingerprint(range(10))
+        assert output.stdout.strip() == fingerprint(range(10))
 
 
 def fingerprint(seeds: range) -> str:

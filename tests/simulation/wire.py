@@ -34,7 +34,7 @@ class Trace(Protocol):
 
 @dataclass(slots=True)
 class Weather:
-    """How bad it is: the chance of each kind of trouble, per request."""
+    """The probability of each kind of failure, per request."""
 
     slow: float = 0.0
     stalled: float = 0.0
@@ -142,11 +142,11 @@ class DistantStore:
 
         return await self._ask("settle", self.inner.settle, lease, settlements, ids=ids)
 
-    async def renew_claim(self, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
-        return await self._ask("renew_claim", self.inner.renew_claim, hold, event_ids)
+    async def renew_claim(self, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+        return await self._ask("renew_claim", self.inner.renew_claim, claim, event_ids)
 
-    async def settle_claim(self, hold: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
-        await self._ask("settle_claim", self.inner.settle_claim, hold, confirmed, yielded)
+    async def settle_claim(self, claim: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
+        await self._ask("settle_claim", self.inner.settle_claim, claim, confirmed, yielded)
 
     async def notify(self) -> None:
         await self.inner.notify()

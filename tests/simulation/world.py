@@ -11,11 +11,11 @@ from outrider.brokers.base import Capabilities
 from outrider.event import OnDeadLetter
 from outrider.outbox.optimistic import OptimisticWriter
 from outrider.stores.memory import MemoryStore
-from tests.simulation.chaos import FaultMaker, Operator
-from tests.simulation.checks import at_rest, findings
-from tests.simulation.crew import Crew
-from tests.simulation.exchange import Exchange, ModelBroker
+from tests.simulation.checks import at_rest, violations
+from tests.simulation.faults import FaultMaker, Operator
+from tests.simulation.model_broker import BrokerModel, ModelBroker
 from tests.simulation.record import Graveyard, Record, Step
+from tests.simulation.relays import RelayGroup
 from tests.simulation.virtual import VirtualClock, VirtualLoop
 from tests.simulation.wire import DistantStore, Weather, Wire
 from tests.simulation.writers import Scene, StreamPlan, Writer
@@ -28,12 +28,12 @@ MODES = ("numbered", "numbered", "locked", "free", "keyless")
 
 
 class Unsound(AssertionError):
-    """A promise was broken in a world."""
+    """A guarantee was broken in a world."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a world differs from what its seed says. `claims_order` makes the broker promise what it does not keep."""
+    """How a world differs from what its seed says. `claims_order` makes the broker claim to keep order."""
 
     claims_order: bool | None = None
     ordered: bool | None = None
@@ -52,14 +52,14 @@ class Report:
 
 
 def run(seed: int, options: Options | None = None) -> Report:
-    """Run the world of a seed to its end; raise Unsound if a promise was broken."""
+    """Run the world of a seed to its end; raise Unsound if a guarantee was broken."""
     loop = VirtualLoop()
     world = World(seed, loop, options or Options())
     try:
         loop.run_until_complete(world.live())
     finally:
         loop.close()
-    if wrong := world.findings:
+    if wrong := world.violations:
         raise Unsound(_describe(seed, wrong))
     record = world.record
     duplicates = len(record.log) - len({delivery.event_id for delivery in record.log})
@@ -83,16 +83,16 @@ class World:
         self.store = MemoryStore(lanes=rng.choice((1, 2, 3)), clock=VirtualClock(loop))
         self.store.tables.dead = Graveyard(self.record)
         ordered = rng.random() < 0.25 if options.ordered is None else options.ordered
-        self.exchange = Exchange(self.record, self.dice("broker"), ordered)
+        self.broker_model = BrokerModel(self.record, self.dice("broker"), ordered)
         self.weather = _weather(rng) if options.trouble else Weather(slow=0.1)
         capabilities = Capabilities(ordered=ordered if options.claims_order is None else options.claims_order)
-        self.crew = Crew(
-            loop, self.store, self.exchange, self.record, _settings(rng), self.weather, self.dice, capabilities
+        self.relays = RelayGroup(
+            loop, self.store, self.broker_model, self.record, _settings(rng), self.weather, self.dice, capabilities
         )
         mischief = rng.choice((0.5, 1.0, 2.0)) if options.trouble else 0.0
         self.scene = Scene(self.store, self.record, _plans(rng), late=rng.choice((0.05, 0.2)), mischief=mischief)
         self.scene.breaking = int(rng.random() < 0.3)
-        self.findings: list[str] = []
+        self.violations: list[str] = []
         self.ended_at = 0.0
 
     def dice(self, name: str) -> random.Random:
@@ -106,12 +106,12 @@ class World:
             await self._storm(operator)
             await self._calm(operator)
         finally:
-            await self.crew.clear()
+            await self.relays.clear()
 
     async def _storm(self, operator: Operator) -> None:
         for _ in range(self.rng.choice((2, 2, 3))):
-            self.crew.hire()
-        maker = FaultMaker(self.crew, self.exchange, self.record, self.dice("faults"), [HOLDING, SKIPPING])
+            self.relays.add()
+        maker = FaultMaker(self.relays, self.broker_model, self.record, self.dice("faults"), [HOLDING, SKIPPING])
         makers = [maker.run(self.rng.choice((3, 6, 12))), operator.run(6)] if self.trouble else [self._restarts()]
         tasks = [self.loop.create_task(make) for make in makers]
         writers = [self._writer(f"w{n}") for n in range(3)]
@@ -126,7 +126,7 @@ class World:
         wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
         store, broker = (
             DistantStore(self.store, wire, self.record),
-            ModelBroker(self.exchange, wire, self.crew.capabilities),
+            ModelBroker(self.broker_model, wire, self.relays.capabilities),
         )
         sender = OptimisticWriter(
             store,
@@ -138,15 +138,15 @@ class World:
         return Writer(self.scene, name, self.dice(name), sender)
 
     async def _restarts(self) -> None:
-        """The only trouble in a world without trouble: relays that are stopped cleanly and replaced."""
+        """The only disturbance in a world without faults: relays that are stopped cleanly and replaced."""
         while True:
             await asyncio.sleep(self.rng.uniform(0.5, 5))
-            self.crew.stop(self.rng.choice(list(self.crew.members)))
+            self.relays.stop(self.rng.choice(list(self.relays.members)))
 
     async def _calm(self, operator: Operator) -> None:
         self.record.note("world", "calm")
         self.weather.clear_up()
-        self.crew.calm()
+        self.relays.calm()
         operator.calm = True
         person = self.loop.create_task(operator.run(2))
         limit = self.loop.time() + DRAIN_SECONDS
@@ -154,9 +154,9 @@ class World:
             await asyncio.sleep(0.5)
         person.cancel()
         await asyncio.gather(person, return_exceptions=True)
-        await self.crew.close()
+        await self.relays.close()
         self.ended_at = self.loop.time()
-        self.findings = [*findings(self.record, self.store), *self.crew.left_behind()]
+        self.violations = [*violations(self.record, self.store), *self.relays.left_behind()]
 
     def _rests(self) -> bool:
         return at_rest(self.record, self.store) or bool(self.record.crashes)

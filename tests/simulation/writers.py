@@ -1,4 +1,4 @@
-"""Writers: business transactions over a few streams, some of them late, undone, or repeated."""
+"""Writers: business transactions over a few streams, some of them late, rolled back, or repeated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.stores.memory import MemoryStore, MemoryTransaction
 from tests.simulation.record import Entry, Fate, Record
 
 
-class Undo(Exception):
+class RollBack(Exception):
     """A writer changed its mind."""
 
 
@@ -25,7 +25,7 @@ class StreamPlan:
     """One stream that writers write to.
 
     `numbered`: the store counts. `locked`: the writer holds its aggregate's row from before staging until commit.
-    `free`: nobody coordinates. `keyless`: every event is a stream of its own.
+    `free`: without coordination. `keyless`: every event is a stream of its own.
     """
 
     topic: str
@@ -36,7 +36,7 @@ class StreamPlan:
 
 @dataclass(slots=True)
 class Scene:
-    """What writers share."""
+    """The state that writers share."""
 
     store: MemoryStore
     record: Record
@@ -83,7 +83,7 @@ class Writer:
 
     async def _repeat(self, event: Event) -> None:
         """Stage what is known already, as a caller does who never learned that it had committed."""
-        # What a person gave up is forgotten, so it would be a new event.
+        # A discarded event is forgotten, so it would be a new event.
         if event.event_id not in self.scene.record.discarded:
             async with self.scene.store.transaction() as tx:
                 await stage(tx, event)
@@ -96,7 +96,7 @@ class Writer:
         except BaseException as error:
             tx.rollback()
             self.scene.record.note(self.name, "rollback")
-            if not isinstance(error, Undo):
+            if not isinstance(error, RollBack):
                 raise
         else:
             self._commit(tx, made)
@@ -107,9 +107,9 @@ class Writer:
     async def _write(
         self, tx: MemoryTransaction, batch: OptimisticBatch, chosen: list[StreamPlan], number: int
     ) -> list[Event]:
-        # A counter stays locked after the savepoint is undone; with a second one, the order of locks would be lost.
+        # A counter stays locked after the savepoint is rolled back; with a second one, locks would lose their order.
         if self.rng.random() < 0.15 and sum(plan.mode == "numbered" for plan in chosen) < 2:
-            await self._undone(tx, batch, chosen)
+            await self._rolled_back(tx, batch, chosen)
         made = await self._stage(tx, batch, chosen, number)
         drawn = self.rng.random()
         if drawn < self.scene.late:
@@ -117,15 +117,15 @@ class Writer:
         elif drawn < 0.5:
             await asyncio.sleep(self.rng.uniform(0, 0.1))
         if self.rng.random() < 0.12:
-            raise Undo
+            raise RollBack
         return made
 
-    async def _undone(self, tx: MemoryTransaction, batch: OptimisticBatch, plans: list[StreamPlan]) -> None:
+    async def _rolled_back(self, tx: MemoryTransaction, batch: OptimisticBatch, plans: list[StreamPlan]) -> None:
         try:
             async with tx.savepoint():
                 await self._stage(tx, batch, plans, 0)
-                raise Undo
-        except Undo:
+                raise RollBack
+        except RollBack:
             self.scene.record.note(self.name, "savepoint undone")
 
     async def _stage(
@@ -166,11 +166,11 @@ class Writer:
         nacks = rng.choice((1, 1, 2)) if rng.random() < 0.15 * mischief and poison != "break" else 0
         return Fate(nacks, int(rng.random() < 0.05 * mischief), poison, rng.random() < 0.5)
 
-    def _enter(self, event: Event, plan: StreamPlan, fate: Fate, place: tuple[int, int, int]) -> None:
+    def _enter(self, event: Event, plan: StreamPlan, fate: Fate, numbers: tuple[int, int, int]) -> None:
         assert event.event_id is not None
         self.count += 1
         stream = (plan.topic, event.key or str(event.event_id), band_of(plan.priority))
-        entry = Entry(f"{self.name}.{self.count}", stream, plan.mode == "numbered", *place, fate)
+        entry = Entry(f"{self.name}.{self.count}", stream, plan.mode == "numbered", *numbers, fate)
         self.scene.record.entries[event.event_id] = entry
 
     def _commit(self, tx: MemoryTransaction, made: list[Event]) -> None:

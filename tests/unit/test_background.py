@@ -52,7 +52,7 @@ def test_there_is_one_to_share() -> None:
     assert shared().run(_where()).result(WAIT_SECONDS)[1] == "outrider-background"
 
 
-def test_a_hint_that_cannot_be_sent_is_logged_and_nobody_waits_for_it(
+def test_a_notification_that_cannot_be_sent_is_logged_without_waiting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), outrider.Waker(f"sqlite:////{tmp_path}/absent.db") as waker:

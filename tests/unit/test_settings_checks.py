@@ -24,7 +24,7 @@ from outrider.settings_checks import Range, check_ranges
         (Range(0, below=1), 1, "use a number from 0 to below 1"),
     ],
 )
-def test_a_value_outside_its_range_is_refused_by_name(allowed: Range, value: Any, said: str) -> None:
+def test_a_value_outside_its_range_is_rejected_by_name(allowed: Range, value: Any, said: str) -> None:
     with pytest.raises(InvalidSetting, match=said):
         check_ranges(SimpleNamespace(x=value), {"x": allowed})
 

@@ -1,4 +1,4 @@
-"""A business and a broker's place for each test of this folder."""
+"""A shop and a destination at the broker for each test of this folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outrider.stores.mongo import MongoSchema
 from outrider.stores.sqlite import SqliteSchema
 from outrider.testing.servers.mongo import MongoServer
 from tests.acceptance.end_to_end.mongo_shop import FORGETFUL, MongoShop
-from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, SqliteShop
+from tests.support.destinations import KafkaDestination, RabbitDestination
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def sqlite_shop(tmp_path: Path) -> AsyncIterator[SqliteShop]:
 
 @pytest.fixture
 async def mongo_shop() -> AsyncIterator[MongoShop]:
-    """A business on MongoDB, with a server of its own that tests may trouble."""
+    """A business on MongoDB, with a server of its own in which tests may inject faults."""
     with MongoServer(settings=FORGETFUL) as server:
         await MongoSchema(server.url).migrate()
         async with await MongoShop.open(server.url) as shop:
@@ -41,16 +41,16 @@ async def mongo_shop() -> AsyncIterator[MongoShop]:
 
 
 @pytest.fixture
-async def kafka_post(kafka: str) -> AsyncIterator[KafkaPost]:
+async def kafka_destination(kafka: str) -> AsyncIterator[KafkaDestination]:
     """A topic on the shared Kafka."""
-    post = KafkaPost(kafka)
-    yield post
-    await post.remove()
+    destination = KafkaDestination(kafka)
+    yield destination
+    await destination.remove()
 
 
 @pytest.fixture
-async def rabbit_post(rabbitmq_url: str) -> AsyncIterator[RabbitPost]:
+async def rabbit_destination(rabbitmq_url: str) -> AsyncIterator[RabbitDestination]:
     """An exchange and a queue on the shared RabbitMQ."""
-    post = RabbitPost(rabbitmq_url)
-    yield post
-    await post.remove()
+    destination = RabbitDestination(rabbitmq_url)
+    yield destination
+    await destination.remove()

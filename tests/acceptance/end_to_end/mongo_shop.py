@@ -16,7 +16,7 @@ from tests.acceptance.end_to_end.shop import OUTBOX, Compensated, Shop, in_two, 
 
 DATABASE = "shop"
 FORGETFUL = {"transactionLifetimeLimitSeconds": "5"}
-"""What a killed process had open stays so until then, by default for a minute, and stands in everybody's way."""
+"""A transaction of a killed process stays open until then, by default for a minute, and blocks other writers."""
 MAJORITY: dict[str, Any] = {"read_concern": ReadConcern("snapshot"), "write_concern": WriteConcern("majority")}
 
 
@@ -29,7 +29,7 @@ class MongoShop(Shop):
         super().__init__(url)
         self.client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url, appname="shop")
         self._purchase = self.client[DATABASE]["purchase"]
-        # Whoever looks on is not the business, and suffers from no fault that is injected into it.
+        # The observing client has another name, so that injected faults do not hit it.
         self._onlooker: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url)
         self._outbox = self._onlooker["outrider"]
 
@@ -56,7 +56,7 @@ class MongoShop(Shop):
         async with self.client.start_session() as session:
             with suppress(Compensated):
                 await session.with_transaction(sell, **MAJORITY)
-        # What lost against another transaction was rolled back as well.
+        # A transaction that lost a write conflict was rolled back as well.
         self.compensated |= {str(event_id) for ids in tries[:-1] for event_id in ids}
         return tries[-1]
 

@@ -75,7 +75,7 @@ class Shop(ABC):
 
     @abstractmethod
     async def attempts(self, table: str) -> int:
-        """Add up the attempts that the events in a table have been charged for."""
+        """Add up the failed attempts of the events in a table."""
 
     @abstractmethod
     async def purchases(self) -> dict[str, str]:
@@ -106,8 +106,8 @@ class Shop(ABC):
             for _ in range(self.writers):
                 tasks.create_task(write())
 
-    async def charged(self) -> int:
-        """Count the attempts that any event has been charged for, wherever it is now."""
+    async def failed_attempts(self) -> int:
+        """Count the failed attempts of all events, whatever table they are in."""
         return sum([await self.attempts(table) for table in ("outbox", "outbox_archive", "outbox_dead_letter")])
 
 

@@ -12,7 +12,7 @@ from outrider.stores.postgres import PostgresSchema
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
 from outrider.testing.servers.postgres import PostgresServer
 from outrider.testing.servers.rabbitmq import RabbitServer
-from tests.acceptance.end_to_end.crew import (
+from tests.acceptance.end_to_end.relay_progress import (
     EMPTY,
     PACE,
     SMALL_STEPS,
@@ -20,11 +20,11 @@ from tests.acceptance.end_to_end.crew import (
     delivered,
     everything_arrived,
     until,
-    until_told,
+    until_logged,
 )
-from tests.acceptance.end_to_end.post import KafkaPost, RabbitPost
 from tests.acceptance.end_to_end.shop import PostgresShop, Shop, deals
-from tests.chaos.relays import QUICK, RelayProcess, relays
+from tests.support.destinations import KafkaDestination, RabbitDestination
+from tests.support.relay_process import QUICK, RelayProcess, relays
 from tests.support.sizes import sized
 
 pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(240)]
@@ -37,15 +37,15 @@ OUTAGE_SECONDS = sized(30, 5)
 
 @pytest.fixture(scope="module")
 def rabbit() -> Iterator[RabbitServer]:
-    """A private server that tests may break, if they mend it again."""
+    """A private server that tests may break and must repair."""
     with RabbitServer() as server:
         yield server
 
 
-async def _until_both_are_busy(shop: Shop, crew: list[RelayProcess]) -> None:
+async def _until_both_are_busy(shop: Shop, processes: list[RelayProcess]) -> None:
     """Wait for the middle of a drain. A relay whose servers are gone when it starts would say so, and end."""
-    await until(shop, crew, *STARTED)
-    await until(shop, crew, *delivered(500))
+    await until(shop, processes, *STARTED)
+    await until(shop, processes, *delivered(500))
     assert await shop.count("outbox") > 0, "the backlog is too small for so quick a relay"
 
 
@@ -54,17 +54,17 @@ async def test_kafka_killed_and_restarted_during_a_drain_costs_nothing(
     postgres_shop: PostgresShop, tmp_path: Path
 ) -> None:
     with KafkaServer() as server:
-        post = KafkaPost(server.bootstrap)
-        await postgres_shop.work(BACKLOG, post.topic)
-        async with relays(postgres_shop.url, post.url, tmp_path, 2, *SMALL_STEPS) as crew:
-            await _until_both_are_busy(postgres_shop, crew)
+        destination = KafkaDestination(server.bootstrap)
+        await postgres_shop.work(BACKLOG, destination.topic)
+        async with relays(postgres_shop.url, destination.url, tmp_path, 2, *SMALL_STEPS) as processes:
+            await _until_both_are_busy(postgres_shop, processes)
             await asyncio.to_thread(server.kill)
-            await postgres_shop.work(MORE, post.topic)
-            await until_told(tmp_path, crew, "breaker opened", 2)
-            assert await postgres_shop.charged() == 0
+            await postgres_shop.work(MORE, destination.topic)
+            await until_logged(tmp_path, processes, "breaker opened", 2)
+            assert await postgres_shop.failed_attempts() == 0
             await asyncio.to_thread(server.start)
-            await until(postgres_shop, crew, *EMPTY)
-        await everything_arrived(postgres_shop, await post.ledger())
+            await until(postgres_shop, processes, *EMPTY)
+        await everything_arrived(postgres_shop, await destination.ledger())
 
 
 @pytest.mark.kafka
@@ -72,81 +72,81 @@ async def test_the_leader_of_three_brokers_killed_during_a_drain_costs_nothing(
     postgres_shop: PostgresShop, tmp_path: Path
 ) -> None:
     with KafkaCluster(brokers=3, settings={"min.insync.replicas": "2"}) as cluster:
-        post = KafkaPost(cluster.bootstrap)
-        leader = cluster.leader(post.topic)
-        await postgres_shop.work(BACKLOG, post.topic)
-        async with relays(postgres_shop.url, post.url, tmp_path, 2, *SMALL_STEPS) as crew:
-            await _until_both_are_busy(postgres_shop, crew)
+        destination = KafkaDestination(cluster.bootstrap)
+        leader = cluster.leader(destination.topic)
+        await postgres_shop.work(BACKLOG, destination.topic)
+        async with relays(postgres_shop.url, destination.url, tmp_path, 2, *SMALL_STEPS) as processes:
+            await _until_both_are_busy(postgres_shop, processes)
             await asyncio.to_thread(leader.kill)
-            await postgres_shop.work(MORE, post.topic)
-            await until(postgres_shop, crew, *EMPTY)
-        await everything_arrived(postgres_shop, await post.ledger())
+            await postgres_shop.work(MORE, destination.topic)
+            await until(postgres_shop, processes, *EMPTY)
+        await everything_arrived(postgres_shop, await destination.ledger())
 
 
 @pytest.mark.rabbitmq
 async def test_rabbitmq_stopped_for_a_while_costs_nothing(
     postgres_shop: PostgresShop, rabbit: RabbitServer, tmp_path: Path
 ) -> None:
-    post = RabbitPost(rabbit.url)
-    await postgres_shop.work(BACKLOG, post.topic)
-    async with relays(postgres_shop.url, post.url, tmp_path, 2, *SMALL_STEPS) as crew:
-        await _until_both_are_busy(postgres_shop, crew)
+    destination = RabbitDestination(rabbit.url)
+    await postgres_shop.work(BACKLOG, destination.topic)
+    async with relays(postgres_shop.url, destination.url, tmp_path, 2, *SMALL_STEPS) as processes:
+        await _until_both_are_busy(postgres_shop, processes)
         await asyncio.to_thread(rabbit.halt)
         try:
-            await _do_business_during_the_outage(postgres_shop, crew, post.topic)
+            await _do_business_during_the_outage(postgres_shop, processes, destination.topic)
         finally:
             await asyncio.to_thread(rabbit.start)
-        await until(postgres_shop, crew, *EMPTY)
-    await everything_arrived(postgres_shop, await post.ledger())
+        await until(postgres_shop, processes, *EMPTY)
+    await everything_arrived(postgres_shop, await destination.ledger())
 
 
-async def _do_business_during_the_outage(shop: PostgresShop, crew: list[RelayProcess], topic: str) -> None:
-    """Let real time pass; no event is charged for it, and no relay gives up."""
+async def _do_business_during_the_outage(shop: PostgresShop, processes: list[RelayProcess], topic: str) -> None:
+    """Let real time pass; no event counts an attempt, and no relay ends."""
     clock = asyncio.get_running_loop()
     begun, number = clock.time(), 0
     while clock.time() < begun + OUTAGE_SECONDS:
         number += 1
         await shop.work(deals(100, 100, seed=number), topic)
-        assert await shop.charged() == 0
+        assert await shop.failed_attempts() == 0
         assert await shop.count("outbox_dead_letter") == 0
-        assert all(relay.running for relay in crew)
+        assert all(relay.running for relay in processes)
         await asyncio.sleep(0.5)
 
 
 @pytest.mark.rabbitmq
 async def test_a_memory_alarm_costs_nothing(postgres_shop: PostgresShop, rabbit: RabbitServer, tmp_path: Path) -> None:
-    post = RabbitPost(rabbit.url)
-    async with relays(postgres_shop.url, post.url, tmp_path, 2, *PACE) as crew:
-        await until(postgres_shop, crew, *STARTED)
-        await postgres_shop.work(MORE, post.topic)
-        await until(postgres_shop, crew, *delivered(500))
+    destination = RabbitDestination(rabbit.url)
+    async with relays(postgres_shop.url, destination.url, tmp_path, 2, *PACE) as processes:
+        await until(postgres_shop, processes, *STARTED)
+        await postgres_shop.work(MORE, destination.topic)
+        await until(postgres_shop, processes, *delivered(500))
         await asyncio.to_thread(rabbit.memory_alarm, True)
         try:
-            await postgres_shop.work(BACKLOG, post.topic)
-            await until_told(tmp_path, crew, "breaker opened", 4)
+            await postgres_shop.work(BACKLOG, destination.topic)
+            await until_logged(tmp_path, processes, "breaker opened", 4)
             assert await postgres_shop.count("outbox") >= EVENTS
-            assert await postgres_shop.charged() == 0
+            assert await postgres_shop.failed_attempts() == 0
         finally:
             await asyncio.to_thread(rabbit.memory_alarm, False)
-        await until(postgres_shop, crew, *EMPTY)
-    await everything_arrived(postgres_shop, await post.ledger())
+        await until(postgres_shop, processes, *EMPTY)
+    await everything_arrived(postgres_shop, await destination.ledger())
 
 
 @pytest.mark.kafka
 async def test_postgresql_killed_and_restarted_during_a_drain_costs_nothing(
-    kafka_post: KafkaPost, tmp_path: Path
+    kafka_destination: KafkaDestination, tmp_path: Path
 ) -> None:
     with PostgresServer() as server:
         await PostgresSchema(server.url).migrate()
         async with await PostgresShop.open(server.url) as shop:
-            await shop.work(BACKLOG, kafka_post.topic)
-        # What a crash leaves undecided costs a relay its lease, so a short one ends the test sooner.
-        async with relays(server.url, kafka_post.url, tmp_path, 2, *SMALL_STEPS, *QUICK) as crew:
+            await shop.work(BACKLOG, kafka_destination.topic)
+        # An unknown settle after the crash costs a relay its lease, so a short lease ends the test sooner.
+        async with relays(server.url, kafka_destination.url, tmp_path, 2, *SMALL_STEPS, *QUICK) as processes:
             async with await PostgresShop.open(server.url) as shop:
-                await _until_both_are_busy(shop, crew)
+                await _until_both_are_busy(shop, processes)
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
             async with await PostgresShop.open(server.url) as shop:
-                await shop.work(MORE, kafka_post.topic)
-                await until(shop, crew, *EMPTY)
-                await everything_arrived(shop, await kafka_post.ledger())
+                await shop.work(MORE, kafka_destination.topic)
+                await until(shop, processes, *EMPTY)
+                await everything_arrived(shop, await kafka_destination.ledger())

@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 
 from outrider.stores.sqlite import SqliteSchema
-from tests.contract.drivers.case import Case
+from tests.contract.drivers.connection_case import Case
+from tests.contract.drivers.connection_kinds import Chosen
 from tests.contract.drivers.databases import NOTES, PostgresDatabase, SqliteDatabase
-from tests.contract.drivers.kinds import Chosen
 from tests.support.postgres_databases import create_database, drop_database
 
 EMPTY = """

@@ -43,14 +43,14 @@ class Database(ABC):
         """Return the correlation ids of sagas that were started."""
         return [row[0] for row in await self.fetch(SAGAS.format(self.prefix))]
 
-    async def mail(self) -> int:
-        """Count mail to sagas."""
+    async def messages(self) -> int:
+        """Count the messages for sagas."""
         return int((await self.fetch(MAIL.format(self.prefix)))[0][0])
 
     @property
     @abstractmethod
     def prefix(self) -> str:
-        """What stands before the name of a table of ours."""
+        """The prefix of our tables."""
 
 
 class PostgresDatabase(Database):

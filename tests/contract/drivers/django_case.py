@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from django.db.utils import ConnectionHandler
 from django.utils.connection import ConnectionProxy
 
-from tests.contract.drivers.case import SyncCase
+from tests.contract.drivers.connection_case import SyncCase
 from tests.contract.drivers.databases import Database, PostgresDatabase, SqliteDatabase
 
 if not settings.configured:

@@ -1,4 +1,4 @@
-"""What is particular to Django: it commits by itself or not at all, and keeps a connection for each thread."""
+"""Rules of Django alone: it commits by itself or not at all, and keeps a connection for each thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.db.utils import ConnectionHandler
 import outrider
 from outrider import Outbox
 from outrider.drivers.commit_hooks import after_commit
-from tests.contract.drivers.case import placed
+from tests.contract.drivers.connection_case import placed
 from tests.contract.drivers.databases import SqliteDatabase
 from tests.contract.drivers.django_case import ALIAS, described
 
@@ -37,7 +37,7 @@ def conn(request: pytest.FixtureRequest, sqlite_database: SqliteDatabase) -> Ite
 
 
 @pytest.mark.parametrize("conn", [False], indirect=True)
-async def test_relays_are_woken_where_autocommit_is_off_and_nobody_tells_of_the_commit(
+async def test_relays_are_woken_where_autocommit_is_off_and_no_hook_reports_the_commit(
     conn: Any, sqlite_database: SqliteDatabase
 ) -> None:
     woken = asyncio.Event()
@@ -50,13 +50,13 @@ async def test_relays_are_woken_where_autocommit_is_off_and_nobody_tells_of_the_
     assert await sqlite_database.types() == ["order.placed"]
 
 
-def test_outside_of_a_block_nobody_is_called(conn: Any) -> None:
+def test_outside_of_a_block_no_hook_is_called(conn: Any) -> None:
     calls: list[str] = []
     assert not after_commit(conn, lambda: calls.append("too early"))
     assert calls == []
 
 
-def test_a_connection_of_another_thread_is_refused_as_django_refuses_it(conn: Any) -> None:
+def test_a_connection_of_another_thread_is_rejected_as_django_rejects_it(conn: Any) -> None:
     with (
         transaction.atomic(using=ALIAS),
         ThreadPoolExecutor(1) as other,

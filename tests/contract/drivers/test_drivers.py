@@ -1,4 +1,4 @@
-"""One suite for every kind of connection: what is staged shares the fate of the transaction, whole."""
+"""One suite for every kind of connection: staged events are committed or rolled back with the transaction."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from outrider import Event, InvalidEvent, NotInTransaction
 from outrider.event import uuid7
 from outrider.saga.model import MessageKind, NewSaga, NewSagaMessage, Phase
-from tests.contract.drivers.case import Case, Undo, placed
-from tests.contract.drivers.kinds import POSTGRES, SQLITE, Chosen, chosen_of, params
+from tests.contract.drivers.connection_case import Case, RollBack, placed
+from tests.contract.drivers.connection_kinds import POSTGRES, SQLITE, Chosen, chosen_of, params
 
 
 @pytest.fixture(params=params(POSTGRES, SQLITE))
@@ -39,20 +39,22 @@ async def test_a_committed_event_is_there_with_the_row_it_belongs_to(case: Case)
 
 
 async def test_a_rolled_back_event_never_existed(case: Case) -> None:
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             await case.write(conn, "A")
             await case.stage(conn, placed())
-            raise Undo
+            raise RollBack
     assert (await case.database.notes(), await case.database.types()) == ([], [])
 
 
-async def test_it_shares_the_fate_of_a_transaction_in_which_nothing_was_written_before(case: Case) -> None:
-    with suppress(Undo):
+async def test_it_is_committed_or_rolled_back_with_a_transaction_in_which_nothing_was_written_before(
+    case: Case,
+) -> None:
+    with suppress(RollBack):
         async with case.transaction() as conn:
             await case.stage(conn, placed("gone"))
             await case.write(conn, "A")
-            raise Undo
+            raise RollBack
     assert (await case.database.notes(), await case.database.types()) == ([], [])
     async with case.transaction() as conn:
         await case.stage(conn, placed("kept"))
@@ -62,23 +64,23 @@ async def test_it_shares_the_fate_of_a_transaction_in_which_nothing_was_written_
 async def test_a_savepoint_rolled_back_takes_its_own_events_only(case: Case) -> None:
     async with case.transaction() as conn:
         await case.stage(conn, placed("one", sequence="auto"))
-        with suppress(Undo):
+        with suppress(RollBack):
             async with case.savepoint(conn):
                 await case.write(conn, "B")
                 await case.stage(conn, placed("two", sequence="auto"))
-                raise Undo
+                raise RollBack
         await case.stage(conn, placed("three", sequence="auto"))
     assert await case.database.staged() == [("one", 1, "pending"), ("three", 2, "pending")]
     assert await case.database.notes() == []
 
 
 async def test_a_savepoint_released_is_not_a_commit(case: Case) -> None:
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             await case.stage(conn, placed("one"))
             async with case.savepoint(conn):
                 await case.stage(conn, placed("two"))
-            raise Undo
+            raise RollBack
     assert await case.database.types() == []
     async with case.transaction() as conn:
         await case.stage(conn, placed("one"))
@@ -115,10 +117,10 @@ async def test_an_id_that_is_known_is_staged_once(case: Case) -> None:
     assert await case.database.types() == ["order.placed"]
 
 
-async def test_a_writers_hold_is_kept_with_the_event(case: Case) -> None:
+async def test_an_optimistic_claim_is_kept_with_the_event(case: Case) -> None:
     async with case.transaction() as conn:
-        first = await case.hold(conn, placed("first"))
-        behind = await case.hold(conn, placed("behind"))
+        first = await case.claim(conn, placed("first"))
+        behind = await case.claim(conn, placed("behind"))
     assert [row.optimistic for row in (*first, *behind)] == [True, False]
     assert [(name, state) for name, _, state in await case.database.staged()] == [
         ("first", "optimistic"),
@@ -126,7 +128,7 @@ async def test_a_writers_hold_is_kept_with_the_event(case: Case) -> None:
     ]
 
 
-async def test_bad_input_is_refused_and_leaves_the_transaction_as_it_was(case: Case) -> None:
+async def test_bad_input_is_rejected_and_leaves_the_transaction_as_it_was(case: Case) -> None:
     async with case.transaction() as conn:
         await case.write(conn, "A")
         with pytest.raises(InvalidEvent, match=r"payload\.price"):
@@ -134,20 +136,20 @@ async def test_bad_input_is_refused_and_leaves_the_transaction_as_it_was(case: C
     assert (await case.database.notes(), await case.database.types()) == (["A"], [])
 
 
-async def test_a_connection_that_commits_every_statement_is_refused_with_the_remedy(case: Case) -> None:
+async def test_a_connection_that_commits_every_statement_is_rejected_with_the_remedy(case: Case) -> None:
     async with case.idle() as conn:
         with pytest.raises(NotInTransaction, match=r"begin|BEGIN|transaction\(\)|atomic|AUTOCOMMIT"):
             await case.stage(conn, placed())
     assert await case.database.types() == []
 
 
-async def test_a_saga_is_started_once_and_gets_its_mail(case: Case) -> None:
+async def test_a_saga_is_started_once_and_gets_its_messages(case: Case) -> None:
     saga = NewSaga(uuid7(), "order", 1, "A-7", b'{"order": "A-7"}', None)
     reply = NewSagaMessage(saga.saga_id, MessageKind.REPLY, "stock.reserved", "key", b'{"n": 3}', uuid7())
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as conn:
             assert await case.start(conn, saga) is True
-            raise Undo
+            raise RollBack
     assert await case.database.sagas() == []
     async with case.transaction() as conn:
         assert await case.start(conn, saga) is True
@@ -155,10 +157,10 @@ async def test_a_saga_is_started_once_and_gets_its_mail(case: Case) -> None:
         assert await case.deliver(conn, [reply, reply._replace(event_id=uuid7())]) == 2
         assert await case.deliver(conn, [reply]) == 0
         assert await case.deliver(conn, []) == 0
-    assert (await case.database.sagas(), await case.database.mail()) == (["A-7"], 2)
+    assert (await case.database.sagas(), await case.database.messages()) == (["A-7"], 2)
 
 
-async def test_a_barrier_lets_a_command_through_once_and_gives_the_same_answer_again(case: Case) -> None:
+async def test_a_participant_enters_a_command_once_and_gives_the_same_answer_again(case: Case) -> None:
     async with case.transaction() as conn:
         assert (await case.enter(conn, "k1", Phase.ACTION)).fresh
         await case.keep(conn, "k1", Phase.ACTION, '{"reply": "naïve"}'.encode())

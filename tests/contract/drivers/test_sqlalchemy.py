@@ -1,4 +1,4 @@
-"""What is particular to SQLAlchemy: it writes and begins late, and may know several databases."""
+"""Rules of SQLAlchemy alone: it writes and begins late, and may know several databases."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 import outrider
 from outrider import NotInTransaction, Transient, UsageError
 from outrider.drivers.commit_hooks import after_commit
-from tests.contract.drivers.alchemy import AlchemySqliteByHand, AlchemySqliteSession, Note
-from tests.contract.drivers.case import Undo, placed
+from tests.contract.drivers.connection_case import RollBack, placed
 from tests.contract.drivers.databases import SqliteDatabase
+from tests.contract.drivers.sqlalchemy_cases import AlchemySqliteByHand, AlchemySqliteSession, Note
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def engine(sqlite_database: SqliteDatabase) -> sa.Engine:
     return sa.create_engine(sqlite_database.url)
 
 
-def test_a_session_is_flushed_before_the_event_takes_its_place(engine: sa.Engine) -> None:
+def test_a_session_is_flushed_before_the_event_gets_its_position(engine: sa.Engine) -> None:
     with Session(engine, autoflush=False) as session, session.begin():
         session.add(Note(what="A"))
         outrider.stage_sync(session, placed())
@@ -41,7 +41,7 @@ def test_a_session_begun_by_its_first_change_will_do(engine: sa.Engine) -> None:
             outrider.stage_sync(session, placed())
 
 
-def test_a_session_on_several_databases_is_refused_and_a_connection_of_the_right_one_is_not(
+def test_a_session_on_several_databases_is_rejected_and_a_connection_of_the_right_one_is_not(
     engine: sa.Engine, sqlite_database: SqliteDatabase
 ) -> None:
     elsewhere = sa.create_engine("sqlite://")
@@ -54,7 +54,7 @@ def test_a_session_on_several_databases_is_refused_and_a_connection_of_the_right
         outrider.stage_sync(session, placed())
 
 
-async def test_a_session_that_chooses_by_itself_what_goes_where_is_refused_when_it_has_chosen_two(
+async def test_a_session_that_chooses_by_itself_what_goes_where_is_rejected_when_it_has_chosen_two(
     engine: sa.Engine, sqlite_template: Path, tmp_path: Path, sqlite_database: SqliteDatabase
 ) -> None:
     elsewhere = sa.create_engine(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'elsewhere.db')}")
@@ -72,7 +72,7 @@ async def test_a_session_that_chooses_by_itself_what_goes_where_is_refused_when_
 
 
 @pytest.mark.parametrize("hook", ["before_flush", "after_flush"])
-async def test_a_session_that_is_being_flushed_is_refused_and_its_connection_is_not(
+async def test_a_session_that_is_being_flushed_is_rejected_and_its_connection_is_not(
     engine: sa.Engine, hook: str, sqlite_database: SqliteDatabase
 ) -> None:
     def stage(session: Session, *_: Any) -> None:
@@ -90,8 +90,8 @@ def test_a_database_that_somebody_else_writes_to_may_be_tried_again(sqlite_datab
     impatient = sa.create_engine(sqlite_database.url, connect_args={"timeout": 0.01})
     other = sqlite3.connect(sqlite_database.path)
     other.execute("BEGIN IMMEDIATE")
-    refused = pytest.raises(Transient, match="another process is writing")
-    with Session(impatient) as session, session.begin(), refused:
+    rejected = pytest.raises(Transient, match="another process is writing")
+    with Session(impatient) as session, session.begin(), rejected:
         outrider.stage_sync(session, placed())
     other.close()
 
@@ -100,32 +100,32 @@ async def test_with_pythons_own_transactions_a_first_savepoint_commits_its_row_a
     sqlite_database: SqliteDatabase,
 ) -> None:
     case = AlchemySqliteSession(sqlite_database)
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as session:
             async with case.savepoint(session):
                 await case.write(session, "A")
                 await case.stage(session, placed())
-            raise Undo
+            raise RollBack
     # The row was not rolled back either; the next test shows the way to begin properly.
     assert (await sqlite_database.notes(), await sqlite_database.types()) == (["A"], ["order.placed"])
     await case.close()
 
 
-async def test_begun_by_hand_a_first_savepoint_shares_the_fate_of_its_transaction(
+async def test_begun_by_hand_a_first_savepoint_is_committed_or_rolled_back_with_its_transaction(
     sqlite_database: SqliteDatabase,
 ) -> None:
     case = AlchemySqliteByHand(sqlite_database)
-    with suppress(Undo):
+    with suppress(RollBack):
         async with case.transaction() as session:
             async with case.savepoint(session):
                 await case.write(session, "A")
                 await case.stage(session, placed())
-            raise Undo
+            raise RollBack
     assert (await sqlite_database.notes(), await sqlite_database.types()) == ([], [])
     await case.close()
 
 
-def test_a_session_that_is_used_again_calls_nobody_for_what_it_rolled_back(engine: sa.Engine) -> None:
+def test_a_session_that_is_used_again_calls_no_hook_of_a_rollback(engine: sa.Engine) -> None:
     calls: list[str] = []
 
     def call() -> None:
@@ -145,8 +145,8 @@ def test_a_session_that_is_used_again_calls_nobody_for_what_it_rolled_back(engin
         with session.begin():
             after_commit(session, call)
             after_commit(session, call)
-            with suppress(Undo), session.begin_nested():
-                raise Undo
+            with suppress(RollBack), session.begin_nested():
+                raise RollBack
         with session.begin():
             session.add(Note(what="C"))
     assert calls == ["called"]

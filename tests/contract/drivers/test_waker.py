@@ -1,4 +1,4 @@
-"""Waking relays from applications: by a hint of PostgreSQL, after the commit, from a connection of its own."""
+"""Waking relays from applications: by a notification of PostgreSQL, after the commit, on a connection of its own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from outrider import Outbox, Waker
 from outrider.stores.postgres import PostgresStore
-from tests.contract.drivers.alchemy import AlchemySession
-from tests.contract.drivers.case import Case, placed
+from tests.contract.drivers.connection_case import Case, placed
 from tests.contract.drivers.databases import PostgresDatabase
 from tests.contract.drivers.django_case import Django
-from tests.contract.drivers.plain import AsyncpgConnection, Psycopg
+from tests.contract.drivers.driver_cases import AsyncpgConnection, Psycopg
+from tests.contract.drivers.sqlalchemy_cases import AlchemySession
 
 pytestmark = pytest.mark.postgres
 
@@ -25,7 +25,7 @@ AGAIN_SECONDS = 0.05
 
 @pytest.fixture
 async def heard(postgres_database: PostgresDatabase) -> AsyncIterator[asyncio.Event]:
-    """What a relay hears, listening by now."""
+    """The event that a listening relay sets when it is woken."""
     store, heard = await PostgresStore.open(postgres_database.url), asyncio.Event()
     async with store.listen(heard.set), asyncio.timeout(WAIT_SECONDS):
         # The listener connects in the background, and does not say when it has.
@@ -76,7 +76,7 @@ def test_a_closed_waker_starts_nothing_again(postgres_database: PostgresDatabase
     waker = Waker(postgres_database.url)
     waker()
     waker.close()
-    # What is staged without a hook asks a moment later, which may be after the end.
+    # Without a hook, staging wakes relays a moment later, which may be after the end.
     waker()
     waker.close()
     assert set(threading.enumerate()) <= before

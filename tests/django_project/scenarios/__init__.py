@@ -1,1 +1,1 @@
-"""What is tried inside the project, a function each; the tests run them by name."""
+"""Scenarios that run inside the project, a function each; the tests run them by name."""

@@ -33,7 +33,7 @@ def _user(*permissions: str) -> Client:
     return client
 
 
-def _bury(*event_ids: UUID) -> None:
+def _dead_letter(*event_ids: UUID) -> None:
     async def buried() -> None:
         store = await open_store(store_url("default"))
         for event_id in event_ids:
@@ -63,7 +63,7 @@ def _fill() -> dict[str, Any]:
         "outrider", "relay", "--until-empty", "--broker", "null://", stdout=io.StringIO(), stderr=io.StringIO()
     )
     pending, dead = _stage("A-2", "A-3")
-    _bury(dead)
+    _dead_letter(dead)
     saga, arrived, then = str(uuid4()), str(uuid4()), "2026-01-01 00:00+00"
     _insert(
         "saga_instance",
@@ -131,7 +131,7 @@ def looking() -> None:
     assert SECRET in client.get("/admin/outrider/consumerdeadletter/7/change/").content.decode()
 
 
-def finding() -> None:
+def searching() -> None:
     """Rows are found by id and key, and chosen by state, topic, type and reason."""
     rows, client = _fill(), _user()
 
@@ -157,14 +157,14 @@ def finding() -> None:
 
 
 def hidden() -> None:
-    """Who may not see payloads sees all the rest, and who may not decide is not asked to."""
+    """A user without permissions sees everything but payloads, and gets no actions."""
     rows = _fill()
     client = _user("view_outboxevent", "view_deadletter", "view_consumerdeadletter", "view_sagainstance")
     for model in ("outboxevent", "deadletter", "consumerdeadletter", "sagainstance"):
         page = client.get(f"/admin/outrider/{model}/{rows[model]}/change/")
         assert page.status_code == 200
-        for told in ("payload", "&quot;number&quot;", SECRET, "YWJj"):
-            assert told not in page.content.decode(), (model, told)
+        for secret in ("payload", "&quot;number&quot;", SECRET, "YWJj"):
+            assert secret not in page.content.decode(), (model, secret)
         secret = "body" if model == "consumerdeadletter" else "state" if model == "sagainstance" else "payload"
         for lookup in (secret, f"{secret}__contains", f"{secret}__regex"):
             assert client.get(f"/admin/outrider/{model}/", {lookup: "A"}).status_code == 400, (model, lookup)
@@ -180,7 +180,7 @@ def hidden() -> None:
 def replaying() -> None:
     """A dead letter is sent again by who may, and it is recorded who did."""
     [dead] = _stage("A-1")
-    _bury(dead)
+    _dead_letter(dead)
     client = _user("view_deadletter", "replay_dead_letter")
     chosen = {"action": "replay", "_selected_action": [str(dead)]}
     answer = client.post("/admin/outrider/deadletter/", chosen, follow=True)
@@ -208,9 +208,9 @@ def discarding() -> None:
 
 
 def apart() -> None:
-    """What the store refuses is told in the admin, and nothing is lost."""
+    """The admin reports an error of the store, and nothing is lost."""
     [dead] = _stage("A-1")
-    _bury(dead)
+    _dead_letter(dead)
     client = _user()
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {table('outbox_operation')} RENAME TO elsewhere")

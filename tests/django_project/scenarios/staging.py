@@ -54,8 +54,8 @@ def rollback() -> None:
     assert not Order.objects.exists()
 
 
-def misuse() -> None:
-    """Nothing is staged outside of a transaction, and rows are written by nobody else."""
+def usage_errors() -> None:
+    """Nothing is staged outside of a transaction, and only a transaction writes rows."""
     with pytest.raises(NotInTransaction, match="inside `with transaction"):
         stage(placed("A-1"))
     with pytest.raises(UsageError, match="written by Outrider alone"):
@@ -66,7 +66,7 @@ def misuse() -> None:
 
 
 def waking() -> None:
-    """Relays hear of a commit, and a rollback asks for nobody to be woken."""
+    """A commit wakes relays, and a rollback does not."""
     woken, listening, done = threading.Event(), threading.Event(), threading.Event()
 
     async def listen() -> None:
@@ -112,7 +112,7 @@ def second() -> None:
 
 
 def manual() -> None:
-    """With AUTOCOMMIT off a transaction is always open; an event shares its fate all the same."""
+    """With AUTOCOMMIT off a transaction is always open; an event is committed or rolled back with it."""
     for number, end in (("A-1", transaction.rollback), ("A-2", transaction.commit)):
         Order.objects.create(number=number)
         stage(placed(number))
@@ -125,12 +125,12 @@ def commands() -> None:
     """`call_command` runs our command line, with its output and its exit code."""
     with transaction.atomic():
         stage(Event("order.placed", {}, topic="orders", key="A-1"))
-    told = io.StringIO()
-    call_command("outrider", "events", "list", "--json", stdout=told)
-    assert [row["key"] for row in json.loads(told.getvalue())] == ["A-1"]
+    output = io.StringIO()
+    call_command("outrider", "events", "list", "--json", stdout=output)
+    assert [row["key"] for row in json.loads(output.getvalue())] == ["A-1"]
     errors = io.StringIO()
     with pytest.raises(CommandError, match="ended with exit code 2"):
-        call_command("outrider", "events", "list", "--state", "pendign", stdout=told, stderr=errors)
+        call_command("outrider", "events", "list", "--state", "pendign", stdout=output, stderr=errors)
     assert "did you mean pending?" in errors.getvalue()
 
 

@@ -1,1 +1,1 @@
-"""The shop: orders, and the events that tell of them."""
+"""The shop: orders and their events."""

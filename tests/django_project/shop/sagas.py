@@ -10,7 +10,7 @@ from tests.django_project.shop.models import Order
 
 @dataclass
 class Placing:
-    """What the saga knows."""
+    """The state of the saga."""
 
     number: str = Order._meta.label
 

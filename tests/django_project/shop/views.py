@@ -14,7 +14,7 @@ from tests.django_project.shop.models import Order
 
 
 def placed(number: str) -> Event:
-    """Return the event that tells of an order."""
+    """Return the event of an order."""
     return Event("order.placed", {"number": number}, topic="orders", key=number, aggregate_id=number)
 
 

@@ -1,0 +1,174 @@
+"""The difference between an outage and a poison message."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.outbox.circuit_breaker import STRIKES, CircuitBreaker, CircuitBreakers, PoisonDetector
+from tests.support.outbox_rows import staged
+
+ONE, TWO, THREE = (staged(number).event_id for number in (1, 2, 3))
+
+
+def fail_isolated(breakers: CircuitBreakers, position: int, destination: str = "") -> None:
+    breakers.fail(destination, [staged(position)], "closed", 0.0, isolated=True)
+
+
+def test_a_failure_opens_the_breaker_and_a_passed_probe_closes_it() -> None:
+    breaker = CircuitBreaker()
+    breaker.open("closed", 10.0)
+    assert breaker.is_open
+    assert breaker.retry_at == 10.5
+    breaker.close()
+    assert not breaker.is_open
+
+
+def test_a_failure_that_hits_several_proves_nothing_about_any_of_them() -> None:
+    detector = PoisonDetector()
+    detector.failed([staged(1), staged(2)], isolated=False)
+    detector.probe_passed()
+    detector.confirmed(THREE)
+    assert not detector.strikes
+
+
+def test_all_unresolved_events_are_suspects() -> None:
+    breakers = CircuitBreakers()
+    breakers.fail("orders", [staged(1), staged(2)], "closed", 0.0, isolated=False)
+    assert [breakers.is_suspect(event_id) for event_id in (ONE, TWO, THREE)] == [True, True, False]
+
+
+def test_an_isolated_failure_is_a_strike_once_a_probe_succeeds() -> None:
+    detector = PoisonDetector()
+    detector.failed([staged(1)], isolated=True)
+    assert not detector.strikes
+    detector.probe_passed()
+    assert detector.strikes == {ONE: 1}
+
+
+def test_an_isolated_failure_is_a_strike_once_another_event_is_confirmed() -> None:
+    detector = PoisonDetector()
+    detector.failed([staged(1)], isolated=True)
+    detector.confirmed(TWO)
+    assert detector.strikes == {ONE: 1}
+
+
+def test_a_probe_and_a_confirmed_event_make_one_strike_of_one_failure() -> None:
+    detector = PoisonDetector()
+    detector.failed([staged(1)], isolated=True)
+    detector.probe_passed()
+    detector.confirmed(TWO)
+    assert detector.strikes == {ONE: 1}
+
+
+def test_a_failed_probe_drops_every_unproven_failure_because_it_is_an_outage() -> None:
+    breakers = CircuitBreakers()
+    fail_isolated(breakers, 1)
+    breakers.probe_failed("", "down", 1.0)
+    breakers.probe_passed("")
+    breakers.confirmed("", TWO)
+    assert not breakers.get("").detector.strikes
+
+
+def test_a_probe_proves_nothing_after_several_isolated_failures() -> None:
+    detector = PoisonDetector()
+    detector.failed([staged(1)], isolated=True)
+    detector.failed([staged(2)], isolated=True)
+    detector.probe_passed()
+    assert not detector.strikes
+
+
+def test_a_confirmed_event_proves_all_isolated_failures() -> None:
+    detector = PoisonDetector()
+    detector.failed([staged(1)], isolated=True)
+    detector.failed([staged(2)], isolated=True)
+    detector.confirmed(THREE)
+    assert detector.strikes == {ONE: 1, TWO: 1}
+
+
+def test_three_strikes_make_an_event_poison() -> None:
+    breakers = CircuitBreakers()
+    for strike in range(1, STRIKES + 1):
+        assert breakers.poison_error(ONE) is None
+        fail_isolated(breakers, 1)
+        breakers.probe_passed("")
+        assert breakers.get("").detector.strikes[ONE] == strike
+    assert breakers.get("").detector.is_poison(ONE)
+    assert breakers.poison_error(ONE) == "closed"
+
+
+def test_a_confirmed_event_is_cleared_of_everything() -> None:
+    breakers = CircuitBreakers()
+    fail_isolated(breakers, 1)
+    breakers.probe_passed("")
+    breakers.confirmed("", ONE)
+    assert not breakers.is_suspect(ONE)
+    assert breakers.isolated_failures(ONE) == 0
+    breakers.confirmed("", TWO)
+    assert not breakers.get("").detector.strikes
+
+
+def test_probes_back_off_to_the_cap_and_start_anew_after_a_success() -> None:
+    breaker = CircuitBreaker(base_seconds=1, cap_seconds=5)
+    waits = []
+    for _ in range(5):
+        breaker.open("down", 0.0)
+        waits.append(breaker.retry_at)
+    assert waits == [1, 2, 4, 5, 5]
+    breaker.reset()
+    breaker.open("down", 0.0)
+    assert breaker.retry_at == 1
+
+
+def test_a_very_long_outage_does_not_overflow() -> None:
+    breaker = CircuitBreaker(failures=100_000)
+    breaker.open("down", 0.0)
+    assert breaker.retry_at == breaker.cap_seconds
+
+
+@pytest.mark.parametrize(("down", "closed"), [("orders", "mails"), ("mails", "orders")])
+def test_a_destination_is_down_by_itself(down: str, closed: str) -> None:
+    breakers = CircuitBreakers()
+    breakers.fail(down, [], "down", 0.0, isolated=False)
+    assert breakers.is_open(down)
+    assert not breakers.is_open(closed)
+    assert not breakers.is_open("")
+    assert [name for name, _ in breakers.open_breakers()] == [down]
+
+
+def test_when_the_connection_is_down_every_destination_is() -> None:
+    breakers = CircuitBreakers()
+    breakers.fail("", [], "down", 0.0, isolated=False)
+    assert breakers.is_open("orders")
+    assert breakers.is_open("")
+
+
+def test_a_confirmed_event_at_one_destination_proves_nothing_about_another() -> None:
+    breakers = CircuitBreakers()
+    fail_isolated(breakers, 1, "orders")
+    breakers.confirmed("mails", TWO)
+    assert not breakers.get("orders").detector.strikes
+
+
+def test_events_with_the_fewest_isolated_failures_go_first_whatever_was_proved() -> None:
+    breakers = CircuitBreakers()
+    fail_isolated(breakers, 1)
+    fail_isolated(breakers, 1)
+    fail_isolated(breakers, 2)
+    assert sorted((ONE, TWO, THREE), key=breakers.isolated_failures) == [THREE, TWO, ONE]
+
+
+def test_lost_lanes_take_their_suspects_with_them() -> None:
+    breakers = CircuitBreakers()
+    breakers.fail("", [staged(1, lane=1), staged(2, lane=2)], "closed", 0.0, isolated=False)
+    breakers.clear_lanes({1})
+    assert not breakers.is_suspect(ONE)
+    assert breakers.is_suspect(TWO)
+
+
+def test_healthy_destinations_are_dropped() -> None:
+    breakers = CircuitBreakers()
+    fail_isolated(breakers, 1, "orders")
+    breakers.probe_passed("orders")
+    assert not breakers.is_calm
+    breakers.confirmed("orders", ONE)
+    assert breakers.is_calm
