@@ -135,7 +135,7 @@ async def _playing(url: str, open_broker: Callable[[], Broker], way: str) -> Asy
     await theirs.start()
     store, writers = await PostgresStore.open(url), await PostgresStore.open(url)
     pool = await asyncpg.create_pool(url, min_size=CONNECTIONS, max_size=CONNECTIONS)
-    sender = OptimisticWriter(writers, theirs, Outbox().place)
+    sender = OptimisticWriter(writers, theirs, Outbox().insert)
     relay = Relay(store, ours, WAYS[way])
     running = asyncio.create_task(relay.run())
     try:

@@ -79,7 +79,7 @@ def revision(identifier: str, *, revises: str | None, schema: str, lanes: int, a
     """
     version = _last(install_recipe("postgresql", schema=schema))
     if revises is not None and not revises.isidentifier() and not revises.isalnum():
-        raise UsageError(f"{revises!r} is no revision; `alembic heads` tells which one is the last")
+        raise UsageError(f"{revises!r} is no revision; `alembic heads` lists the last one")
     given = [f"version={version}"]
     given += [f'schema="{schema}"'] if schema != "outrider" else []
     back = ", ".join(["op", f"version={after + 1}", *given[1:]])

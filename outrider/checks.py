@@ -57,10 +57,10 @@ def warn(check: str, text: str, remedy: str) -> CheckResult:
     return CheckResult(Level.WARN, check, text, remedy)
 
 
-def refuse(check: str, text: str, remedy: str) -> CheckResult:
+def fail(check: str, text: str, remedy: str) -> CheckResult:
     """Return a result for a setup that loses events or prevents their delivery.
 
-    >>> refuse("kafka-topics", "orders: not there", "make it").level
+    >>> fail("kafka-topics", "orders: not there", "make it").level
     <Level.ERROR: 'error'>
     """
     return CheckResult(Level.ERROR, check, text, remedy)

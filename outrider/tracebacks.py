@@ -43,7 +43,7 @@ def text_of(error: BaseException) -> str:
     try:
         return "; ".join([str(error), *getattr(error, "__notes__", [])])
     except Exception as trouble:
-        return f"(its text cannot be made: {type(trouble).__name__})"
+        return f"(its text cannot be read: {type(trouble).__name__})"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

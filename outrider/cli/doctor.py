@@ -16,7 +16,7 @@ from rich.text import Text
 from outrider import app
 from outrider.app import saga_inbox
 from outrider.brokers.base import Broker, HasRetention, SupportsChecks
-from outrider.checks import CheckResult, Level, ok, refuse, warn
+from outrider.checks import CheckResult, Level, fail, ok, warn
 from outrider.cli.imports import find_inbox, find_sagas, find_topic_rule, imported, is_sagas
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
 from outrider.cli.output import FINDING, UNREACHABLE, console, emit, say
@@ -216,7 +216,7 @@ def check_schema(steps: int) -> CheckResult:
     if not steps:
         return ok("store-schema", "up to date")
     text = f"{steps} steps of the migrations are still to be run"
-    return refuse("store-schema", text, "run: outrider db migrate")
+    return fail("store-schema", text, "run: outrider db migrate")
 
 
 def check_timeout(relay_seconds: float, broker_seconds: float) -> CheckResult:
@@ -239,10 +239,10 @@ def error_result(side: str, error: Exception) -> CheckResult:
     'is the server running?'
     """
     if isinstance(error, TimeoutError):
-        return refuse(f"{side}-answers", f"no end within {SIDE_SECONDS_MAX:g} s", "check the server and the network")
+        return fail(f"{side}-answers", f"no end within {SIDE_SECONDS_MAX:g} s", "check the server and the network")
     check = f"{side}-answers" if isinstance(error, Transient) else f"{side}-usable"
     text, separator, remedy = str(error).rpartition("; ")
-    return refuse(check, text if separator else remedy, remedy if separator else f"check the settings of the {side}")
+    return fail(check, text if separator else remedy, remedy if separator else f"check the settings of the {side}")
 
 
 def _clean(result: CheckResult) -> CheckResult:

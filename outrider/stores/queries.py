@@ -54,7 +54,7 @@ def constants(schema: str = "") -> dict[str, str]:
         "fetchable": model.sql_list(model.FETCHABLE),
         "waiting": model.sql_list(model.WAITING),
         "stored": model.sql_list(model.STORED),
-        "stored_moves": ", ".join(f"('{source}', '{target}')" for source, target in model.stored_moves()),
+        "stored_transitions": ", ".join(f"('{source}', '{target}')" for source, target in model.stored_transitions()),
         **guards,
     }
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from outrider.brokers.base import CONFIRMED, Capabilities, Confirmed, Nacked, PublishResult, Rejected, Unknown
-from outrider.checks import CheckResult, ok, refuse
+from outrider.checks import CheckResult, fail, ok
 from outrider.errors import Unreachable
 from outrider.event import Message
 from outrider.telemetry.events import TelemetryEvent
@@ -71,7 +71,7 @@ class MemoryBroker:
     async def check(self, topics: Sequence[str]) -> list[CheckResult]:
         """Report the topics that are down."""
         down = [topic for topic in topics if self.down & {"", topic}]
-        found = refuse("memory-broker", f"down: {', '.join(down)}", "bring it back") if down else None
+        found = fail("memory-broker", f"down: {', '.join(down)}", "bring it back") if down else None
         return [found or ok("memory-broker", "up")]
 
     def destination(self, message: Message) -> str:

@@ -84,7 +84,7 @@ class Harness(ABC):
 
     def writer(self, broker: Broker, **options: Any) -> OptimisticWriter:
         """Make an optimistic writer."""
-        place = outrider.Outbox().place
+        place = outrider.Outbox().insert
         return OptimisticWriter(self.store, broker, place, clock=self.clock, observer=self.notebook, **options)
 
     async def works(self, *relays: Relay) -> int:

@@ -355,7 +355,7 @@ async def test_a_topic_that_is_made_later_is_waited_for(
             assert numbers(await reader.until(10)) == list(range(10))
     told = [record.message for record in caplog.records]
     assert told.count("the topic is not there yet; waiting for it") == 1
-    assert "Kafka reports trouble" not in told
+    assert "Kafka reports an error" not in told
 
 
 async def test_what_others_write_arrives_as_bytes(server: KafkaServer, topic: str) -> None:

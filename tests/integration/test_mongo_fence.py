@@ -24,7 +24,7 @@ from tests.integration.mongo import fetched, staged
 
 pytestmark = pytest.mark.mongo
 
-FAILURE = {"kind": "refused", "error": "no"}
+FAILURE = {"kind": "nacked", "error": "no"}
 OUTCOMES: list[Outcome] = [
     CONFIRMED,
     Retry(1, FAILURE),
@@ -81,7 +81,7 @@ async def test_a_claim_waits_for_a_settle_that_is_under_way(store: MongoStore, r
     await staged(store, order(1))
     lease, [settlement] = await fetched(store, "old")
     await store.database["outbox_relay"].delete_many({})
-    await store.heartbeat("new", 60, joining=True)
+    await store.heartbeat("new", 60, first=True)
     lane = settlement.stream.lane
     async with store.database.session() as session:
         await begin(session)
@@ -119,16 +119,16 @@ async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapsho
 ) -> None:
     clocks = ManualClock(), ManualClock()
     old, new = [await MongoStore.open(mongo_url, schema=mongo_schema, clock=clock) for clock in clocks]
-    await old.heartbeat("old", 15, joining=True)
+    await old.heartbeat("old", 15, first=True)
     await old.claim("old", [1])
     clocks[1].advance(seconds=16)
-    await new.heartbeat("new", 15, joining=True)
+    await new.heartbeat("new", 15, first=True)
     async with new.database.session() as session:
         await begin(session)
         assert await outbox_lanes.living_relays(new.database, session) == {"new"}
         # By its own watch it is in time, and nobody has taken its lanes yet.
         clocks[0].advance(seconds=14)
-        assert await old.heartbeat("old", 15, joining=False) is not None
+        assert await old.heartbeat("old", 15, first=False) is not None
         refusal: Any = None
         try:
             await outbox_lanes.take(session, new.database, "new", [1])
@@ -143,18 +143,18 @@ async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapsho
 async def test_a_heartbeat_that_lapsed_never_revives(mongo_url: str, mongo_schema: str) -> None:
     clock = ManualClock()
     store = await MongoStore.open(mongo_url, schema=mongo_schema, clock=clock)
-    await store.heartbeat("relay", 15, joining=True)
+    await store.heartbeat("relay", 15, first=True)
     clock.advance(seconds=14.999)
-    assert await store.heartbeat("relay", 15, joining=False) is not None
+    assert await store.heartbeat("relay", 15, first=False) is not None
     clock.advance(seconds=15)
-    assert await store.heartbeat("relay", 15, joining=False) is None
+    assert await store.heartbeat("relay", 15, first=False) is None
     await store.close()
 
 
 async def test_of_two_relays_that_claim_at_once_each_lane_goes_to_one(store: MongoStore) -> None:
     names = [f"relay-{number}" for number in range(4)]
     for name in names:
-        await store.heartbeat(name, 60, joining=True)
+        await store.heartbeat(name, 60, first=True)
     leases = await asyncio.gather(*(store.claim(name, range(96)) for name in names))
     assert sorted(lane for lease in leases for lane in lease.epochs) == list(range(96))
 
@@ -238,7 +238,7 @@ async def test_lanes_that_a_killed_relay_was_writing_do_not_keep_the_others_from
     # What is found does not depend on how fast this machine is just now.
     monkeypatch.setattr(outbox_lanes, "CLAIM_SECONDS", 60.0)
     lanes = range(3 * store.lanes)
-    await store.heartbeat("new", 60, joining=True)
+    await store.heartbeat("new", 60, first=True)
     async with store.database.session() as session:
         await begin(session)
         written = {"_id": {"$in": [5, 60]}}
@@ -260,7 +260,7 @@ async def test_a_claim_that_took_its_time_looks_no_further(store: MongoStore, mo
 
     monkeypatch.setattr(outbox_lanes, "transact", counted)
     monkeypatch.setattr(outbox_lanes, "CLAIM_SECONDS", 0.0)
-    await store.heartbeat("new", 60, joining=True)
+    await store.heartbeat("new", 60, first=True)
     async with store.database.session() as session:
         await begin(session)
         await store.database["outbox_lane"].update_many({}, {"$inc": {"turn": 1}}, session=session)
@@ -273,7 +273,7 @@ async def test_a_claim_whose_commit_is_in_doubt_is_told(mongo_schema: str) -> No
     with MongoServer() as server:
         await MongoSchema(server.url, schema=mongo_schema).migrate()
         store = await MongoStore.open(server.url, schema=mongo_schema)
-        await store.heartbeat("new", 60, joining=True)
+        await store.heartbeat("new", 60, first=True)
         gone = {"failCommands": ["commitTransaction"], "closeConnection": True}
         point = {"configureFailPoint": "failCommand", "mode": "alwaysOn", "data": gone}
         await store.database.client.admin.command(point)

@@ -13,7 +13,7 @@ from pymongo import errors as mongo
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError, WriteConflict
 from outrider.event import Event, OutboxRow, Stream, lane_of
 from outrider.outbox.model import OptimisticClaim, StagedRow, StageRequest, State
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.stores.mongo.database import (
     ceiling,
     check_handler,
@@ -138,7 +138,9 @@ def test_a_step_is_known_by_its_text() -> None:
 
 
 def test_an_event_comes_back_as_it_was_staged() -> None:
-    [draft] = drafts([Event("a", {"n": 1}, aggregate_id="A", priority=9, created_at=NOW)], StagingRules()).plain
+    [draft] = validate_events(
+        [Event("a", {"n": 1}, aggregate_id="A", priority=9, created_at=NOW)], StagingRules()
+    ).plain
     event = to_event(drafted(draft, Stream(3, draft.topic, "A"), 7, NOW), NOW)
     assert (event.position, event.event_id, event.payload, event.key) == (7, draft.event_id, b'{"n":1}', "A")
     assert (event.state, event.readiness, event.suspect, event.attempts) == ("pending", "ready", False, 0)
@@ -150,7 +152,7 @@ def test_an_event_comes_back_as_it_was_staged() -> None:
 
 @pytest.mark.parametrize(("held", "readiness"), [(1, "optimistic"), (0, "ready"), (-1, "ready")])
 def test_a_hold_counts_until_its_last_millisecond(held: int, readiness: str) -> None:
-    [draft] = drafts([Event("a", 1)], StagingRules()).plain
+    [draft] = validate_events([Event("a", 1)], StagingRules()).plain
     row = drafted(draft, Stream(3, draft.topic, "A"), 7, NOW)
     row |= {"state": "optimistic", "claimed_by": "w", "claimed_until": NOW + timedelta(milliseconds=held)}
     assert to_event(row, NOW).readiness == readiness
@@ -199,7 +201,7 @@ class Server:
 
 
 def _drafts(*events: Event) -> StageRequest:
-    return drafts(events, StagingRules())
+    return validate_events(events, StagingRules())
 
 
 def test_events_of_a_stream_take_the_last_positions_and_numbers_in_order() -> None:

@@ -327,7 +327,7 @@ async def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same() -> Non
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
-    assert "Mute: (its text cannot be made: RuntimeError)" in await _stopped(shop, saga_id)
+    assert "Mute: (its text cannot be read: RuntimeError)" in await _stopped(shop, saga_id)
 
 
 async def test_a_group_of_errors_names_the_first_of_them_and_its_place() -> None:

@@ -56,7 +56,7 @@ def conn(path: Path) -> Iterator[sqlite3.Connection]:
 
 @pytest.fixture
 async def lease(store: SqliteStore) -> Lease:
-    await store.heartbeat("relay", 60, joining=True)
+    await store.heartbeat("relay", 60, first=True)
     return await store.claim("relay", ALL_LANES)
 
 
@@ -120,7 +120,7 @@ async def test_the_topic_a_relay_resolved_is_found_again_through_the_stream(
     head, follower = (await store.fetch(lease, QUOTAS)).events
     assert (
         await store.settle(
-            lease, Settlements.of([settled(head, Retry(0, {"kind": "refused"})), settled(follower, PARK)])
+            lease, Settlements.of([settled(head, Retry(0, {"kind": "nacked"})), settled(follower, PARK)])
         )
         == 2
     )
@@ -245,9 +245,9 @@ async def test_a_busy_database_is_a_passing_trouble(path: Path, monkeypatch: pyt
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Transient):
-            await store.heartbeat("relay", 60, joining=True)
+            await store.heartbeat("relay", 60, first=True)
         other.execute("ROLLBACK")
-    assert await store.heartbeat("relay", 60, joining=True) is not None
+    assert await store.heartbeat("relay", 60, first=True) is not None
     await store.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from outrider import Event, Transient, UsageError
 from outrider.drivers.base import translating, translating_async
 from outrider.outbox.model import OptimisticClaim, StagedRow
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.statements import SCRIPTS, Script, stage
 from outrider.stores.statements import run_statements, run_statements_async
@@ -20,7 +20,7 @@ KNOWN = uuid4()
 
 
 def staging(*events: Event, hold: OptimisticClaim | None = None) -> Script[list[StagedRow]]:
-    return stage("outrider", drafts(events, StagingRules()), hold)
+    return stage("outrider", validate_events(events, StagingRules()), hold)
 
 
 def event(**fields: Any) -> Event:

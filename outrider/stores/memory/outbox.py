@@ -83,9 +83,9 @@ class MemoryStore:
             raise
         tx.commit()
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
         now = self.clock.now()
-        if not joining and not self._alive(relay, now):
+        if not first and not self._alive(relay, now):
             return None
         self.tables.relays[relay] = now + timedelta(seconds=lease_seconds)
         return HeartbeatResult(sum(until > now for until in self.tables.relays.values()), self._free(now))

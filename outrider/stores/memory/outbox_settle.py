@@ -56,7 +56,7 @@ class MemorySettlement:
 
     def _retry(self, row: OutboxTableRow, outcome: Retry) -> None:
         row.failure = outcome.failure
-        suspect = outcome.failure.get("kind") == "unresolved"
+        suspect = outcome.failure.get("kind") == "unknown"
         self._tables.move(row.event.position, State.FAILED, attempts=row.event.attempts + 1, suspect=suspect)
         until = self._now + timedelta(seconds=outcome.delay_seconds)
         self._blocks[row.stream] = BlockRow(BlockReason.FAILED, row.event.position, until)

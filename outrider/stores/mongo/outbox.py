@@ -92,8 +92,8 @@ class MongoStore:
             raise
         return cls(database, setting.lanes, archive=archive, topic_rule=topic_rule)
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
-        return await self.database.run(outbox_lanes.heartbeat(self.database, relay, lease_seconds, joining=joining))
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
+        return await self.database.run(outbox_lanes.heartbeat(self.database, relay, lease_seconds, first=first))
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
         return await outbox_lanes.claim(self.database, relay, lanes)

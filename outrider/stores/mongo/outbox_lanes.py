@@ -38,14 +38,14 @@ class MongoFence(NamedTuple):
 
 
 async def heartbeat(
-    database: MongoDatabase, relay: str, lease_seconds: float, *, joining: bool
+    database: MongoDatabase, relay: str, lease_seconds: float, *, first: bool
 ) -> HeartbeatResult | None:
     """Join, or renew a heartbeat that has not expired."""
     relays = database["outbox_relay"]
-    living = {"_id": relay} if joining else {"_id": relay, "$expr": {"$gt": ["$alive_until", database.now]}}
+    living = {"_id": relay} if first else {"_id": relay, "$expr": {"$gt": ["$alive_until", database.now]}}
     until = [{"$set": {"alive_until": database.after(lease_seconds)}}]
-    done = await relays.update_one(living, until, upsert=joining)
-    if not joining and not done.matched_count:
+    done = await relays.update_one(living, until, upsert=first)
+    if not first and not done.matched_count:
         return None
     alive = await living_relays(database)
     lanes = await database["outbox_lane"].find({}, {"owner": 1}).sort("_id").to_list()

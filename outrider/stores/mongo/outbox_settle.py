@@ -59,7 +59,7 @@ class MongoWriteSet:
             case Confirmed():
                 self.confirmed.append(settlement)
             case Retry(delay_seconds, failure):
-                suspect = failure.get("kind") == "unresolved"
+                suspect = failure.get("kind") == "unknown"
                 self._change(event, stream, State.FAILED, failure=json.dumps(failure), suspect=suspect, spent=1)
                 self.blocks[stream] = MongoBlock(BlockReason.FAILED, event.position, self._after(delay_seconds))
             case Defer(delay_seconds):

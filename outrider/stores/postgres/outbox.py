@@ -79,8 +79,8 @@ class PostgresStore:
             raise
         return cls(database, schema=schema, lanes=lanes, archive=archive, topic_rule=topic_rule)
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
-        [row] = await self.database.fetch(self.sql["heartbeat"], relay, lease_seconds, joining)
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
+        [row] = await self.database.fetch(self.sql["heartbeat"], relay, lease_seconds, first)
         return HeartbeatResult(row["others"] + 1, list(row["free"])) if row["beaten"] else None
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:

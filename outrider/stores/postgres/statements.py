@@ -68,8 +68,8 @@ def stage(schema: str, drafts: StageRequest, hold: OptimisticClaim | None) -> Sc
     """Insert drafts: one statement, or two if known ids must be looked up.
 
     >>> from outrider.event import Event
-    >>> from outrider.outbox.validation import StagingRules, drafts
-    >>> script = stage("outrider", drafts([Event("order.placed", {})], StagingRules()), None)
+    >>> from outrider.outbox.validation import StagingRules, validate_events
+    >>> script = stage("outrider", validate_events([Event("order.placed", {})], StagingRules()), None)
     >>> next(script).sql.startswith("-- The most common call")
     True
     """

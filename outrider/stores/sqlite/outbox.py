@@ -59,8 +59,8 @@ class SqliteStore:
         self.maintenance: OutboxMaintenance = SqliteMaintenance(self.database, self.clock)
         self._listeners: list[Callable[[], None]] = []
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
-        return await self.database.write(_heartbeat, relay, lease_seconds, joining, self.clock.now())
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
+        return await self.database.write(_heartbeat, relay, lease_seconds, first, self.clock.now())
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
         return await self.database.write(_claim, relay, lanes, self.clock.now())
@@ -128,11 +128,11 @@ def _prepare(conn: sqlite3.Connection) -> int:
 
 
 def _heartbeat(
-    conn: sqlite3.Connection, relay: str, lease_seconds: float, joining: bool, now: datetime
+    conn: sqlite3.Connection, relay: str, lease_seconds: float, first: bool, now: datetime
 ) -> HeartbeatResult | None:
     until = now + timedelta(seconds=lease_seconds)
     values = {"relay": relay, "until": to_seconds(until), "now": to_seconds(now)}
-    if not conn.execute(SQL["join" if joining else "heartbeat"], values).rowcount:
+    if not conn.execute(SQL["join" if first else "heartbeat"], values).rowcount:
         return None
     relays = conn.execute(SQL["alive"], values).fetchone()[0]
     return HeartbeatResult(relays, [lane for (lane,) in conn.execute(SQL["free_lanes"], values)])

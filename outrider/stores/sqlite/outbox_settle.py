@@ -64,7 +64,7 @@ class SqliteWriteSet:
             case Confirmed():
                 self.confirmed.append(settlement)
             case Retry(delay_seconds, failure):
-                suspect = failure.get("kind") == "unresolved"
+                suspect = failure.get("kind") == "unknown"
                 self.rows["retry"].append({**row, "failure": json.dumps(failure), "suspect": suspect})
                 self.block(
                     stream, SqliteBlock(BlockReason.FAILED, event.position, self.now + timedelta(seconds=delay_seconds))

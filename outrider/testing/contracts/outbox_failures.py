@@ -383,8 +383,8 @@ class OptimisticContract:
         await relay.heartbeat()
         # The writer settles while the relay, which has fetched both events, waits for the publish results.
         fetched = await harness.store.fetch(relay.lease, dict.fromkeys(relay.lease.epochs, 10))
-        await harness.store.settle_claim(batch.hold, batch.held, [])
-        failure = {"kind": "refused", "error": "not now"}
+        await harness.store.settle_claim(batch.claim, batch.claimed_ids, [])
+        failure = {"kind": "nacked", "error": "not now"}
         stream = fetched.events[0].stream
         outcomes: list[Outcome] = [Retry(1.0, failure), PARK]
         settled = [Settlement(event, stream, done) for event, done in zip(fetched.events, outcomes, strict=True)]

@@ -25,7 +25,7 @@ from outrider.telemetry.events import LeaseLost, RelaySwept
 from outrider.testing.fakes import MemoryBroker
 from outrider.testing.harness import Harness, numbers, order, orders
 
-FAILURE = {"kind": "refused", "error": "no"}
+FAILURE = {"kind": "nacked", "error": "no"}
 
 OUTCOMES: list[Outcome] = [
     Confirmed(),

@@ -323,7 +323,7 @@ async def _undelivered(bench: SagaBench, *event_ids: UUID) -> dict[UUID, Undeliv
 
 
 async def _publish_all(outbox: OutboxStore) -> None:
-    await outbox.heartbeat("relay", 30, joining=True)
+    await outbox.heartbeat("relay", 30, first=True)
     lease = await outbox.claim("relay", range(3 * outbox.lanes))
     fetched = await outbox.fetch(lease, dict.fromkeys(lease.epochs, 10))
     assert await outbox.settle(lease, Settlements(fetched.events)) == len(fetched.events)

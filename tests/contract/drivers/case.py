@@ -16,7 +16,7 @@ from uuid import UUID
 
 from outrider import Event, Outbox
 from outrider.outbox.model import OptimisticClaim, StagedRow
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.saga.model import NewSaga, NewSagaMessage, ParticipantEntry, Phase
 from tests.contract.drivers.databases import Database
 
@@ -77,7 +77,9 @@ class Case(ABC):
         return ids
 
     async def hold(self, conn: Any, *events: Event) -> list[StagedRow]:
-        placed: list[StagedRow] = await self.call(Outbox(), "place", conn, drafts(events, StagingRules()), BLOCK)
+        placed: list[StagedRow] = await self.call(
+            Outbox(), "insert", conn, validate_events(events, StagingRules()), BLOCK
+        )
         return placed
 
     async def start(self, conn: Any, new: NewSaga) -> bool:

@@ -23,7 +23,7 @@ o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.h
     o.created_at, o.available_at,
     CASE WHEN {claimed} THEN 'optimistic' WHEN o.available_at > (SELECT {schema}.outbox_clock()) THEN 'early' ELSE 'ready' END
         AS readiness,
-    coalesce(o.failure ->> 'kind' = 'unresolved', false) AS suspect
+    coalesce(o.failure ->> 'kind' = 'unknown', false) AS suspect
 
 -- fragment: waiting_rows
 SELECT FROM {schema}.outbox AS o

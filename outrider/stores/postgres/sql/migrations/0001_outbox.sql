@@ -88,7 +88,7 @@ END $$
 -- name: guard_moves_trigger
 -- Fires on illegal changes of state only, so legal ones cost nothing.
 CREATE TRIGGER outbox_moves BEFORE UPDATE OF state ON {schema}.outbox FOR EACH ROW
-WHEN (OLD.state <> NEW.state AND (OLD.state, NEW.state) NOT IN ({stored_moves}))
+WHEN (OLD.state <> NEW.state AND (OLD.state, NEW.state) NOT IN ({stored_transitions}))
 EXECUTE FUNCTION {schema}.outbox_refuse_move()
 
 -- name: relay

@@ -53,7 +53,7 @@ CREATE INDEX outbox_laneless ON outbox (id) WHERE lane IS NULL;
 -- name: outbox_moves
 -- The table of moves, kept by the database itself.
 CREATE TRIGGER outbox_moves BEFORE UPDATE OF state ON outbox
-WHEN old.state <> new.state AND (old.state, new.state) NOT IN (VALUES {stored_moves})
+WHEN old.state <> new.state AND (old.state, new.state) NOT IN (VALUES {stored_transitions})
 BEGIN
     SELECT RAISE(ABORT, 'outbox: an event may not change its state in this way');
 END;
