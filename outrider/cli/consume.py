@@ -90,7 +90,7 @@ def consume(
     chosen = config.load({"config": config_file, **given})
     app.configure_logging(json=json, level=chosen.log_level.upper())
     inbox = find_inbox(target)
-    routes = list(inbox.chosen(consumer or []).values())
+    routes = list(inbox.select(consumer or []).values())
     if not routes:
         raise UsageError(f"{target} has no handlers; register some with @inbox.handler(...)")
     counts = asyncio.run(run(chosen, routes, until_idle, inbox.transactions))

@@ -80,7 +80,7 @@ def doctor(
 
 
 def _routes(inboxes: Iterable[Inbox]) -> list[Routes]:
-    return [routes for inbox in inboxes for routes in inbox.chosen([]).values()]
+    return [routes for inbox in inboxes for routes in inbox.select([]).values()]
 
 
 def _holds_sagas(target: str) -> bool:

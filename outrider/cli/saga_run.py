@@ -169,7 +169,7 @@ async def run_once(
 @asynccontextmanager
 async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncIterator[list[Consumer]]:
     """Make the consumers of replies. Sagas without replies need neither consumers nor a broker."""
-    routes = list(inbox.chosen([]).values())
+    routes = list(inbox.select([]).values())
     if not routes:
         yield []
         return

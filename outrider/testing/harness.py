@@ -201,7 +201,7 @@ class Hand:
         self._bench = bench
         self.routes = routes
         self.handling = HandlerExecutor(bench.store, routes, bench.notebook, random.Random(0))
-        self._upkeep = ConsumerMaintenance(bench.store, routes, self.handling, bench.notebook)
+        self._maintenance = ConsumerMaintenance(bench.store, routes, self.handling, bench.notebook)
 
     async def deliver(self, *deliveries: Delivery) -> int:
         """Handle deliveries together; return how many may be acked."""
@@ -220,10 +220,10 @@ class Hand:
 
     async def drain(self) -> None:
         """Run all drains to their end, including drains that another process left behind."""
-        await self.handling.drained()
-        await self._upkeep.run_maintenance()
-        await self.handling.drained()
+        await self.handling.wait_for_drains()
+        await self._maintenance.run_maintenance()
+        await self.handling.wait_for_drains()
 
     async def tend(self) -> None:
         """Run maintenance once."""
-        await self._upkeep.run_maintenance()
+        await self._maintenance.run_maintenance()

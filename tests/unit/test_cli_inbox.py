@@ -92,7 +92,11 @@ def office(tmp_path: Path) -> Office:
 @pytest.fixture
 def held(office: Office) -> Office:
     """Two dead letters hold their streams, and one event waits behind the first."""
-    assert office.receive(broken(1, "A"), broken(2, "B"), delivery(3, "A")) == ["buried", "buried", "waiting"]
+    assert office.receive(broken(1, "A"), broken(2, "B"), delivery(3, "A")) == [
+        "dead_lettered",
+        "dead_lettered",
+        "waiting",
+    ]
     return office
 
 

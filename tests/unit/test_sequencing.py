@@ -10,7 +10,7 @@ import pytest
 
 from outrider.event import Delivery, InboxStream, ReceivedEvent
 from outrider.inbox.model import Held, Ignored, InboxBlockReason, LeftWithBroker, StreamState
-from outrider.inbox.sequencing import NOT_OURS, Accept, Refuse, decide, numbered
+from outrider.inbox.sequencing import NOT_OURS, Accept, RejectEvent, decide, drop_uncountable_sequence
 from outrider.inbox.settings import ConsumerSettings, Ordering
 
 OURS = {"gapless": True}
@@ -124,7 +124,7 @@ def test_it_stays_with_the_broker_when_too_many_wait(
 
 @pytest.mark.parametrize("arrival", REFUSALS)
 def test_a_strict_gate_refuses_what_we_did_not_number(arrival: ReceivedEvent) -> None:
-    assert decided({**STRICT}, arrival, at(seen=7)) == (Refuse(NOT_OURS, at(seen=7)), at(seen=7))
+    assert decided({**STRICT}, arrival, at(seen=7)) == (RejectEvent(NOT_OURS, at(seen=7)), at(seen=7))
 
 
 @pytest.mark.parametrize("ordering", list(Ordering))
@@ -144,7 +144,7 @@ def test_what_returns_from_waiting_goes_on_waiting_behind_one_that_was_buried_wi
 
 def test_only_a_strict_gate_takes_a_number_away_and_only_one_that_is_not_ours() -> None:
     strict, monotonic = ConsumerSettings(ordering=Ordering.STRICT), ConsumerSettings(ordering=Ordering.MONOTONIC)
-    assert numbered(arrival(8), strict).sequence is None
-    assert numbered(arrival(8, skipped=True), strict).sequence == 8
-    assert numbered(arrival(8, **OURS), strict).sequence == 8
-    assert numbered(arrival(8), monotonic).sequence == 8
+    assert drop_uncountable_sequence(arrival(8), strict).sequence is None
+    assert drop_uncountable_sequence(arrival(8, skipped=True), strict).sequence == 8
+    assert drop_uncountable_sequence(arrival(8, **OURS), strict).sequence == 8
+    assert drop_uncountable_sequence(arrival(8), monotonic).sequence == 8

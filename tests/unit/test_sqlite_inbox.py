@@ -197,7 +197,7 @@ async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteBench)
     headers = {"\0": b"\0\xff", "\ud800": b"", "é\n": b"\x80" * 3, "key": "naïve".encode()}
     raw = Delivery("or\0ders\ud800" * 80, b"\xff\0", b"\0\xfe", headers, partition="s\0\udfff", position="p\0/7")
     service = Inbox(bench.store)
-    assert await service.process(raw, print, consumer="billing") is Result.BURIED
+    assert await service.process(raw, print, consumer="billing") is Result.DEAD_LETTERED
     assert await service.process(raw, print, consumer="billing") is Result.DUPLICATE
     [letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert (letter["headers"], letter["body"], letter["position"]) == (headers, raw.body, "p\\0/7")

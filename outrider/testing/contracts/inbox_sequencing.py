@@ -297,7 +297,7 @@ class ReceiptRules:
         with pytest.raises(RuntimeError, match="as it was"):
             await inbox.process(delivery(2), bench.handler, consumer="billing")
         malformed = delivery(3)._replace(body=b"{")
-        assert await inbox.process(malformed, bench.handler, consumer="billing") is Result.BURIED
+        assert await inbox.process(malformed, bench.handler, consumer="billing") is Result.DEAD_LETTERED
         assert await bench.effects() == ["A-1:1"]
 
     async def test_time_spent_is_kept_with_the_receipt(self, bench: InboxBench) -> None:
@@ -340,7 +340,7 @@ class HandlerRules:
         await ending.tend()
         async with asyncio.timeout(10):
             with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
-                await ending.handling.broken()
+                await ending.handling.wait_for_failure()
 
     @THEN
     async def test_by_hand_a_handler_that_ends_the_transaction_is_told(self, bench: InboxBench, then: str) -> None:
