@@ -30,4 +30,4 @@ async def take_money(command: Event, tx: Any) -> Event | Rejection:
 @inbox.handler("payment.charge", consumer="payment", topic="payment")
 async def charge(command: Event, tx: Any) -> None:
     """Answer a command, once."""
-    await barrier.act(tx, command, take_money)
+    await barrier.execute(tx, command, take_money)

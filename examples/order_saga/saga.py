@@ -42,18 +42,18 @@ order = Saga("order", Order, version=1)
 
 
 @order.local()
-async def create(run: StepContext[Order], tx: Any) -> None:
+async def create(context: StepContext[Order], tx: Any) -> None:
     """Write the order, in the very transaction that journals the step: exactly once."""
     insert = "INSERT INTO orders (order_id, amount, status) VALUES ($1, $2, 'open')"
-    await execute(tx, insert, run.state.order_id, run.state.amount)
+    await execute(tx, insert, context.state.order_id, context.state.amount)
 
 
 @create.compensate(retry=RetryPolicy(base_seconds=0.2, max_attempts=3))
-async def cancel(run: StepContext[Order], tx: Any) -> None:
+async def cancel(context: StepContext[Order], tx: Any) -> None:
     """Cancel the order; while its customer is audited nobody may, so this compensate can fail."""
-    if await fetch(tx, "SELECT 1 FROM audits WHERE customer = $1", run.state.customer):
-        raise RuntimeError(f"the orders of {run.state.customer} are locked by an audit")
-    await execute(tx, "UPDATE orders SET status = 'cancelled' WHERE order_id = $1", run.state.order_id)
+    if await fetch(tx, "SELECT 1 FROM audits WHERE customer = $1", context.state.customer):
+        raise RuntimeError(f"the orders of {context.state.customer} are locked by an audit")
+    await execute(tx, "UPDATE orders SET status = 'cancelled' WHERE order_id = $1", context.state.order_id)
 
 
 reserve = order.request(
@@ -81,9 +81,9 @@ def what_to_release(state: Order) -> dict[str, str]:
 
 
 @reserve.on("stock.reserved")
-def reserved(run: StepContext[Order], reply: Reply) -> None:
+def reserved(context: StepContext[Order], reply: Reply) -> None:
     """Keep the reservation's number."""
-    run.state.reservation = reply.payload["reservation"]
+    context.state.reservation = reply.payload["reservation"]
 
 
 charge = order.request(
@@ -104,9 +104,9 @@ def what_to_charge(state: Order) -> dict[str, Any]:
 
 
 @charge.on("payment.charged")
-def charged(run: StepContext[Order], reply: Reply) -> None:
+def charged(context: StepContext[Order], reply: Reply) -> None:
     """Keep the receipt's number."""
-    run.state.receipt = reply.payload["receipt"]
+    context.state.receipt = reply.payload["receipt"]
 
 
 ship = order.request(
@@ -126,17 +126,17 @@ def what_to_ship(state: Order) -> dict[str, str]:
 
 
 @ship.on("shipping.shipped")
-def shipped(run: StepContext[Order], reply: Reply) -> None:
+def shipped(context: StepContext[Order], reply: Reply) -> None:
     """Keep the parcel's number."""
-    run.state.parcel = reply.payload["parcel"]
+    context.state.parcel = reply.payload["parcel"]
 
 
 @reserve.on("stock.refused")
 @charge.on("payment.declined")
 @ship.on("shipping.refused")
-def refused(run: StepContext[Order], reply: Reply) -> None:
+def refused(context: StepContext[Order], reply: Reply) -> None:
     """Keep the reason."""
-    run.state.trouble = reply.payload["reason"]
+    context.state.trouble = reply.payload["reason"]
 
 
 sagas = SagaRegistry(order)

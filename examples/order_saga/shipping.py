@@ -31,4 +31,4 @@ async def send(command: Event, tx: Any) -> Event | Rejection:
 @inbox.handler("shipping.ship", consumer="shipping", topic="shipping")
 async def ship(command: Event, tx: Any) -> None:
     """Answer a command, once."""
-    await barrier.act(tx, command, send)
+    await barrier.execute(tx, command, send)

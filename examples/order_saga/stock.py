@@ -47,7 +47,7 @@ async def put_back(command: Event, tx: Any) -> Event:
 @inbox.handler("stock.reserve", consumer="stock", topic="stock")
 async def reserve(command: Event, tx: Any) -> None:
     """Answer a command, once: the barrier, the movement and the reply share the handler's transaction."""
-    await barrier.act(tx, command, take)
+    await barrier.execute(tx, command, take)
 
 
 @inbox.handler("stock.release", consumer="stock", topic="stock")

@@ -38,7 +38,7 @@ COLUMNS = (
 
 JOURNAL = ("step", "phase", "status", "attempts", "started_at", "ended_at", "due_at", "error")
 
-MESSAGES = ("message_id", "kind", "name", "key", "posted_at", "body")
+MESSAGES = ("message_id", "kind", "name", "key", "delivered_at", "body")
 
 AUDIT = ("at", "new_status", "step", "what", "actor", "detail")
 

@@ -241,8 +241,8 @@ def _check(instance: Instance, fields: Mapping[str, Any], known: SagaRegistry | 
         raise UsageError(
             f"--sagas does not hold {wanted}, so what is set cannot be checked; name the module that has it"
         )
-    assert saga.definition.amend
-    saga.definition.amend(instance.state, fields)
+    assert saga.definition.set_fields
+    saga.definition.set_fields(instance.state, fields)
 
 
 def _rejection(instance: Instance | None, verb: str, text: str, saga_type: str | None) -> str | None:

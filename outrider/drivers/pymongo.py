@@ -26,7 +26,7 @@ SCRIPTS: dict[str, Callable[..., Steps[Any]]] = {
     "start_saga": saga.start,
     "deliver_messages": saga.deliver,
     "participant_enter": saga.enter,
-    "participant_keep": saga.keep,
+    "participant_save_reply": saga.keep,
 }
 
 

@@ -85,10 +85,10 @@ def participant_enter(
     return run_job(conn, lambda cursor: saga.enter(cursor, participant, key, phase, _seconds(clock)))
 
 
-def participant_keep(conn: sqlite3.Connection, participant: str, key: str, phase: Phase, reply: bytes) -> None:
+def participant_save_reply(conn: sqlite3.Connection, participant: str, key: str, phase: Phase, reply: bytes) -> None:
     """Store the reply to a command, as JSON::
 
-    participant_keep(conn, "stock", key, Phase.ACTION, b'{"reserved": 3}')
+    participant_save_reply(conn, "stock", key, Phase.ACTION, b'{"reserved": 3}')
     """
     _in_transaction(conn)
     run_job(conn, lambda cursor: saga.keep(cursor, participant, key, phase, reply))
@@ -115,5 +115,5 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "start_saga": start_saga,
     "deliver_messages": deliver_messages,
     "participant_enter": participant_enter,
-    "participant_keep": participant_keep,
+    "participant_save_reply": participant_save_reply,
 }

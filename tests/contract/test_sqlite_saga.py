@@ -49,7 +49,7 @@ class SqliteBench(SagaBench):
         await store.close()
 
     async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
-        timed = {} if verb == "participant_keep" else {"clock": self.clock}
+        timed = {} if verb == "participant_save_reply" else {"clock": self.clock}
         return driver.OPERATIONS[verb](connection_of(tx), *args, **timed)
 
 
@@ -107,7 +107,7 @@ def test_a_callers_factories_are_neither_relied_on_nor_changed(path: Path) -> No
         conn.execute("BEGIN IMMEDIATE")
         assert driver.start_saga(conn, new_saga())
         assert driver.participant_enter(conn, "stock", "k", Phase.ACTION).fresh
-        driver.participant_keep(conn, "stock", "k", Phase.ACTION, b'"yes"')
+        driver.participant_save_reply(conn, "stock", "k", Phase.ACTION, b'"yes"')
         assert driver.participant_enter(conn, "stock", "k", Phase.ACTION).reply == b'"yes"'
         assert (conn.row_factory, conn.text_factory) == (sqlite3.Row, bytes)
 

@@ -145,7 +145,7 @@ async def test_an_application_works_through_a_session_of_either_kind(
         assert driver.run(session, "start_saga", (new_saga("sync"),), mongo_schema) is True
         assert driver.run(session, "deliver_messages", ([reply(new_saga("sync").saga_id)],), mongo_schema) == 1
         assert driver.run(session, "participant_enter", ("stock", "k", Phase.ACTION), mongo_schema).fresh
-        driver.run(session, "participant_keep", ("stock", "k", Phase.ACTION, b'"yes"'), mongo_schema)
+        driver.run(session, "participant_save_reply", ("stock", "k", Phase.ACTION, b'"yes"'), mongo_schema)
 
     def write_in_a_thread() -> None:
         with pymongo.MongoClient[Any](mongo_url) as plain, plain.start_session() as session:

@@ -96,7 +96,7 @@ def _mail(number: int, saga: dict[str, Any], now: datetime) -> dict[str, Any]:
         "name": "stock.reserved",
         "key": None,
         "body": "{}",
-        "posted_at": now,
+        "delivered_at": now,
         "saga_type": saga["saga_type"],
         "definition_version": 1,
         **({"unseen": True} if unseen else {}),
@@ -219,7 +219,7 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(
         assert (
             await driver.run(tx.session, "participant_enter", ("stock", "k", Phase.COMPENSATION), mongo_schema)
         ).barred
-        await driver.run(tx.session, "participant_keep", ("stock", "k", Phase.COMPENSATION, b"{}"), mongo_schema)
+        await driver.run(tx.session, "participant_save_reply", ("stock", "k", Phase.COMPENSATION, b"{}"), mongo_schema)
     _check(await profiler.end(), 6)
 
 

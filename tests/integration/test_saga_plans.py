@@ -30,12 +30,10 @@ SELECT md5('order' || i)::uuid, CASE WHEN i % 50 = 9 THEN 'other' ELSE 'order' E
     CASE WHEN i % 50 = 0 OR i % 50 = 9 THEN now() - i * interval '1 second'
          WHEN i % 100 = 2 THEN now() + interval '1 hour' END,
     CASE WHEN i % 100 = 2 THEN 'ann' END, 1, i % 1000 = 4
-FROM generate_series(1, 100000) AS i;
-INSERT INTO outrider.saga_step
-SELECT md5('order' || i)::uuid, 'step1', 'action', 'done', 1, 1, NULL, NULL, now(), now()
-FROM generate_series(1, 100000) AS i;
-INSERT INTO outrider.saga_mailbox (saga_id, event_id, kind, name, body, posted_at, seen, saga_type, definition_version)
-SELECT md5('order' || i)::uuid, gen_random_uuid(), 'reply', 'stock.reserved', '{}', now(), i % 200 <> 3 AND i % 50 <> 9,
+FROM generate_series(1, 100000) AS i; INSERT INTO outrider.saga_step SELECT md5('order' || i)::uuid, 'step1', 'action',
+'done', 1, 1, NULL, NULL, now(), now() FROM generate_series(1, 100000) AS i; INSERT INTO outrider.saga_mailbox (saga_id,
+event_id, kind, name, body, delivered_at, seen, saga_type, definition_version) SELECT md5('order' || i)::uuid,
+gen_random_uuid(), 'reply', 'stock.reserved', '{}', now(), i % 200 <> 3 AND i % 50 <> 9,
     CASE WHEN i % 50 = 9 THEN 'other' ELSE 'order' END, 1
 FROM generate_series(1, 100000) AS i WHERE i % 50 < 10;
 INSERT INTO outrider.saga_audit_log (saga_id, at, new_status, what, actor, detail)

@@ -26,7 +26,7 @@ from outrider.saga.context import StepContext
 from outrider.saga.definition.saga import Saga, SagaRegistry, saga_id_of
 from outrider.saga.model import Claim, MessageKind, NewSagaMessage, Phase, SagaChange, SagaRecord
 from outrider.saga.participant import Participant
-from outrider.saga.planner.actions import Claimed, Input, Raised, StepDeclined, Succeeded
+from outrider.saga.planner.actions import Claimed, Input, Raised, RejectedResult, Succeeded
 from outrider.saga.planner.planner import advance
 from outrider.stores.memory import MemorySagas, MemoryStore
 from outrider.stores.sqlite import SqliteSagas
@@ -81,7 +81,7 @@ async def leave(run: StepContext[Order]) -> None:
 @inbox.handler("stock.reserve", consumer="stock", topic="stock")
 async def reserve(command: Event, tx: Any) -> None:
     """Answer the command of an order."""
-    await stock.act(tx, command, lambda *_: Event("stock.reserved", {}))
+    await stock.execute(tx, command, lambda *_: Event("stock.reserved", {}))
 
 
 only_refunds = [refund]
@@ -205,7 +205,7 @@ def failed(office: Office) -> Office:
 def over(office: Office) -> Office:
     """An order that was rejected, and therefore compensated."""
     office.start(order)
-    office.turn(StepDeclined("create", Phase.ACTION, "sold out"))
+    office.turn(RejectedResult("create", Phase.ACTION, "sold out"))
     assert office.json("ls")[0]["status"] == "compensated"
     return office
 
@@ -294,7 +294,7 @@ def test_why_names_the_cause_and_the_commands_that_help(failed: Office) -> None:
     ]
     shown = failed("why", str(ORDER_ID)).stdout
     assert shown.startswith("order A-7 is failed")
-    assert f"outrider saga mark-done {ORDER_ID}  goes on as if that were done" in shown
+    assert f"outrider saga mark-done {ORDER_ID}  counts the failed steps as done" in shown
 
 
 def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: Office) -> None:
@@ -303,7 +303,7 @@ def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: 
     assert "No worker that holds version 1 of refund is running" in failed.json(*resting)["reasons"][-1]
     assert "step rest waits for an answer, an event or a time" in failed.json(*resting)["reasons"][0]
     known = failed.json(*resting, "--sagas", f"{HERE}:only_refunds")["reasons"]
-    assert "step rest lets time pass until" in known[0]
+    assert "step rest sleeps until" in known[0]
     strange = failed.json("why", str(ORDER_ID), "--sagas", f"{HERE}:only_refunds")["reasons"]
     assert "does not hold version 1 of order, so a worker that runs it leaves this saga alone" in strange[-1]
 
@@ -317,7 +317,7 @@ def test_an_order_is_mail_with_the_name_of_who_gave_it(failed: Office, verb: str
         f"A-7: {verb} is ordered; the next worker that runs acts on it" in failed(verb, "A-7", "--type", "order").stdout
     )
     assert len(failed.mail()) == 2
-    assert f"ordered {verb}" in failed("why", str(ORDER_ID)).stdout
+    assert f"commanded {verb}" in failed("why", str(ORDER_ID)).stdout
 
 
 async def test_an_order_wakes_workers_that_listen() -> None:
@@ -337,7 +337,7 @@ def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Office) 
     assert (told["status"], told["messages"]) == ("compensated", [])
     [answer] = [line for line in told["audit"] if line["what"] == "operator compensate"]
     assert answer["actor"].startswith("cli:")
-    assert "compensates everything" in answer["detail"]
+    assert "compensates all steps" in answer["detail"]
 
 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])

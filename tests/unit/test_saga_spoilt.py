@@ -87,7 +87,7 @@ async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_o
         await shop.answer(command, "stock.reserved" if command.event_type == "stock.reserve" else "car.reserved")
         await shop.works()
     error = await _stopped(shop, saga_id)
-    answered = "its answer cannot be taken in: " if kind == "reply" else ""
+    answered = "its reply cannot be applied: " if kind == "reply" else ""
     assert error.startswith(f"{answered}{said}")
     assert "; staged for " in error
     assert (await shop.shown(saga_id)).instance.current_step == "it"
@@ -260,9 +260,12 @@ async def test_a_transaction_that_is_lost_under_a_local_step_costs_an_attempt_on
 @pytest.mark.parametrize(
     ("stage", "told"),
     [
-        (lambda run: run.stage({"type": "order.created"}), r"event: a dict is not an Event; write run\.stage\(Event\("),
+        (
+            lambda run: run.stage({"type": "order.created"}),
+            r"event: a dict is not an Event; write context\.stage\(Event\(",
+        ),
         (lambda run: run.stage([Event("order.created", {})]), "a list is not an Event"),
-        (lambda run: _awaited(run.stage(Event("order.created", {}))), r"write run\.stage\(…\) without await"),
+        (lambda run: _awaited(run.stage(Event("order.created", {}))), r"write context\.stage\(…\) without await"),
     ],
 )
 async def test_what_is_staged_wrongly_fails_its_step_at_once_with_the_fix(kind: str, stage: Any, told: str) -> None:

@@ -133,10 +133,10 @@ class Pair:
         for bench in self.benches:
             async with bench.store.transaction() if stays else bench.rolled_back() as tx:
                 answers.append(await bench.drive("participant_enter", tx, "stock", key, phase))
-                await bench.drive("participant_keep", tx, "stock", key, phase, b'"kept"')
+                await bench.drive("participant_save_reply", tx, "stock", key, phase, b'"kept"')
         assert answers[0] == answers[1]
 
-    async def pass_time(self) -> None:
+    async def apply_deadlines(self) -> None:
         seconds = self.dice.choice([1, 10, 40, 5 * 86_400])
         for bench in self.benches:
             await bench.advance(seconds=seconds)
@@ -189,7 +189,7 @@ async def _compare(bench: SagaBench, seed: int) -> None:
     dice, clock = random.Random(seed), ManualClock()
     pair = Pair(MemoryBench(MemoryStore(clock=clock), clock), bench, dice)
     often = [pair.start, pair.deliver, pair.claim, pair.claim, pair.save, pair.save, pair.save, pair.save]
-    verbs = [*often, pair.renew, pair.barrier, pair.pass_time, pair.prune]
+    verbs = [*often, pair.renew, pair.barrier, pair.apply_deadlines, pair.prune]
     for _ in range(STEPS):
         await dice.choice(verbs)()
         await pair.compare()

@@ -100,4 +100,4 @@ async def test_errors_are_told_by_their_code_awaited_or_not(
 
 
 def test_every_verb_has_a_script() -> None:
-    assert set(SCRIPTS) == {"stage", "start_saga", "deliver_messages", "participant_enter", "participant_keep"}
+    assert set(SCRIPTS) == {"stage", "start_saga", "deliver_messages", "participant_enter", "participant_save_reply"}

@@ -89,8 +89,10 @@ def retention_days(settings: Mapping[str, Any], names: Sequence[str]) -> dict[st
 def retention_days_of(config: Mapping[str, str]) -> float:
     """Return the retention of a topic with the given settings: unlimited, unless old messages are deleted.
 
-    >>> retention_days_of({"retention.ms": "604800000"}), retention_days_of({"retention.ms": "-1"}),
-    retention_days_of({}) (7.0, inf, inf)
+    >>> retention_days_of({"retention.ms": "604800000"}), retention_days_of({"retention.ms": "-1"})
+    (7.0, inf)
+    >>> retention_days_of({})
+    inf
     """
     milliseconds = int(config.get("retention.ms", "-1"))
     if milliseconds < 0 or "delete" not in config.get("cleanup.policy", "delete"):

@@ -52,7 +52,7 @@ class KafkaSource:
     def from_url(cls, url: str, consumer: str, topics: Sequence[str]) -> Self:
         """Make a source from `kafka://host:port,host:port?setting=value`.
 
-        >>> KafkaSource.from_url("kafka://localhost:9092?producer.timeout.ms=6000", "billing", ["orders"]).topics
+        >>> KafkaSource.from_url("kafka://localhost:9092?session.timeout.ms=6000", "billing", ["orders"]).topics
         ['orders']
         """
         bootstrap, settings = parse(url)

@@ -164,7 +164,7 @@ def parse(url: str) -> tuple[str, dict[str, str]]:
 def complete_consumer(bootstrap: str, consumer: str, options: Mapping[str, str]) -> dict[str, Any]:
     """Return the complete consumer settings, without producer settings; reject settings that weaken a promise.
 
-    >>> complete_consumer("localhost:9092", "billing", {"producer.timeout.ms": "6000"})["heartbeat.interval.ms"]
+    >>> complete_consumer("localhost:9092", "billing", {"session.timeout.ms": "6000"})["heartbeat.interval.ms"]
     '2000'
     """
     wanted = {name: str(value) for name, value in options.items() if name not in PRODUCER_ONLY}

@@ -191,7 +191,7 @@ def declared_queue(queue: str, *, exists: bool, error: str) -> CheckResult:
     if error:
         remedy = "remove the queue so that it can be made as a durable quorum queue, or take it out of declare"
         return fail("rabbitmq-declare", f"{queue}: a relay could not start ({error})", remedy)
-    return ok("rabbitmq-declare", f"{queue}: {'as declared' if exists else 'not exists; the relay makes it'}")
+    return ok("rabbitmq-declare", f"{queue}: {'as declared' if exists else 'not there; the relay makes it'}")
 
 
 async def _declared_queue(connection: AmqpConnection, queue: str) -> CheckResult:

@@ -274,7 +274,7 @@ class MemorySagaAdmin:
         """Return whether a saga is stuck: without a worker although overdue or with unseen messages."""
         before = self._now() - timedelta(seconds=seconds)
         overdue = saga.wake_at is not None and saga.wake_at < before
-        unread = saga.owner is None and any(message.posted_at < before for message in row.unseen)
+        unread = saga.owner is None and any(message.delivered_at < before for message in row.unseen)
         return saga.status not in ENDED and (overdue or unread)
 
 

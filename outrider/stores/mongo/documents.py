@@ -347,7 +347,7 @@ def posted(message: NewSagaMessage, saga: Mapping[str, Any], now: datetime) -> D
         "name": message.name,
         "key": message.key,
         "body": message.body.decode(),
-        "posted_at": now,
+        "delivered_at": now,
         "unseen": True,
         "saga_type": saga["saga_type"],
         "definition_version": saga["definition_version"],
@@ -401,4 +401,4 @@ def to_entry(row: Mapping[str, Any]) -> JournalEntry:
 def to_message(row: Mapping[str, Any]) -> SagaMessage:
     """Return the saga message of a document."""
     known = [row[name] for name in ("message_id", "kind", "name", "key", "body")]
-    return message_of([*known, row["_id"]["event_id"], row["posted_at"]])
+    return message_of([*known, row["_id"]["event_id"], row["delivered_at"]])

@@ -79,7 +79,7 @@ def find_pipeline(criteria: SagaCriteria, now: Expression) -> list[dict[str, Any
 def _stuck(seconds: float, now: Expression) -> list[dict[str, Any]]:
     before = {"$subtract": [now, seconds * 1000]}
     old = [
-        {"$match": {"unseen": True, "$expr": {"$lt": ["$posted_at", before]}}},
+        {"$match": {"unseen": True, "$expr": {"$lt": ["$delivered_at", before]}}},
         {"$limit": 1},
         {"$project": {"_id": 1}},
     ]

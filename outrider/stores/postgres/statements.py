@@ -107,7 +107,7 @@ def participant_enter(schema: str, participant: str, key: str, phase: Phase) -> 
     return ParticipantEntry(False, barred, None if reply is None else reply.encode())
 
 
-def participant_keep(schema: str, participant: str, key: str, phase: Phase, reply: bytes) -> Script[None]:
+def participant_save_reply(schema: str, participant: str, key: str, phase: Phase, reply: bytes) -> Script[None]:
     """Store the reply to a command, as JSON."""
     yield Statement(load_saga(schema)["keep_reply"], (participant, key, phase.value, reply.decode()))
 
@@ -117,7 +117,7 @@ SCRIPTS: Mapping[str, Callable[..., Script[Any]]] = {
     "start_saga": start_saga,
     "deliver_messages": deliver_messages,
     "participant_enter": participant_enter,
-    "participant_keep": participant_keep,
+    "participant_save_reply": participant_save_reply,
 }
 
 

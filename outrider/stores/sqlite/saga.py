@@ -296,8 +296,8 @@ def _entry(row: Sequence[Any]) -> JournalEntry:
 
 
 def _mail(row: Sequence[Any]) -> SagaMessage:
-    *known, event_id, posted_at = row
-    return message_of([*known, UUID(event_id), to_moment(posted_at)])
+    *known, event_id, delivered_at = row
+    return message_of([*known, UUID(event_id), to_moment(delivered_at)])
 
 
 def _plain(row: Sequence[Any]) -> list[Any]:

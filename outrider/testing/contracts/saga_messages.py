@@ -35,7 +35,7 @@ class MessageRules:
             assert await bench.deliver(message) == 1
         record = await bench.take()
         assert [message[1:6] for message in record.messages] == [order[1:6], first[1:6]]
-        assert [message.posted_at for message in record.messages] == [record.now, record.now]
+        assert [message.delivered_at for message in record.messages] == [record.now, record.now]
 
     async def test_the_same_event_posted_twice_is_one_piece_of_mail(self, bench: SagaBench) -> None:
         saga_id = (await _resting(bench)).instance.saga_id
@@ -165,7 +165,7 @@ async def _enter(bench: SagaBench, phase: Phase, *, reply: bytes | None = None, 
     async with bench.store.transaction() as tx:
         entered: ParticipantEntry = await bench.drive("participant_enter", tx, "stock", key, phase)
         if entered.fresh and reply is not None:
-            await bench.drive("participant_keep", tx, "stock", key, phase, reply)
+            await bench.drive("participant_save_reply", tx, "stock", key, phase, reply)
     return entered
 
 
@@ -200,7 +200,7 @@ class ParticipantRules:
         for phase in (Phase.ACTION, Phase.COMPENSATION):
             async with bench.rolled_back() as tx:
                 assert (await bench.drive("participant_enter", tx, "stock", KEY, phase)).fresh
-                await bench.drive("participant_keep", tx, "stock", KEY, phase, REPLY)
+                await bench.drive("participant_save_reply", tx, "stock", KEY, phase, REPLY)
         assert await _enter(bench, Phase.ACTION) == FRESH
 
     async def test_participants_have_barriers_of_their_own(self, bench: SagaBench) -> None:
@@ -221,6 +221,6 @@ class ParticipantRules:
     async def test_a_transaction_sees_its_own_reply(self, bench: SagaBench) -> None:
         async with bench.store.transaction() as tx:
             assert await bench.drive("participant_enter", tx, "stock", KEY, Phase.ACTION) == FRESH
-            await bench.drive("participant_keep", tx, "stock", KEY, Phase.ACTION, REPLY)
+            await bench.drive("participant_save_reply", tx, "stock", KEY, Phase.ACTION, REPLY)
             again = await bench.drive("participant_enter", tx, "stock", KEY, Phase.ACTION)
         assert again == ParticipantEntry(fresh=False, barred=False, reply=REPLY)

@@ -93,7 +93,7 @@ class Case(ABC):
         return entered
 
     async def keep(self, conn: Any, key: str, phase: Phase, reply: bytes) -> None:
-        await self.call(Outbox(), "perform", conn, "participant_keep", "stock", key, phase, reply)
+        await self.call(Outbox(), "perform", conn, "participant_save_reply", "stock", key, phase, reply)
 
 
 class AsyncCase(Case):

@@ -38,7 +38,7 @@ RETURNING saga_id
 -- Mail to sagas that may still read it and are of the type meant, sorted, so that two who post the same wait for each other and never in a circle.
 -- LIMIT keeps the planner from reading all instances. Indexes: saga_instance_pkey, saga_mailbox_event.
 INSERT INTO {schema}.saga_mailbox (
-    saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
+    saga_id, event_id, kind, name, key, body, delivered_at, saga_type, definition_version)
 SELECT g.saga_id, g.event_id, g.kind, g.name, g.key, g.body::json, {schema}.outbox_clock(), i.saga_type,
     i.definition_version
 FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[])
@@ -131,7 +131,7 @@ SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL 
 -- name: messages
 -- Index: saga_mailbox_event.
 SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
-    SELECT message_id, kind, name, key, body::text AS body, event_id, posted_at FROM {schema}.saga_mailbox
+    SELECT message_id, kind, name, key, body::text AS body, event_id, delivered_at FROM {schema}.saga_mailbox
     WHERE saga_id = g.saga_id
     ORDER BY message_id
 ) AS m
@@ -275,7 +275,7 @@ WHERE (cardinality($1::uuid[]) = 0 OR i.saga_id = ANY ($1)) AND ($2::text IS NUL
         i.wake_at < (SELECT {schema}.outbox_clock() - $6 * interval '1 second')
         OR i.owner IS NULL AND i.saga_id IN (
             SELECT m.saga_id FROM {schema}.saga_mailbox AS m
-            WHERE NOT m.seen AND m.posted_at < (SELECT {schema}.outbox_clock() - $6 * interval '1 second'))))
+            WHERE NOT m.seen AND m.delivered_at < (SELECT {schema}.outbox_clock() - $6 * interval '1 second'))))
 ORDER BY i.needs_attention DESC, i.updated_at DESC, i.saga_id
 LIMIT $7
 

@@ -16,7 +16,7 @@ ON CONFLICT DO NOTHING;
 
 -- name: deliver
 -- Mail to a saga that may still read it and is of the type meant, once; the primary key of sagas and the unique index of mail.
-INSERT INTO saga_mailbox (saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
+INSERT INTO saga_mailbox (saga_id, event_id, kind, name, key, body, delivered_at, saga_type, definition_version)
 SELECT saga_id, :event_id, :kind, :name, :key, :body, :now, saga_type, definition_version FROM saga_instance
 WHERE saga_id = :saga_id AND status NOT IN ('completed', 'compensated')
     AND saga_type = coalesce(:saga_type, saga_type)
@@ -56,7 +56,7 @@ WHERE saga_id = :saga_id ORDER BY phase, position, step;
 
 -- name: messages
 -- Its mail, as it came; the unique index.
-SELECT message_id, kind, name, key, body, event_id, posted_at FROM saga_mailbox
+SELECT message_id, kind, name, key, body, event_id, delivered_at FROM saga_mailbox
 WHERE saga_id = :saga_id ORDER BY message_id;
 
 -- name: save
@@ -169,7 +169,7 @@ WHERE (:ids IS NULL OR saga_id IN (SELECT value FROM json_each(:ids)))
     AND (:before IS NULL OR status NOT IN ('completed', 'compensated', 'failed') AND (
         wake_at < :before OR owner IS NULL AND EXISTS (
             SELECT 1 FROM saga_mailbox AS mail
-            WHERE mail.saga_id = saga.saga_id AND NOT mail.seen AND mail.posted_at < :before)))
+            WHERE mail.saga_id = saga.saga_id AND NOT mail.seen AND mail.delivered_at < :before)))
 ORDER BY needs_attention DESC, updated_at DESC, saga_id LIMIT :limit;
 
 -- name: counts

@@ -68,7 +68,7 @@ CREATE TABLE {schema}.saga_mailbox (
     name               text NOT NULL,
     key                text,
     body               json NOT NULL,
-    posted_at          timestamptz NOT NULL,
+    delivered_at          timestamptz NOT NULL,
     seen               boolean NOT NULL DEFAULT false,
     saga_type          text NOT NULL,
     definition_version integer NOT NULL,

@@ -61,7 +61,7 @@ CREATE TABLE saga_mailbox (
     name TEXT NOT NULL,
     key TEXT,
     body TEXT NOT NULL CHECK (json_valid(body)),
-    posted_at REAL NOT NULL,
+    delivered_at REAL NOT NULL,
     seen INTEGER NOT NULL DEFAULT 0,
     saga_type TEXT NOT NULL,
     definition_version INTEGER NOT NULL,
