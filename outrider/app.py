@@ -28,7 +28,7 @@ from outrider.telemetry.events import Observer
 __all__ = [
     "Outbox",
     "configure_logging",
-    "install_recipe",
+    "installer_for",
     "log_observer",
     "open_broker",
     "open_inbox",
@@ -212,16 +212,16 @@ def _import(name: str, extra: str | None = None) -> ModuleType:
         raise UsageError(f"the driver {error.name} is not installed; run: pip install 'outrider[{extra}]'") from error
 
 
-def install_recipe(vendor: str, *, schema: str = "outrider") -> Installer:
+def installer_for(vendor: str, *, schema: str = "outrider") -> Installer:
     """Return the installer for an application's own connection: `postgresql` or `sqlite`. See `Installer`.
 
-    >>> install_recipe("sqlite").steps(32)[0].migration
+    >>> installer_for("sqlite").steps(32)[0].migration
     '0001_outbox'
     """
     if vendor == "postgresql":
-        return _import("outrider.stores.postgres.statements").recipe(schema)  # type: ignore[no-any-return]
+        return _import("outrider.stores.postgres.statements").installer(schema)  # type: ignore[no-any-return]
     if vendor == "sqlite":
-        return _import("outrider.stores.sqlite.schema").recipe()  # type: ignore[no-any-return]
+        return _import("outrider.stores.sqlite.schema").installer()  # type: ignore[no-any-return]
     raise UsageError(f"cannot install into {vendor}; use PostgreSQL or SQLite")
 
 

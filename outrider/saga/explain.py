@@ -122,8 +122,8 @@ def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
     if view.is_attended:
         return f"{_named(entry)} is being done, {begun}"
     return (
-        f"{_named(entry)} was running when its worker released it, {begun}; the next worker runs it again with the same "
-        "key"
+        f"{_named(entry)} was running when its worker released it, {begun}; the next worker runs it again with "
+        "the same key"
     )
 
 

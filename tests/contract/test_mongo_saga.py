@@ -12,7 +12,7 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from outrider.drivers import pymongo as driver
-from outrider.drivers.pymongo import SCRIPTS
+from outrider.drivers.pymongo import OPERATIONS
 from outrider.saga.store import SagaStore
 from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction
 from outrider.stores.mongo.outbox import MongoStore
@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """A clock that the driver goes by as well."""
     clock = ManualClock(start=datetime.now(UTC))
     for verb in ("start_saga", "deliver_messages", "participant_enter"):
-        monkeypatch.setitem(SCRIPTS, verb, partial(SCRIPTS[verb], clock=clock))
+        monkeypatch.setitem(OPERATIONS, verb, partial(OPERATIONS[verb], clock=clock))
     return clock
 
 

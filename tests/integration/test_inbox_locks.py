@@ -98,7 +98,7 @@ async def test_two_people_who_replay_one_held_stream_at_once_let_it_go(inbox: Po
         replay = asyncio.create_task(inbox.admin.replay([second], "ann"))
         await _waits(watcher)
         await tx.execute(sql["replay"], [first])
-        await tx.execute(sql["go_on"], *stream, [None], [1])
+        await tx.execute(sql["drain_unblocked"], *stream, [None], [1])
     assert await replay == 1
     assert await row(inbox) == (None, "draining", 2)
 

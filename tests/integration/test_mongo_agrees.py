@@ -46,21 +46,21 @@ class MongoPair(Pair):
     async def stage(self) -> None:
         made = [self._draft()._replace(sequence=None) for _ in range(self.dice.randrange(1, 6))]
         drafts = StageRequest(made[::2], made[1::2], True)
-        hold = self.dice.choice([None, BLOCK])
+        claim = self.dice.choice([None, BLOCK])
         async with self.memory.transaction() as tx:
-            expected = await tx.stage(drafts, hold)
-        found = await self._placed(drafts, hold)
+            expected = await tx.stage(drafts, claim)
+        found = await self._inserted_rows(drafts, claim)
         assert [place.event_id for place in found] == [place.event_id for place in expected]
         held = [place.event_id for place in found if place.optimistic]
         # An event that is alone in its stream is held here even if its lane is not empty; the relay may have it then.
         more = set(held) - {place.event_id for place in expected if place.optimistic}
         await self.mongo.settle_claim(BLOCK, [], list(more))
-        if hold and self.dice.random() < 0.7:
+        if claim and self.dice.random() < 0.7:
             await self._settle_hold([event_id for event_id in held if event_id not in more])
 
-    async def _placed(self, drafts: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
+    async def _inserted_rows(self, drafts: StageRequest, claim: OptimisticClaim | None) -> list[StagedRow]:
         async def run_once(session: AsyncClientSession) -> list[StagedRow]:
-            return await run_operations_async(stage(drafts, hold, self.clock), session, self.mongo.database.schema)
+            return await run_operations_async(stage(drafts, claim, self.clock), session, self.mongo.database.schema)
 
         async with self.client.start_session() as session:
             return await session.with_transaction(run_once)

@@ -16,7 +16,7 @@ from outrider.errors import Transient
 from outrider.event import DeadLetterReason
 from outrider.outbox.model import PARK, Criteria, DeadLettered, Defer, Lease, Outcome, Retry, Settlements
 from outrider.stores.mongo import MongoSchema, MongoStore, outbox_admin, outbox_lanes, outbox_settle
-from outrider.stores.mongo.database import RetryBudget, Session, begin, passing, transact
+from outrider.stores.mongo.database import RetryBudget, Session, begin, is_transient, transact
 from outrider.testing import ManualClock
 from outrider.testing.harness import order, orders
 from outrider.testing.servers.mongo import MongoServer
@@ -134,7 +134,7 @@ async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapsho
             await outbox_lanes.take(session, new.database, "new", [1])
         except PyMongoError as error:
             refusal = error
-        assert passing(refusal)
+        assert is_transient(refusal)
         await session.abort_transaction()
     for store in (old, new):
         await store.close()

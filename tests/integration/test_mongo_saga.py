@@ -73,15 +73,15 @@ async def test_no_mail_is_lost_between_posters_and_a_worker_that_saves_all_the_t
     [saga_id] = await _start(sagas, 1)
     mail = [reply(saga_id) for _ in range(60)]
     read: list[UUID] = []
-    posted = asyncio.Event()
+    message_row = asyncio.Event()
 
     async def post_all() -> None:
         for first in range(0, 60, 3):
             await asyncio.gather(*(_post(sagas, message) for message in mail[first : first + 3]))
-        posted.set()
+        message_row.set()
 
     async def read_all() -> None:
-        while not posted.is_set() or len(read) < 60:
+        while not message_row.is_set() or len(read) < 60:
             for record in await sagas.claim("ann", ORDER, limit=1, lease_seconds=60):
                 read.extend(message.event_id for message in record.messages)
                 taken = [message.message_id for message in record.messages]

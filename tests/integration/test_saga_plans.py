@@ -88,7 +88,7 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(sagas: PostgresSag
     outbox = {"outbox_pkey", "outbox_dead_letter_pkey"}
     assert await used_indexes(conn, 64, sagas._sql["undelivered"], ids) == outbox
     assert await used_indexes(conn, 1, sagas._sql["participant_reply"], "stock", "k", "action") == {"saga_barrier_pkey"}
-    assert await used_indexes(conn, 1, sagas._sql["keep_reply"], "stock", "k", "action", "{}") == {"saga_barrier_pkey"}
+    assert await used_indexes(conn, 1, sagas._sql["save_reply"], "stock", "k", "action", "{}") == {"saga_barrier_pkey"}
 
 
 async def test_saving_reads_what_it_writes_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
@@ -111,7 +111,7 @@ async def test_pruning_reads_the_oldest_and_nothing_else(sagas: PostgresSagas, c
     old = await used_indexes(conn, 1000, sagas._sql["prune_sagas"], 1.0, 1000)
     assert old == {"saga_instance_age", "saga_instance_pkey", "saga_step_pkey", "saga_mailbox_event"}
     # What is to go is found by age, and then by its place in the table.
-    notes = await used_indexes(conn, 1000, sagas._sql["prune_notes"], 1.0, 1000)
+    notes = await used_indexes(conn, 1000, sagas._sql["prune_audit"], 1.0, 1000)
     assert notes == {"saga_audit_age", "saga_instance_pkey", "saga_audit_log"}
     barriers = await used_indexes(conn, 1000, sagas._sql["prune_participants"], 1.0, 1000)
     assert barriers == {"saga_barrier_age", "saga_barrier"}

@@ -181,8 +181,8 @@ async def test_a_relay_cannot_settle_what_a_writer_still_holds(
 ) -> None:
     with conn:
         conn.execute("BEGIN")
-        (placed,) = stage(conn, plain(draft()), OptimisticClaim("writer", 60))
-    assert placed.optimistic
+        (inserted,) = stage(conn, plain(draft()), OptimisticClaim("writer", 60))
+    assert inserted.optimistic
     (event,) = (await store.fetch(lease, QUOTAS)).events
     assert event.readiness == "optimistic"
     assert await store.settle(lease, Settlements.of([settled(event, CONFIRMED)])) == 0
@@ -218,7 +218,7 @@ def test_staging_leaves_the_callers_connection_as_it_was(conn: sqlite3.Connectio
     assert (conn.row_factory, conn.text_factory, conn.isolation_level) == (sqlite3.Row, bytes, "")
     conn.commit()
     rows = conn.execute("SELECT event_id, sequence FROM outbox ORDER BY id").fetchall()
-    assert [tuple(row) for row in rows] == [(str(placed.event_id).encode(), n) for n, placed in enumerate(first, 1)]
+    assert [tuple(row) for row in rows] == [(str(inserted.event_id).encode(), n) for n, inserted in enumerate(first, 1)]
 
 
 def test_rolling_back_leaves_neither_events_nor_numbers(conn: sqlite3.Connection) -> None:

@@ -21,7 +21,7 @@ DAY_MS = 86_400_000
 
 CHECKS = {
     "kafka-acks": "every replica in sync has a message before it is confirmed",
-    "kafka-encryption": "nobody can listen in",
+    "kafka-encryption": "the connection is encrypted",
     "kafka-auto-create": "a misspelt topic is not made by itself",
     "kafka-topics": "the topics are there",
     "kafka-leaders": "every partition has a leader, and replicas enough in sync",

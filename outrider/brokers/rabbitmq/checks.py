@@ -28,8 +28,8 @@ KINDS_MAX = 3
 _DIFFERS = re.compile(r"inequivalent arg '([\w-]+)'.* current is (?:the value )?'?([\w-]+)")
 
 CHECKS = {
-    "rabbitmq-encryption": "nobody can listen in",
-    "rabbitmq-credentials": "the password is not the one that everybody knows",
+    "rabbitmq-encryption": "the connection is encrypted",
+    "rabbitmq-credentials": "the password is not the default",
     "rabbitmq-exchange": "the exchange is there, and outlives a restart",
     "rabbitmq-declare": "queues that the relay declares are as it declares them",
     "rabbitmq-management": "queues and bindings can be seen",

@@ -120,15 +120,15 @@ def check_rights(schema: str, status: Mapping[str, Any] | None) -> CheckResult:
     """Check whether the user may read and write the collections. A server without access control allows everything.
 
     >>> check_rights("outrider", {"authInfo": {"authenticatedUsers": [], "authenticatedUserPrivileges": []}}).text
-    'the server asks nobody who they are'
+    'the server requires no login'
     """
-    told = (status or {}).get("authInfo", {})
-    if not told.get("authenticatedUsers"):
-        return ok("mongo-rights", "the server asks nobody who they are")
+    auth = (status or {}).get("authInfo", {})
+    if not auth.get("authenticatedUsers"):
+        return ok("mongo-rights", "the server requires no login")
     may: set[str] = set()
-    for privilege in told["authenticatedUserPrivileges"]:
-        place = privilege["resource"]
-        if place.get("anyResource") or (place.get("db") in (schema, "") and place.get("collection") == ""):
+    for privilege in auth["authenticatedUserPrivileges"]:
+        resource = privilege["resource"]
+        if resource.get("anyResource") or (resource.get("db") in (schema, "") and resource.get("collection") == ""):
             may |= set(privilege["actions"])
     if may >= NEEDED:
         return ok("mongo-rights", "the user may read and write every collection of the outbox")

@@ -32,7 +32,7 @@ CHECKS = {
     "postgres-fsync": "the server waits for its disk",
     "postgres-full-page-writes": "a page torn by a crash is repaired",
     "postgres-synchronous-commit": "writers wait until their commit is on disk",
-    "postgres-encryption": "nobody can listen in",
+    "postgres-encryption": "the connection is encrypted",
     "postgres-autovacuum": "the outbox is vacuumed",
     "postgres-rights": "the role may do what a relay does",
     "postgres-partitions": "the archive has its days ahead, and somebody who may make more",
@@ -222,8 +222,8 @@ async def check_pooler(url: str, where: str, *, pooled: bool) -> list[CheckResul
     with translated(where):
         async with _connected(url) as first, _connected(url) as second:
             shared = await _share_sessions(first, second)
-            heard = await _hears(first, second)
-    return [check_sessions(shared=shared, pooled=pooled), check_notifications(heard=heard, pooled=pooled)]
+            notified = await _is_notified(first, second)
+    return [check_sessions(shared=shared, pooled=pooled), check_notifications(notified=notified, pooled=pooled)]
 
 
 def check_sessions(*, shared: bool, pooled: bool) -> CheckResult:
@@ -236,26 +236,26 @@ def check_sessions(*, shared: bool, pooled: bool) -> CheckResult:
     if shared and not pooled:
         return fail(
             check,
-            "a pooler gives each transaction another session, and the store was not told so: statements will fail",
+            "a pooler gives each transaction another session, and pooled=true is not set: statements will fail",
             "add pooled=true to the store's URL (in a file: pooled: true beside its url), or connect directly",
         )
     if pooled and not shared:
         return warn(
             check,
-            "the store was told that a pooler shares sessions, and none does: wake-ups are given up for nothing",
+            "pooled=true is set, and no pooler shares sessions: notifications are disabled without need",
             "take pooled=true out of the store's URL",
         )
-    return ok(check, "behind a pooler, and told so" if shared else "sessions are our own")
+    return ok(check, "behind a pooler, and pooled=true is set" if shared else "sessions are our own")
 
 
-def check_notifications(*, heard: bool, pooled: bool) -> CheckResult:
+def check_notifications(*, notified: bool, pooled: bool) -> CheckResult:
     """Check whether a notification after a commit wakes a relay.
 
-    >>> check_notifications(heard=False, pooled=True).level
+    >>> check_notifications(notified=False, pooled=True).level
     <Level.WARN: 'warn'>
     """
     check = "postgres-wakeups"
-    if heard and not pooled:
+    if notified and not pooled:
         return ok(check, "a notification arrives")
     return warn(
         check,
@@ -286,15 +286,15 @@ async def _process(conn: Any) -> int:
         return number
 
 
-async def _hears(listener: Any, sender: Any) -> bool:
+async def _is_notified(listener: Any, sender: Any) -> bool:
     """Notify one connection from the other, on a random channel."""
-    channel, heard = f"outrider_doctor_{uuid4().hex}", asyncio.Event()
-    await listener.add_listener(channel, lambda *_: heard.set())
+    channel, notified = f"outrider_doctor_{uuid4().hex}", asyncio.Event()
+    await listener.add_listener(channel, lambda *_: notified.set())
     try:
         async with sender.transaction():
             await sender.execute("SELECT pg_notify($1, '')", channel)
         async with asyncio.timeout(WAIT_SECONDS):
-            await heard.wait()
+            await notified.wait()
     except TimeoutError:
         return False
     return True

@@ -38,7 +38,7 @@ ELSEWHERE = (
 )
 
 NOT_ASYNCHRONOUS = (
-    "is a plain function, and nobody would wait for what it asks of PostgreSQL; write it as `async def`, with `await` "
+    "is a plain function, so its calls to PostgreSQL would not be awaited; write it as `async def`, with `await` "
     "before every call of the transaction"
 )
 

@@ -49,7 +49,7 @@ def check_journal(mode: str, synchronous: int) -> CheckResult:
     """
     if mode == "wal" and synchronous >= 2:
         return ok("sqlite-journal", "wal, and every commit is on disk")
-    text = f"journal_mode is {mode} and synchronous is {synchronous}: this place cannot hold a write-ahead log"
+    text = f"journal_mode is {mode} and synchronous is {synchronous}: this filesystem cannot hold a write-ahead log"
     return fail("sqlite-journal", text, "move the file to a local disk that supports shared memory")
 
 
@@ -61,6 +61,6 @@ def check_rights(path: Path, *, file: bool, directory: bool) -> CheckResult:
     """
     if file and directory:
         return ok("sqlite-writable", "the file and its directory can be written")
-    place, why = (path.parent, ", and SQLite keeps its journal there") if file else (path, "")
-    text = f"the {'directory' if file else 'file'} {place} cannot be written{why}"
+    index, reason = (path.parent, ", and SQLite keeps its journal there") if file else (path, "")
+    text = f"the {'directory' if file else 'file'} {index} cannot be written{reason}"
     return fail("sqlite-writable", text, "give the relay's user the right to write there")
