@@ -80,18 +80,18 @@ def revision(identifier: str, *, revises: str | None, schema: str, lanes: int, a
     version = _last(installer_for("postgresql", schema=schema))
     if revises is not None and not revises.isidentifier() and not revises.isalnum():
         raise UsageError(f"{revises!r} is no revision; `alembic heads` lists the last one")
-    given = [f"version={version}"]
-    given += [f'schema="{schema}"'] if schema != "outrider" else []
-    back = ", ".join(["op", f"version={after + 1}", *given[1:]])
-    given += [f"lanes={lanes}"] if lanes != 32 else []
-    given += [f"after={after}"] if after else []
+    arguments = [f"version={version}"]
+    arguments += [f'schema="{schema}"'] if schema != "outrider" else []
+    remove_arguments = ", ".join(["op", f"version={after + 1}", *arguments[1:]])
+    arguments += [f"lanes={lanes}"] if lanes != 32 else []
+    arguments += [f"after={after}"] if after else []
     return _REVISION.format(
         version=version,
         identifier=identifier,
         revises=revises or "nothing",
         down=f'"{revises}"' if revises else "None",
-        install=", ".join(["op", *given]),
-        remove=back,
+        install=", ".join(["op", *arguments]),
+        remove=remove_arguments,
     )
 
 

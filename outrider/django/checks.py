@@ -28,7 +28,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return [Error(f"{problem.text}.", hint=_sentence(problem.remedy), id="outrider.E001") for problem in found]
 
 
-def check_place(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_database(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check the database that OUTRIDER["DATABASE"] names, without a query.
 
     ```python

@@ -20,7 +20,7 @@ from outrider.drivers.connections import (
     translate_errors,
 )
 from outrider.errors import InvalidHandler, TransactionLost, Unreachable
-from outrider.handler_transactions import GENERATOR, TRANSACTION_ENDED, HandlerTransaction, promises_to_wait
+from outrider.handler_transactions import GENERATOR, TRANSACTION_ENDED, HandlerTransaction, returns_awaitable
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class AsyncTransactionSource(ABC):
     def check_handler(self, function: Callable[..., Any]) -> str | None:
         if generator := handler_transactions.check_handler(function):
             return generator
-        return None if promises_to_wait(function) else NOT_ASYNCHRONOUS
+        return None if returns_awaitable(function) else NOT_ASYNCHRONOUS
 
     async def close(self) -> None:  # noqa: B027 - most kinds have opened nothing
         """Do nothing: the pool belongs to the application and stays open."""

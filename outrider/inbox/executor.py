@@ -34,7 +34,7 @@ from outrider.telemetry.events import (
     Observer,
 )
 from outrider.telemetry.health import StoreHealth
-from outrider.tracebacks import where
+from outrider.tracebacks import user_frame
 
 BACKOFF = RetryPolicy(base_seconds=0.2, cap_seconds=10)
 
@@ -303,7 +303,7 @@ class Failures:
 
 
 def _failure(failed: HandlerFailed) -> dict[str, Any]:
-    return {"error": _short(str(failed)), "kind": type(failed.error).__qualname__, "where": where(failed.error)}
+    return {"error": _short(str(failed)), "kind": type(failed.error).__qualname__, "where": user_frame(failed.error)}
 
 
 def _short(text: str) -> str:

@@ -255,4 +255,4 @@ class SagaPruned(NamedTuple):
 
     sagas: int
     notes: int
-    barriers: int
+    participants: int

@@ -22,7 +22,7 @@ from outrider.saga.definition.validation import Function
 from outrider.saga.execution.step_executor import KEY_HEADER
 from outrider.saga.model import MessageKind, NewSagaMessage
 from outrider.telemetry.events import Observer, Observers, ReplyOfUnknownSaga, ReplyWithoutSaga
-from outrider.tracebacks import text_of, where
+from outrider.tracebacks import text_of, user_frame
 
 COPY = "copy saga_id and saga_key from the command, or use Participant"
 
@@ -117,7 +117,7 @@ def _correlation_id(correlate: Function, event: Event) -> str | None:
     try:
         found: str | None = correlate(event)
     except Exception as error:
-        name, location = getattr(correlate, "__qualname__", repr(correlate)), where(error)
+        name, location = getattr(correlate, "__qualname__", repr(correlate)), user_frame(error)
         error_text = f"{type(error).__name__}: {text_of(error)}" + (f" ({location})" if location else "")
         remedy = f"let it return None for a {event.event_type} that belongs to no saga"
         raise Permanent(f"correlate={name} raised {error_text}; {remedy}") from error

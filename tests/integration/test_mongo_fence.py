@@ -180,7 +180,7 @@ async def test_more_than_the_server_can_hold_in_one_transaction_is_settled(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch, confirming: bool
 ) -> None:
     """It would answer with a conflict each time, so there are several transactions."""
-    monkeypatch.setattr(outbox_settle, "PORTION_BYTES_MAX", 25)
+    monkeypatch.setattr(outbox_settle, "CHUNK_BYTES_MAX", 25)
     ids = await staged(store, *(order(number, f"key-{number}") for number in range(10)))
     lease, settlements = await fetched(store, "relay")
     begun: list[int] = []

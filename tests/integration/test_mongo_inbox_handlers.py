@@ -197,7 +197,7 @@ async def test_whatever_returns_something_to_wait_for_is_a_handler(bench: MongoB
 
 
 async def test_a_plain_function_is_refused_before_anything_is_received(bench: MongoBench, shop: Client) -> None:
-    remedy = r"_plain is a plain function.*nobody would wait.*write it as `async def`"
+    remedy = r"_plain is a plain function.*would not be awaited.*write it as `async def`"
     with pytest.raises(UsageError, match=remedy):
         await Inbox(bench.store).process(delivery(1), _plain, consumer="billing")
     billing = bench.routes()

@@ -114,12 +114,12 @@ async def _fill(database: Any, count: int) -> None:
     gone = [sagas[n]["_id"] if n % 2 else uuid4() for n in range(count)]
     trail = [{**facts, "saga_id": saga_id, "number": 1, "at": at} for saga_id, at in zip(gone, ages, strict=True)]
     places = ({"participant": "stock", "key": str(number), "phase": "action"} for number in range(count))
-    barriers = [{"_id": place, "barred": False, "at": at} for place, at in zip(places, ages, strict=True)]
+    participants = [{"_id": place, "barred": False, "at": at} for place, at in zip(places, ages, strict=True)]
     await database["saga_instance"].insert_many(sagas)
     await database["saga_step"].insert_many([{**line, "position": 1, "attempts": 1} for line in lines])
     await database["saga_mailbox"].insert_many(mail)
     await database["saga_audit_log"].insert_many(trail)
-    await database["saga_barrier"].insert_many(barriers)
+    await database["saga_barrier"].insert_many(participants)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ async def test_pruning_reads_the_oldest_and_nothing_else(many_sagas: MongoSagas,
     pruned = await many_sagas.prune(saga_days=13, audit_days=13, participant_memory_days=13)
     done = await profiler.end()
     assert pruned.sagas > 1_000
-    assert (pruned.notes > 1_000, pruned.barriers > 1_000) == (True, True)
+    assert (pruned.notes > 1_000, pruned.participants > 1_000) == (True, True)
     # 13 of nearly 14 days stay. The trail's lines are looked at with their sagas, and unseen mail is looked at whole.
     _check(done, 4_800)
     largest = {name: max(one.documents for one in done if one.collection == name) for name, *_ in done}

@@ -258,7 +258,7 @@ def test_a_stream_without_its_gap_goes_on_with_the_first_event_that_waits(early:
 def test_skipping_a_gap_needs_a_yes(early: Office) -> None:
     assert "give up on the missing events of A on orders" in early.json("skip-gap", *PLACE, code=2)["error"]
     assert early.json("streams")[0]["cause"] == "early"
-    assert "A on orders goes on" in early("skip-gap", *PLACE, "--yes").stdout
+    assert "A on orders continues" in early("skip-gap", *PLACE, "--yes").stdout
 
 
 def test_a_stream_that_does_not_wait_for_a_predecessor_has_no_gap_to_skip(held: Office) -> None:

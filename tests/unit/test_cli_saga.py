@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from outrider import Event, Inbox, RetryPolicy
 from outrider.app import open_schema
 from outrider.cli import app
-from outrider.cli.saga_operator import give
+from outrider.cli.saga_operator import send_command
 from outrider.saga.context import StepContext
 from outrider.saga.definition.saga import Saga, SagaRegistry, saga_id_of
 from outrider.saga.model import Claim, MessageKind, NewSagaMessage, Phase, SagaChange, SagaRecord
@@ -310,12 +310,10 @@ def test_why_says_that_nobody_works_on_it_and_what_the_definitions_know(failed: 
 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
 def test_an_order_is_mail_with_the_name_of_who_gave_it(failed: Office, verb: str) -> None:
-    assert failed.json(verb, str(ORDER_ID)) == {"order": verb.replace("-", "_"), "ordered": 1, "sagas": [str(ORDER_ID)]}
+    assert failed.json(verb, str(ORDER_ID)) == {"command": verb.replace("-", "_"), "sent": 1, "sagas": [str(ORDER_ID)]}
     [(name, body)] = failed.mail()
     assert (name, body["actor"].startswith("cli:")) == (verb.replace("-", "_"), True)
-    assert (
-        f"A-7: {verb} is ordered; the next worker that runs acts on it" in failed(verb, "A-7", "--type", "order").stdout
-    )
+    assert f"A-7: {verb} is sent; the next worker applies it" in failed(verb, "A-7", "--type", "order").stdout
     assert len(failed.mail()) == 2
     assert f"commanded {verb}" in failed("why", str(ORDER_ID)).stdout
 
@@ -326,7 +324,7 @@ async def test_an_order_wakes_workers_that_listen() -> None:
     async with store.transaction() as tx:
         await store.start(tx, new)
     async with store.listen(woken.set):
-        assert (await give(store, "retry", {new.saga_id: "A-7"}, None)).saga_ids == [new.saga_id]
+        assert (await send_command(store, "retry", {new.saga_id: "A-7"}, None)).saga_ids == [new.saga_id]
         assert woken.is_set()
 
 
@@ -343,13 +341,13 @@ def test_the_next_worker_acts_on_an_order_and_the_trail_says_so(failed: Office) 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
 def test_a_saga_that_is_over_takes_no_orders(over: Office, verb: str) -> None:
     error = over.json(verb, str(ORDER_ID), code=1)["error"]
-    assert f"{ORDER_ID} takes no order {verb.replace('-', '_')}: it is compensated" in error
+    assert f"{ORDER_ID} rejects the command {verb.replace('-', '_')}: it is compensated" in error
     assert over.mail() == []
 
 
 def test_who_can_take_an_order_gets_it_and_the_others_are_told(failed: Office) -> None:
     result = failed("retry", "A-7", "A-8", "A-7", "--type", "order", "--json", code=1)
-    assert json.loads(result.stdout)["ordered"] == 1
+    assert json.loads(result.stdout)["sent"] == 1
     assert "no order with the correlation id A-8" in json.loads(result.stderr)["error"]
     assert len(failed.mail()) == 1
 

@@ -119,7 +119,7 @@ def failed(office: Office) -> Office:
 @pytest.mark.parametrize("how", ["--attention", "--all"])
 def test_an_order_is_given_to_all_of_a_type_that_it_helps(failed: Office, how: str) -> None:
     told = failed.json("saga", "retry", how, "--type", "order", "--yes")
-    assert told == {"order": "retry", "ordered": 3, "found": 3, "limit": 1000}
+    assert told == {"command": "retry", "sent": 3, "found": 3, "limit": 1000}
     assert failed.orders("A-2") == ["retry"]
 
 
@@ -130,8 +130,8 @@ def test_many_are_never_given_an_order_without_a_yes(failed: Office) -> None:
 
 def test_an_order_for_many_can_be_narrowed_to_a_step(failed: Office) -> None:
     narrowed = ("saga", "retry", "--attention", "--type", "order", "--yes", "--step")
-    assert failed.json(*narrowed, "confirm")["ordered"] == 0
-    assert failed.json(*narrowed, "charge")["ordered"] == 3
+    assert failed.json(*narrowed, "confirm")["sent"] == 0
+    assert failed.json(*narrowed, "charge")["sent"] == 3
 
 
 def test_what_the_limit_leaves_out_is_told(failed: Office) -> None:

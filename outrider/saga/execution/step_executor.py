@@ -46,7 +46,7 @@ from outrider.saga.state.codec import decode
 from outrider.saga.state.roundtrip import LoadedState, load_state
 from outrider.saga.store import SagaStore
 from outrider.telemetry.events import Observer, SagaStepRaised, SagaTaskLeaked
-from outrider.tracebacks import short_path, text_of, where
+from outrider.tracebacks import short_path, text_of, user_frame
 
 KEY_HEADER = "saga_key"
 
@@ -124,7 +124,7 @@ def describe(error: BaseException) -> str:
     said = _text(error)
     if isinstance(error, BaseExceptionGroup):
         said = f"{said}, the first of them {_text(error.exceptions[0])}"
-    place = None if isinstance(error, StepRejected) else where(error)
+    place = None if isinstance(error, StepRejected) else user_frame(error)
     return f"{said[:TEXT_CHARACTERS_MAX]} ({place})" if place else said[:TEXT_CHARACTERS_MAX]
 
 

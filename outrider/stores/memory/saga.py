@@ -321,7 +321,7 @@ def _note(row: SagaRow, note: AuditEntry, now: datetime) -> None:
 
 async def enter(tx: MemoryTransaction, participant: str, key: str, phase: Phase) -> ParticipantEntry:
     """Register a command at a participant. A compensation first bars its action, unless the action has come."""
-    table, now = tx.store.sagas.barriers, tx.store.clock.now()
+    table, now = tx.store.sagas.participants, tx.store.clock.now()
     await tx.lock(("saga_barrier", participant, key))
     known = table.seen_by(tx, (participant, key))
     if before := known.get(phase):
@@ -340,4 +340,4 @@ async def save_reply(tx: MemoryTransaction, participant: str, key: str, phase: P
     def reply_of(passages: Passages) -> None:
         passages[phase] = passages[phase]._replace(reply=reply)
 
-    tx.store.sagas.barriers.write(tx, (participant, key), reply_of)
+    tx.store.sagas.participants.write(tx, (participant, key), reply_of)

@@ -310,7 +310,7 @@ class SagaTables:
     def __init__(self) -> None:
         self.sagas: Table[UUID, SagaRow] = Table(SagaRow)
         self.names: Table[tuple[str, str], set[UUID]] = Table(set)
-        self.barriers: Table[tuple[str, str], Passages] = Table(dict)
+        self.participants: Table[tuple[str, str], Passages] = Table(dict)
         self.listeners: list[Callable[[], None]] = []
         self._number = 0
 
@@ -326,13 +326,13 @@ class SagaTables:
     def prune_participants(self, before: datetime) -> int:
         """Remove old replies of participants; return the number of removed commands."""
         removed = 0
-        for key, passages in list(self.barriers.rows.items()):
+        for key, passages in list(self.participants.rows.items()):
             old = [phase for phase, passage in passages.items() if passage.at < before]
             for phase in old:
                 del passages[phase]
             removed += len(old)
             if not passages:
-                del self.barriers.rows[key]
+                del self.participants.rows[key]
         return removed
 
     def wake(self) -> None:

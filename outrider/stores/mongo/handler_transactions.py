@@ -27,7 +27,7 @@ from outrider.errors import (
     UsageError,
     WriteConflict,
 )
-from outrider.handler_transactions import TRANSACTION_ENDED, HandlerTransaction, promises_to_wait
+from outrider.handler_transactions import TRANSACTION_ENDED, HandlerTransaction, returns_awaitable
 from outrider.stores.mongo.database import (
     Documents,
     Expression,
@@ -268,7 +268,7 @@ def check_handler(handler: Callable[..., Any]) -> str | None:
     >>> check_handler(bill)[:19]
     'is a plain function'
     """
-    return handler_transactions.check_handler(handler) or (None if promises_to_wait(handler) else NOT_ASYNCHRONOUS)
+    return handler_transactions.check_handler(handler) or (None if returns_awaitable(handler) else NOT_ASYNCHRONOUS)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from outrider.handler_transactions import (
     HandlerTransaction,
     TransactionSource,
     WrappedTransaction,
-    promises_to_wait,
+    returns_awaitable,
 )
 from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase, translated
 from outrider.stores.queries import identifier
@@ -166,7 +166,7 @@ def check_handler(handler: Callable[..., Any]) -> str | None:
     """
     if generator := handler_transactions.check_handler(handler):
         return generator
-    return None if promises_to_wait(handler) else NOT_ASYNCHRONOUS
+    return None if returns_awaitable(handler) else NOT_ASYNCHRONOUS
 
 
 @contextmanager

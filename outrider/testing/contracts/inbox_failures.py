@@ -258,4 +258,4 @@ class InboxMaintenanceRules:
         await bench.consumer().tend()
         assert await bench.store.prune_participants(days=1) == 0
         [done] = bench.notebook.of(InboxMaintenanceDone)
-        assert done.barriers == 1
+        assert done.participants == 1
