@@ -31,10 +31,10 @@ class Ends:
 
     waiting: dict[UUID, asyncio.Future[str]] = field(default_factory=dict)
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Wake its client."""
-        if isinstance(fact, SagaEnded):
-            self.waiting.pop(fact.saga_id).set_result(fact.status)
+        if isinstance(event, SagaEnded):
+            self.waiting.pop(event.saga_id).set_result(event.status)
 
 
 @asynccontextmanager

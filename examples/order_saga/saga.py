@@ -35,7 +35,7 @@ class Order:
     reservation: str | None = None
     receipt: str | None = None
     parcel: str | None = None
-    trouble: str | None = None
+    problem: str | None = None
 
 
 order = Saga("order", Order, version=1)
@@ -69,13 +69,13 @@ reserve = order.request(
 
 
 @reserve.payload
-def what_to_reserve(state: Order) -> dict[str, str]:
+def reserve_payload(state: Order) -> dict[str, str]:
     """Tell the stock what is wanted."""
     return {"order": state.order_id, "goods": state.goods}
 
 
 @reserve.compensation_payload
-def what_to_release(state: Order) -> dict[str, str]:
+def release_payload(state: Order) -> dict[str, str]:
     """Tell the stock what is wanted no more."""
     return {"order": state.order_id, "goods": state.goods}
 
@@ -98,7 +98,7 @@ charge = order.request(
 
 
 @charge.payload
-def what_to_charge(state: Order) -> dict[str, Any]:
+def charge_payload(state: Order) -> dict[str, Any]:
     """Tell the bank how much, and from which card."""
     return {"order": state.order_id, "amount": state.amount, "card": state.card}
 
@@ -120,7 +120,7 @@ ship = order.request(
 
 
 @ship.payload
-def what_to_ship(state: Order) -> dict[str, str]:
+def ship_payload(state: Order) -> dict[str, str]:
     """Tell the carrier where to."""
     return {"order": state.order_id, "address": state.address}
 
@@ -134,14 +134,14 @@ def shipped(context: StepContext[Order], reply: Reply) -> None:
 @reserve.on("stock.refused")
 @charge.on("payment.declined")
 @ship.on("shipping.refused")
-def refused(context: StepContext[Order], reply: Reply) -> None:
+def rejected(context: StepContext[Order], reply: Reply) -> None:
     """Keep the reason."""
-    context.state.trouble = reply.payload["reason"]
+    context.state.problem = reply.payload["reason"]
 
 
 sagas = SagaRegistry(order)
 
 
-async def place(tx: Any, wanted: Order) -> None:
+async def place_order(tx: Any, wanted: Order) -> None:
     """StepKey an order, in a transaction of the shop's; placing it twice is placing it once."""
     await order.start(tx, wanted, correlation_id=wanted.order_id, outbox=outbox)

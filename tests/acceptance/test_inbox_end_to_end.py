@@ -168,10 +168,10 @@ async def test_what_comes_again_has_no_effect_again(scene: Scene, ordering: str)
     async with scene.consuming("billing", ordering=ordering):
         await scene.until_effects("billing", len(keys))
     await asyncio.to_thread(scene.forget_group, "billing")
-    notebook = scene.notebooks["billing"] = _Expecting(duplicates=len(keys))
+    observer = scene.notebooks["billing"] = _Expecting(duplicates=len(keys))
     async with scene.consuming("billing", ordering=ordering):
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            await notebook.reached.wait()
+            await observer.reached.wait()
     assert await scene.effects("billing") == {f"k{number}": list(range(1, 11)) for number in range(20)}
     await scene.nobody_waits()
 

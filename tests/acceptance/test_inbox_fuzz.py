@@ -153,19 +153,19 @@ async def _account(
     """Consume all of it, and let every delivery be found again: by its effect, by a count, or by its bytes."""
     consumer = f"of-{topic}"
     routes = Routes(consumer, ConsumerSettings(**settings), {(topic, TYPE): Route(place.handler)})
-    source, notebook = Counting(source_of(routes), count), RecordingObserver()
-    engine = Consumer(source, place.store, routes, observer=notebook)
+    source, observer = Counting(source_of(routes), count), RecordingObserver()
+    engine = Consumer(source, place.store, routes, observer=observer)
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(engine.run())
         await source.done.wait()
         # What drains has been acked before, and would be cut off by a stop.
         await eventually(lambda: not engine.busy)
         engine.stop()
-    assert notebook.of(ConsumerUnavailable) == []
+    assert observer.of(ConsumerUnavailable) == []
     assert len(source.delivered) == count
     kept = await place.store.admin.counts(consumer)
     found = Counter(applied=await place.effects(), waiting=kept["waiting"], dead_letters=kept["dead_letters"])
-    for handled in notebook.of(Handled):
+    for handled in observer.of(Handled):
         found.update(duplicates=handled.duplicates, dropped=handled.dropped, no_handler=handled.no_handler)
     assert found.total() == count, found
     await _dead_letters_keep_the_bytes(place, consumer, source.delivered.values())

@@ -52,9 +52,9 @@ class MongoBench(SagaBench):
     async def commit(self, tx: Any) -> None:
         await tx.commit_transaction()
 
-    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
+    async def call_driver(self, verb: str, tx: Any, *args: Any) -> Any:
         """Call a function of the driver. MongoDB lets nobody wait, so an application begins its transaction anew."""
-        driving = partial(super().drive, verb, connection_of(tx), *args)
+        driving = partial(super().call_driver, verb, connection_of(tx), *args)
         return await (tx.run(lambda _: driving()) if isinstance(tx, MongoHandlerTransaction) else driving())
 
 

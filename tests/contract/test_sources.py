@@ -11,7 +11,7 @@ from outrider.brokers.base import CONFIRMED
 from outrider.brokers.embedded import EmbeddedBroker, EmbeddedSource
 from outrider.brokers.kafka import KafkaBroker, KafkaSource
 from outrider.event import Message
-from outrider.testing.contracts import MovingShardsContract, SourceBench, SourceContract, reading
+from outrider.testing.contracts import MovingPartitionsContract, SourceBench, SourceContract, reading
 from outrider.testing.contracts.source import numbers
 from outrider.testing.servers.kafka import kafka_bootstrap
 from tests.contract.test_kafka import make_topic
@@ -87,7 +87,7 @@ class KafkaBench(SourceBench):
 
 
 @pytest.mark.kafka
-class TestKafkaSource(MovingShardsContract, BoundedContract):
+class TestKafkaSource(MovingPartitionsContract, BoundedContract):
     @pytest.fixture
     async def bench(self, bootstrap: str) -> AsyncIterator[SourceBench]:
         broker = KafkaBroker(bootstrap)

@@ -79,11 +79,11 @@ class Worker:
     """An engine with receipts of its own, so that whatever two of them handle shows."""
 
     def __init__(self, server: KafkaServer, topic: str, handled: Handled, **settings: Any) -> None:
-        self.notebook, self.handled = RecordingObserver(), handled
+        self.observer, self.handled = RecordingObserver(), handled
         said = {**QUICK, **settings.pop("kafka", {})}
         routes = Routes("billing", ConsumerSettings(**settings), {(topic, "order.changed"): Route(self.handle)})
         source = KafkaSource(server.bootstrap, f"of-{topic}", [topic], said)
-        self.consumer = Consumer(source, MemoryInbox(MemoryStore()), routes, observer=self.notebook)
+        self.consumer = Consumer(source, MemoryInbox(MemoryStore()), routes, observer=self.observer)
 
     async def handle(self, event: Event, tx: Any) -> None:
         await self.handled.handle(event)
@@ -136,16 +136,16 @@ async def test_shards_that_move_are_handled_by_one_engine_at_a_time(
     async with running(Worker(server, topic, handled, in_flight_max=50)) as first:
         await eventually(lambda: len(handled.numbers) > 100)
         async with running(Worker(server, topic, handled, in_flight_max=50)) as second:
-            await eventually(lambda: first.notebook.of(PartitionsRevoked))
+            await eventually(lambda: first.observer.of(PartitionsRevoked))
             await publish(broker, topic, 1000, start=1000)
             async with running(Worker(server, topic, handled, in_flight_max=50)) as third:
-                await eventually(lambda: second.notebook.of(PartitionsRevoked) or len(handled.numbers) >= 1900)
+                await eventually(lambda: second.observer.of(PartitionsRevoked) or len(handled.numbers) >= 1900)
             await publish(broker, topic, 200, start=2000)
             await eventually(lambda: len(set(handled.numbers)) == 2200)
     assert handled.overlaps == 0
     assert handled.in_order()
     # What one handled ahead of something that it had not begun comes again; no more than it may have in flight.
-    moves = sum(len(worker.notebook.of(PartitionsRevoked)) for worker in (first, second, third)) + 3
+    moves = sum(len(worker.observer.of(PartitionsRevoked)) for worker in (first, second, third)) + 3
     assert len(handled.numbers) - 2200 <= moves * 50
 
 
@@ -212,7 +212,7 @@ async def test_an_engine_that_is_full_for_long_keeps_its_shards(
         await eventually(lambda: time.monotonic() > full_until)
         handled.ordering.set()
         await eventually(lambda: len(handled.numbers) == 100)
-    assert worker.notebook.of(PartitionsRevoked) == []
+    assert worker.observer.of(PartitionsRevoked) == []
     assert sorted(handled.numbers) == list(range(100))
 
 
@@ -238,10 +238,10 @@ async def test_an_engine_that_does_not_let_go_is_not_waited_for_for_ever(
     await publish(broker, topic, 60)
     async with reading(server, topic, max_poll_interval_ms="2000") as first:
         await first.until(60)
-        first.may_go.clear()
+        first.may_release.clear()
         async with reading(server, topic) as second, pumping(first, second):
             await eventually(lambda: second.received)
-        assert not first.may_go.is_set()
+        assert not first.may_release.is_set()
         assert first.revoked
 
 

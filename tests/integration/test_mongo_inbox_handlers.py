@@ -74,7 +74,7 @@ async def test_a_handler_that_meets_a_write_conflict_is_charged_nothing_and_is_a
         assert await billing.deliver(once) == 0
         with pytest.raises(TransactionLost, match="lost under a handler"):
             await Inbox(bench.store).process(once, take, consumer="billing")
-    assert bench.notebook.of(HandlerRetried) == []
+    assert bench.observer.of(HandlerRetried) == []
     assert [await billing.deliver(once) for _ in range(2)] == [1, 1]
     assert await bench.effects() == ["stock", "taken"]
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 2
@@ -92,8 +92,8 @@ async def test_handlers_that_write_one_document_are_no_trouble_to_each_other(ben
     arrivals = [delivery(1, key=f"A-{number}") for number in range(16)]
     assert await asyncio.gather(*map(billing.deliver, arrivals)) == [1] * 16
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 16
-    assert bench.notebook.of(ConsumerUnavailable) == []
-    assert bench.notebook.of(HandlerRetried) == []
+    assert bench.observer.of(ConsumerUnavailable) == []
+    assert bench.observer.of(HandlerRetried) == []
 
 
 async def test_an_error_that_is_the_handlers_own_is_charged_to_it(bench: MongoBench) -> None:
@@ -240,7 +240,7 @@ async def _buried(bench: MongoBench, handler: Any) -> dict[str, Any]:
     billing = bench.consumer()
     billing.routes.handlers[ORDER] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)
-    assert bench.notebook.of(ConsumerUnavailable) == []
+    assert bench.observer.of(ConsumerUnavailable) == []
     [letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert letter["attempts"] == 3
     return letter

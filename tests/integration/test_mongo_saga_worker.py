@@ -159,10 +159,10 @@ async def _failing(client: AsyncMongoClient[Any], app_name: str, fault: Fault | 
 
 @asynccontextmanager
 async def _working(
-    store: MongoSagas, notebook: RecordingObserver, settings: SagaSettings = SETTINGS, *, crash: bool = False
+    store: MongoSagas, observer: RecordingObserver, settings: SagaSettings = SETTINGS, *, crash: bool = False
 ) -> AsyncIterator[None]:
     """Run a worker; at the end it is asked to stop, or it is gone at once and leaves everything as it is."""
-    worker = SagaWorker(store, SagaRegistry(_saga()), outrider.stage, settings, notebook)
+    worker = SagaWorker(store, SagaRegistry(_saga()), outrider.stage, settings, observer)
     task = asyncio.create_task(worker.run())
     try:
         yield
@@ -221,30 +221,30 @@ async def test_every_effect_happens_exactly_once_and_who_lost_a_race_is_not_char
     client: AsyncMongoClient[Any], mongo_default: str, fault: str
 ) -> None:
     await _start(client)
-    app_name, notebook, watching = f"saga-{uuid4().hex[:8]}", RecordingObserver(), MongoSagas.over(client)
+    app_name, observer, watching = f"saga-{uuid4().hex[:8]}", RecordingObserver(), MongoSagas.over(client)
     async with (
         AsyncMongoClient[Any](mongo_default, appname=app_name) as first,
         AsyncMongoClient[Any](mongo_default, appname=app_name) as second,
         _failing(client, app_name, FAULTS[fault]),
-        _working(MongoSagas.over(first), notebook),
-        _working(MongoSagas.over(second), notebook),
+        _working(MongoSagas.over(first), observer),
+        _working(MongoSagas.over(second), observer),
     ):
         await _until_ended(watching, ORDERS)
     await _check_the_books(client, watching)
     assert await _attempts(watching) == {1}
-    assert {fact.status for fact in notebook.of(SagaStepFailed)} == {"rejected"}
+    assert {fact.status for fact in observer.of(SagaStepFailed)} == {"rejected"}
     if fault == "nothing":
         # Losing a race is no trouble with the store.
-        assert notebook.of(SagaWorkerUnavailable) == []
+        assert observer.of(SagaWorkerUnavailable) == []
 
 
 async def test_what_a_worker_leaves_when_it_is_gone_is_done_once_by_another(
     client: AsyncMongoClient[Any], mongo_default: str
 ) -> None:
     await _start(client)
-    watching, notebook = MongoSagas.over(client), RecordingObserver()
-    async with AsyncMongoClient[Any](mongo_default) as other, _working(watching, notebook, SHORT):
-        async with _working(MongoSagas.over(other), notebook, SHORT, crash=True):
+    watching, observer = MongoSagas.over(client), RecordingObserver()
+    async with AsyncMongoClient[Any](mongo_default) as other, _working(watching, observer, SHORT):
+        async with _working(MongoSagas.over(other), observer, SHORT, crash=True):
             await _until_ended(watching, ORDERS // 3)
         # The other worker has what is left, as soon as the leases end.
         await _until_ended(watching, ORDERS)
@@ -253,8 +253,8 @@ async def test_what_a_worker_leaves_when_it_is_gone_is_done_once_by_another(
 
 async def test_a_commit_that_nobody_heard_of_is_not_done_again(client: AsyncMongoClient[Any]) -> None:
     await _start(client)
-    watching, notebook = MongoSagas.over(client), RecordingObserver()
-    async with _working(UnheardSagas.over(client), notebook), _working(UnheardSagas.over(client), notebook):
+    watching, observer = MongoSagas.over(client), RecordingObserver()
+    async with _working(UnheardSagas.over(client), observer), _working(UnheardSagas.over(client), observer):
         await _until_ended(watching, ORDERS)
     await _check_the_books(client, watching)
-    assert notebook.of(SagaNeedsAttention) == []
+    assert observer.of(SagaNeedsAttention) == []

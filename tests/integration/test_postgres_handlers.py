@@ -75,7 +75,7 @@ async def test_a_connection_lost_under_a_handler_charges_nothing_and_the_next_on
     billing.routes.handlers["orders", "order.placed"] = Route(bench.handler)
     assert await billing.deliver(once) == 1
     assert await bench.effects() == ["A-1:1"]
-    assert bench.notebook.of(HandlerRetried) == []
+    assert bench.observer.of(HandlerRetried) == []
 
 
 async def test_another_connection_that_is_lost_is_the_handlers_own_affair(bench: PostgresBench, conn: Any) -> None:
@@ -87,7 +87,7 @@ async def test_another_connection_that_is_lost_is_the_handlers_own_affair(bench:
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(cut_off)
     assert await billing.deliver(delivery(1)) == 0
-    assert len(bench.notebook.of(HandlerRetried)) == 1
+    assert len(bench.observer.of(HandlerRetried)) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -239,8 +239,8 @@ async def test_rights_that_are_missing_are_nobodys_failure(bench: PostgresBench,
             assert await billing.deliver(delivery(1)) == 0
     finally:
         await bench._pool.execute("DROP OWNED BY shop_half; DROP ROLE shop_half")
-    assert half.notebook.of(HandlerRetried) == []
-    assert "permission denied" in half.notebook.of(ConsumerUnavailable)[0].error
+    assert half.observer.of(HandlerRetried) == []
+    assert "permission denied" in half.observer.of(ConsumerUnavailable)[0].error
 
 
 async def test_a_transaction_that_an_error_has_spoilt_is_told_with_the_remedy(bench: PostgresBench) -> None:
@@ -259,7 +259,7 @@ async def _buried(bench: PostgresBench, handler: Any) -> dict[str, Any]:
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)
-    assert bench.notebook.of(ConsumerUnavailable) == []
+    assert bench.observer.of(ConsumerUnavailable) == []
     [letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert letter["attempts"] == 3
     return letter

@@ -125,11 +125,11 @@ async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: PostgresBench)
         begun.set()
         await tx.execute("SELECT pg_sleep(60)")
 
-    handling = asyncio.create_task(service.process(once, wait, consumer="billing"))
+    executor = asyncio.create_task(service.process(once, wait, consumer="billing"))
     await begun.wait()
-    handling.cancel()
+    executor.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await handling
+        await executor
     assert await service.process(once, bench.handler, consumer="billing") is Result.APPLIED
     assert await bench.effects() == ["A-1:1"]
 

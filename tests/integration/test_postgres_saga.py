@@ -334,7 +334,7 @@ async def test_a_step_that_spoils_our_own_statements_is_charged_in_the_end(
     monkeypatch.setattr(runner, "PAUSES", RetryPolicy(base_seconds=0.001, cap_seconds=0.001))
     sagas = await PostgresSagas.open(postgres_url)
     order: Saga[Placed] = Saga("order", Placed)
-    notebook = RecordingObserver()
+    observer = RecordingObserver()
 
     @order.local(retry=RetryPolicy(max_attempts=1))
     async def create(run: Any, tx: Any) -> None:
@@ -344,15 +344,15 @@ async def test_a_step_that_spoils_our_own_statements_is_charged_in_the_end(
 
     async with sagas.transaction() as tx:
         saga_id = await order.start(tx, Placed(), correlation_id="A-7")
-    worker = SagaWorker(sagas, SagaRegistry(order), outrider.stage, observer=notebook)
+    worker = SagaWorker(sagas, SagaRegistry(order), outrider.stage, observer=observer)
     while await worker.run_once():
         await worker.rest()
     shown = await sagas.admin.show(saga_id)
     assert shown is not None
     assert shown.instance.status is Status.COMPENSATED
     assert f"the store has failed under it {runner.ROLLED_BACK_MAX} times in a row" in (shown.journal[0].error or "")
-    assert [fact.times for fact in notebook.of(SagaStepRolledBack)] == [*range(1, runner.ROLLED_BACK_MAX + 1)]
-    assert not notebook.of(SagaWorkerUnavailable)
+    assert [fact.times for fact in observer.of(SagaStepRolledBack)] == [*range(1, runner.ROLLED_BACK_MAX + 1)]
+    assert not observer.of(SagaWorkerUnavailable)
     await sagas.close()
 
 

@@ -80,11 +80,11 @@ class Shop:
     """A memory store, sagas in it, and the wire between it and participants."""
 
     def __init__(self, *sagas: Saga[Any], own_time: bool = True) -> None:
-        self.clock, self.notebook, self.broker = ManualClock(), Bell(), MemoryBroker()
+        self.clock, self.observer, self.broker = ManualClock(), Bell(), MemoryBroker()
         self.outbox = MemoryStore(clock=self.clock if own_time else None)
         self.store = FlakySagas(self.outbox)
         self.sagas = SagaRegistry(*sagas)
-        self.intake = ReplyHandler(self.sagas, observer=self.notebook)
+        self.intake = ReplyHandler(self.sagas, observer=self.observer)
         relay = RelaySettings(workers=1)
         self.relay = Relay(self.outbox, self.broker, relay, clock=self.clock, rng=random.Random(1))
         self.worker = self.hire()
@@ -94,7 +94,7 @@ class Shop:
         """Make another worker."""
         made = SagaSettings(**{"lease_seconds": LEASE_SECONDS, **settings})
         rng = random.Random(seed)
-        return SagaWorker(self.store, self.sagas, outrider.stage, made, self.notebook, clock=self.clock, rng=rng)
+        return SagaWorker(self.store, self.sagas, outrider.stage, made, self.observer, clock=self.clock, rng=rng)
 
     async def start(self, saga: Saga[Any], state: Any, correlation_id: str = "A-7") -> UUID:
         async with self.store.transaction() as tx:

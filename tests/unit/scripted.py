@@ -118,7 +118,7 @@ class Rig:
     def __init__(self, store: InboxStore | None = None, **settings: Any) -> None:
         self.happened = Signal()
         self.until = self.happened.until
-        self.source, self.notebook = ScriptedSource(self.happened), RecordingObserver()
+        self.source, self.observer = ScriptedSource(self.happened), RecordingObserver()
         self.store = store or MemoryInbox(MemoryStore())
         self.begun: list[str] = []
         self.effects: list[str] = []
@@ -127,7 +127,7 @@ class Rig:
         self._gates: dict[str, asyncio.Event] = {}
         plain = {"retry": RetryPolicy(base_seconds=0.001, cap_seconds=0.001, jitter=0, max_attempts=3)}
         routes = Routes("billing", ConsumerSettings(**{**plain, **settings}), {("orders", "t"): Route(self.handle)})
-        self.consumer = Consumer(self.source, self.store, routes, observer=self.notebook)
+        self.consumer = Consumer(self.source, self.store, routes, observer=self.observer)
 
     def hold(self, *names: str) -> None:
         """Let the handler wait in these, until they are let go."""

@@ -73,7 +73,7 @@ async def test_a_failing_key_rests_while_others_go_on() -> None:
         await rig.until(lambda: len(rig.source.acked) == 60)
         assert rig.begun.count("A:1") == 1
         assert "A:2" not in rig.begun
-    assert [fact.error for fact in rig.notebook.of(HandlerRetried)] == ["ValueError: not yet"]
+    assert [fact.error for fact in rig.observer.of(HandlerRetried)] == ["ValueError: not yet"]
 
 
 async def test_a_key_that_rested_goes_on_in_its_order() -> None:
@@ -90,7 +90,7 @@ async def test_an_event_whose_attempts_are_spent_is_buried_and_acked() -> None:
         rig.failing["A:1"] += [ValueError("no")] * 3
         rig.source.put("A:1", "B:1")
         await rig.until(lambda: len(rig.source.acked) == 2)
-    assert [fact.error for fact in rig.notebook.of(ConsumerDeadLettered)] == ["ValueError: no"]
+    assert [fact.error for fact in rig.observer.of(ConsumerDeadLettered)] == ["ValueError: no"]
     assert rig.effects == ["B:1"]
 
 
@@ -111,7 +111,7 @@ async def test_a_batch_is_one_transaction() -> None:
         await rig.until(lambda: len(rig.source.given) == 51)
         rig.let_go("Z:1")
         await rig.until(lambda: len(rig.source.acked) == 51)
-    assert [fact.applied for fact in rig.notebook.of(Handled)] == [1, 50]
+    assert [fact.applied for fact in rig.observer.of(Handled)] == [1, 50]
 
 
 async def test_a_delivery_is_acked_only_when_its_effects_are_committed() -> None:
@@ -162,14 +162,14 @@ async def test_revoked_waits_for_what_is_being_handled_and_drops_the_rest() -> N
         await rig.until(lambda: "A:2" in rig.source.acked)
     assert rig.effects == ["B:1", "A:1", "A:2"]
     assert rig.begun.count("A:2") == 1
-    assert [fact.partitions for fact in rig.notebook.of(PartitionsRevoked)] == [("s1",)]
+    assert [fact.partitions for fact in rig.observer.of(PartitionsRevoked)] == [("s1",)]
 
 
 async def test_revoked_does_not_wait_for_a_key_that_rests() -> None:
     async with running(retry=NEVER) as rig:
         rig.failing["A:1"].append(ValueError("no"))
         rig.source.put("A:1")
-        await rig.until(lambda: rig.notebook.of(HandlerRetried))
+        await rig.until(lambda: rig.observer.of(HandlerRetried))
         assert rig.source.revoked is not None
         await asyncio.wait_for(rig.source.revoked(frozenset(["s1"])), 5)
     assert rig.source.acked == []
@@ -183,7 +183,7 @@ async def test_a_handler_that_fails_while_its_shard_is_revoked_is_not_tried_agai
         await rig.until(lambda: rig.begun)
         assert rig.source.revoked is not None
         revoked = asyncio.ensure_future(rig.source.revoked(frozenset(["s1"])))
-        await rig.until(lambda: rig.notebook.of(PartitionsRevoked))
+        await rig.until(lambda: rig.observer.of(PartitionsRevoked))
         rig.let_go("A:1")
         await revoked
         rig.source.put("B:1")
@@ -200,7 +200,7 @@ async def test_a_clean_stop_finishes_what_is_being_handled_and_acks_it() -> None
         rig.let_go()
     assert sorted(rig.source.acked) == ["A:1", "B:1"]
     assert rig.source.closes == 1
-    assert len(rig.notebook.of(ConsumerStopped)) == 1
+    assert len(rig.observer.of(ConsumerStopped)) == 1
 
 
 async def test_what_takes_too_long_at_a_stop_is_undone_and_not_acked() -> None:
@@ -248,8 +248,8 @@ async def test_a_lost_connection_is_made_again_and_what_was_not_begun_is_forgott
         await rig.until(lambda: "C:1" in rig.source.acked)
     assert rig.effects == ["A:1", "B:1", "C:1"]
     assert rig.begun == ["A:1", "B:1", "C:1"]
-    assert [fact.error for fact in rig.notebook.of(ConsumerUnavailable)] == ["gone"]
-    assert len(rig.notebook.of(ConsumerRecovered)) == 1
+    assert [fact.error for fact in rig.observer.of(ConsumerUnavailable)] == ["gone"]
+    assert len(rig.observer.of(ConsumerRecovered)) == 1
 
 
 async def test_a_broker_that_stays_away_is_tried_again_and_again_and_told_once() -> None:
@@ -259,7 +259,7 @@ async def test_a_broker_that_stays_away_is_tried_again_and_again_and_told_once()
         rig.source.put(Transient("gone"), "A:1")
         await rig.until(lambda: "A:1" in rig.source.acked)
     assert rig.source.starts == 4
-    assert len(rig.notebook.of(ConsumerUnavailable)) == 1
+    assert len(rig.observer.of(ConsumerUnavailable)) == 1
 
 
 async def test_a_source_that_cannot_work_ends_the_consumer() -> None:
@@ -313,9 +313,9 @@ async def test_a_store_that_is_away_charges_nothing() -> None:
     async with running(Absent(MemoryStore()), concurrency=1) as rig:
         rig.source.put("A:1")
         await rig.until(lambda: "A:1" in rig.source.acked)
-    assert rig.notebook.of(HandlerRetried) == []
-    assert [fact.error for fact in rig.notebook.of(ConsumerUnavailable)] == ["the database is away"]
-    assert len(rig.notebook.of(ConsumerRecovered)) == 1
+    assert rig.observer.of(HandlerRetried) == []
+    assert [fact.error for fact in rig.observer.of(ConsumerUnavailable)] == ["the database is away"]
+    assert len(rig.observer.of(ConsumerRecovered)) == 1
 
 
 async def test_a_second_delivery_of_the_same_event_is_acked_and_has_no_effect() -> None:
@@ -324,7 +324,7 @@ async def test_a_second_delivery_of_the_same_event_is_acked_and_has_no_effect() 
         rig.source.put(first, first._replace(partition="s2"), "A:2")
         await rig.until(lambda: len(rig.source.acked) == 3)
     assert rig.effects == ["A:1", "A:2"]
-    assert sum(fact.duplicates for fact in rig.notebook.of(Handled)) == 1
+    assert sum(fact.duplicates for fact in rig.observer.of(Handled)) == 1
 
 
 async def test_an_event_that_others_wait_for_is_not_stuck_behind_those_that_found_no_room() -> None:
@@ -354,7 +354,7 @@ async def test_an_error_that_cannot_be_told_is_charged_like_any_other() -> None:
         rig.failing["A:1"] += [Speechless()] * 3
         rig.source.put("A:1", "B:1")
         await rig.until(lambda: len(rig.source.acked) == 2)
-    assert [fact.error for fact in rig.notebook.of(ConsumerDeadLettered)] == [
+    assert [fact.error for fact in rig.observer.of(ConsumerDeadLettered)] == [
         "Speechless: (its text cannot be read: TypeError)"
     ]
     assert rig.effects == ["B:1"]
@@ -365,12 +365,12 @@ async def test_attempts_are_counted_anew_when_a_shard_comes_back() -> None:
         rig.failing["A:1"] += [ValueError("here"), ValueError("and when it is back")]
         again = delivery("A:1")
         rig.source.put(again)
-        await rig.until(lambda: rig.notebook.of(HandlerRetried))
+        await rig.until(lambda: rig.observer.of(HandlerRetried))
         assert rig.source.revoked is not None
         await rig.source.revoked(frozenset(["s1"]))
         rig.source.put(again._replace(partition="s2"))
         await rig.until(lambda: rig.source.acked)
-    assert [fact.attempt for fact in rig.notebook.of(HandlerRetried)] == [1, 1]
+    assert [fact.attempt for fact in rig.observer.of(HandlerRetried)] == [1, 1]
 
 
 async def test_an_event_whose_last_attempt_was_lost_with_its_shard_is_tried_before_it_is_buried() -> None:
@@ -382,13 +382,13 @@ async def test_an_event_whose_last_attempt_was_lost_with_its_shard_is_tried_befo
         await rig.until(lambda: rig.begun)
         assert rig.source.revoked is not None
         revoked = asyncio.ensure_future(rig.source.revoked(frozenset(["s1"])))
-        await rig.until(lambda: rig.notebook.of(PartitionsRevoked))
+        await rig.until(lambda: rig.observer.of(PartitionsRevoked))
         rig.let_go("A:1")
         await revoked
         rig.source.put(again._replace(partition="s2"))
         await rig.until(lambda: rig.source.acked)
     assert rig.effects == ["A:1"]
-    assert rig.notebook.of(ConsumerDeadLettered) == []
+    assert rig.observer.of(ConsumerDeadLettered) == []
 
 
 async def test_a_consumer_is_busy_while_something_is_handled_or_due_again() -> None:
@@ -400,18 +400,18 @@ async def test_a_consumer_is_busy_while_something_is_handled_or_due_again() -> N
         await rig.until(lambda: rig.begun)
         busy.append(rig.consumer.busy)
         rig.let_go("A:1")
-        await rig.until(lambda: rig.notebook.of(HandlerRetried))
+        await rig.until(lambda: rig.observer.of(HandlerRetried))
         busy.append(rig.consumer.busy)
     assert busy == [False, True, True]
-    assert [fact.unhandled for fact in rig.notebook.of(ConsumerStopped)] == [1]
+    assert [fact.unhandled for fact in rig.observer.of(ConsumerStopped)] == [1]
 
 
 async def test_a_consumer_is_not_busy_with_what_finds_no_room_to_wait_in() -> None:
     async with running(ordering="strict", first_sequence="one", held_per_stream_max=1) as rig:
         rig.source.put("A:3", "A:4")
-        await rig.until(lambda: rig.notebook.of(HeldEventsFull))
+        await rig.until(lambda: rig.observer.of(HeldEventsFull))
         await rig.until(lambda: not rig.consumer.busy)
-    assert [fact.unhandled for fact in rig.notebook.of(ConsumerStopped)] == [1]
+    assert [fact.unhandled for fact in rig.observer.of(ConsumerStopped)] == [1]
 
 
 async def test_a_handler_that_is_cut_off_at_a_stop_is_told_and_counted() -> None:
@@ -421,17 +421,17 @@ async def test_a_handler_that_is_cut_off_at_a_stop_is_told_and_counted() -> None
         await rig.until(lambda: rig.begun and len(rig.source.given) == 2)
         rig.consumer.stop()
         await rig.until(lambda: rig.source.closes)
-    [fact] = rig.notebook.of(HandlerTimedOut)
+    [fact] = rig.observer.of(HandlerTimedOut)
     assert (fact.topic, fact.key, fact.shutdown_timeout_seconds) == ("orders", "A", 0.05)
-    assert [fact.unhandled for fact in rig.notebook.of(ConsumerStopped)] == [2]
+    assert [fact.unhandled for fact in rig.observer.of(ConsumerStopped)] == [2]
 
 
 async def test_a_type_without_a_handler_is_told_once_and_counted() -> None:
     async with running() as rig:
         rig.source.put(*(delivery(f"A:{n}", event_type="order.cancelled") for n in (1, 2)), "B:1")
         await rig.until(lambda: len(rig.source.acked) == 3)
-    assert [(fact.topic, fact.event_type) for fact in rig.notebook.of(NoHandler)] == [("orders", "order.cancelled")]
-    handled = rig.notebook.of(Handled)
+    assert [(fact.topic, fact.event_type) for fact in rig.observer.of(NoHandler)] == [("orders", "order.cancelled")]
+    handled = rig.observer.of(Handled)
     assert (sum(fact.no_handler for fact in handled), sum(fact.dropped for fact in handled)) == (2, 0)
 
 
@@ -440,7 +440,7 @@ async def test_a_handler_that_takes_too_long_is_told_with_the_limit_and_where_it
         rig.hold("A:1")
         rig.source.put("A:1")
         await rig.until(lambda: rig.source.acked)
-    [fact] = rig.notebook.of(ConsumerDeadLettered)
+    [fact] = rig.observer.of(ConsumerDeadLettered)
     assert fact.error == "TimeoutError: took longer than handler_timeout_seconds = 0.02"
     assert fact.where is not None
     assert fact.where.startswith("tests/unit/scripted.py:")
@@ -461,7 +461,7 @@ async def test_a_handler_that_ends_its_transaction_ends_the_consumer() -> None:
     assert all(isinstance(error, InvalidHandler) for error in raised.value.exceptions)
     assert rig.source.acked == []
     assert rig.source.closes == 1
-    assert rig.notebook.of(ConsumerBroken)
+    assert rig.observer.of(ConsumerBroken)
 
 
 async def test_a_handler_that_ends_its_transaction_in_a_stream_that_drains_ends_the_consumer() -> None:

@@ -269,7 +269,7 @@ async def test_an_event_of_an_unknown_saga_is_dropped_and_told(saga_id: str | No
     shop = Shop(_waiting())
     event = Event("parcel.collected", {}, saga_id=saga_id, event_id=UUID(int=1))
     assert not await shop.arrives(event)
-    [fact] = shop.notebook.of(ReplyOfUnknownSaga)
+    [fact] = shop.observer.of(ReplyOfUnknownSaga)
     known = SAGA_ID if saga_id == str(SAGA_ID) else None
     assert (fact.saga_type, fact.saga_id, fact.event_id, fact.event_type) == (
         *("order", known, UUID(int=1)),

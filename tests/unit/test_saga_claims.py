@@ -83,7 +83,7 @@ async def test_who_has_lost_its_claim_drops_the_saga_at_once() -> None:
     await worker.rest()
     assert attempts == [1, 2]
     assert await shop.status(saga_id) is Status.COMPLETED
-    assert [fact.saga_id for fact in shop.notebook.of(SagaReleased)] == [saga_id]
+    assert [fact.saga_id for fact in shop.observer.of(SagaReleased)] == [saga_id]
 
 
 async def test_the_result_of_who_has_lost_its_claim_is_thrown_away() -> None:
@@ -109,7 +109,7 @@ async def test_the_result_of_who_has_lost_its_claim_is_thrown_away() -> None:
     assert (await shop.state(saga_id))["charge"] == "attempt 2"
     assert [event.payload for event in await shop.sent()] == [{"attempt": 2}]
     assert log == ["create"]
-    assert len(shop.notebook.of(SagaReleased)) == 1
+    assert len(shop.observer.of(SagaReleased)) == 1
 
 
 async def test_a_renewed_claim_outlasts_its_lease() -> None:
@@ -211,7 +211,7 @@ async def test_a_worker_that_claims_anew_what_it_still_drives_goes_on_with_it() 
     await shop.worker.rest()
     assert attempts == [1]
     assert await shop.progress(saga_id, "charge") == (DONE, 1)
-    assert not shop.notebook.of(SagaReleased)
+    assert not shop.observer.of(SagaReleased)
 
 
 async def test_a_worker_lets_go_of_what_another_has_written_before_it_claims_it_anew() -> None:
@@ -260,7 +260,7 @@ async def test_calls_keep_their_claims_while_a_local_step_keeps_a_whole_store_wa
     await until(begins)
     await shop.start(slow, Order("A-8"))
     await shop.worker.run_once()
-    await shop.notebook.heard(SagaEnded)
+    await shop.observer.heard(SagaEnded)
     assert found == [1]
     assert await shop.hire(seed=1).run_once() == 0
     goes_on.set()
@@ -325,7 +325,7 @@ async def test_no_more_sagas_are_claimed_than_may_run_at_a_time() -> None:
             await both.wait()
         assert worker.busy == 2
         goes_on.set()
-        await shop.notebook.heard(SagaEnded, 5)
+        await shop.observer.heard(SagaEnded, 5)
     assert max(most) == 2
 
 
@@ -342,7 +342,7 @@ async def test_what_this_worker_gave_back_is_claimed_when_it_is_due_without_wait
     await shop.start(saga, Order("A-7"))
     seldom = 10 * PATIENCE_SECONDS
     async with running(shop.hire(lease_seconds=3 * seldom, poll_seconds_min=seldom, poll_seconds_max=seldom)):
-        await shop.notebook.heard(SagaEnded)
+        await shop.observer.heard(SagaEnded)
     assert attempts == [1, 2]
 
 
@@ -398,7 +398,7 @@ async def test_a_stop_waits_for_all_that_is_under_way_side_by_side() -> None:
             await both.wait()
         shop.worker.stop()
         first.set()
-        await shop.notebook.heard(SagaAdvanced, 2)
+        await shop.observer.heard(SagaAdvanced, 2)
         second.set()
         await task
     assert await shop.progress(saga_id, "hotel") == (DONE, 1)
@@ -441,8 +441,8 @@ async def test_a_store_that_does_not_answer_is_told_once_and_costs_no_attempt() 
     saga_id = await begun(shop, saga)
     assert await shop.status(saga_id) is Status.COMPLETED
     assert await shop.progress(saga_id, "create") == (DONE, 1)
-    assert len(shop.notebook.of(SagaWorkerUnavailable)) == 1
-    assert len(shop.notebook.of(SagaWorkerRecovered)) == 1
+    assert len(shop.observer.of(SagaWorkerUnavailable)) == 1
+    assert len(shop.observer.of(SagaWorkerRecovered)) == 1
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
@@ -481,7 +481,7 @@ async def test_a_saga_that_cannot_be_saved_is_dropped_and_does_not_spin() -> Non
     shop.store.saving = broken
     saga_id = await begun(shop, saga)
     assert log == ["save"]
-    [fact] = shop.notebook.of(SagaReleased)
+    [fact] = shop.observer.of(SagaReleased)
     assert fact.error.startswith("RuntimeError: a bug (tests/unit/test_saga_claims.py:")
     await shop.passes(LEASE_SECONDS)
     assert len(await shop.sent()) == 1

@@ -41,7 +41,7 @@ async def test_a_local_function_that_raises_leaves_no_trace_and_is_tried_again()
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
-    [fact] = shop.notebook.of(SagaStepFailed)
+    [fact] = shop.observer.of(SagaStepFailed)
     assert (fact.step, fact.status, fact.attempt) == ("create", "retrying", 1)
     assert re.fullmatch(r"RuntimeError: not today \(tests/unit/test_saga_faults\.py:\d+ in create\)", fact.error)
     await shop.passes(1)
@@ -65,7 +65,7 @@ async def test_a_call_whose_time_is_over_is_made_again_with_the_same_key() -> No
     assert await shop.progress(saga_id, "charge") == (RETRYING, 1)
     await shop.passes(1)
     assert keys == [f"{saga_id}:charge"] * 2
-    [fact] = shop.notebook.of(SagaStepFailed)
+    [fact] = shop.observer.of(SagaStepFailed)
     assert fact.error == "unknown whether it happened: no result within 0.01 s"
     assert await shop.status(saga_id) is Status.COMPLETED
     assert [event.payload for event in await shop.sent()] == [{"attempt": 2}]

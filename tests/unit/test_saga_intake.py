@@ -37,7 +37,7 @@ async def test_an_event_reaches_its_saga_only_through_the_consumer_of_its_own_ty
     event = Event("rate.paid", {"rate": 1}, saga_id=str(saga_id), event_id=uuid4())
     assert not await shop.arrives(event, saga_type="audit")
     assert await shop.arrives(event, saga_type="rent")
-    assert [fact.saga_type for fact in shop.notebook.of(ReplyOfUnknownSaga)] == ["audit"]
+    assert [fact.saga_type for fact in shop.observer.of(ReplyOfUnknownSaga)] == ["audit"]
 
 
 async def test_one_event_is_taken_by_one_step_however_often_it_is_delivered() -> None:
@@ -90,7 +90,7 @@ async def test_a_reply_that_names_no_saga_is_told_with_the_remedy(saga_id: str |
     shop = Shop(saga)
     for event_type in ("stock.reserved", "parcel.collected"):
         assert not await shop.arrives(Event(event_type, {}, saga_id=saga_id))
-    asked, waited = shop.notebook.of(ReplyWithoutSaga)
+    asked, waited = shop.observer.of(ReplyWithoutSaga)
     assert "copy saga_id and saga_key from the command, or use Participant" in asked.remedy
     assert "correlate" in waited.remedy
     assert asked.level == "warning"
@@ -102,8 +102,8 @@ async def test_an_event_that_correlate_finds_no_saga_for_is_told_only_to_who_loo
     shop = Shop(saga)
     assert not await shop.arrives(Event("parcel.collected", {}))
     assert not await shop.arrives(Event("parcel.collected", {"order": "B-1"}))
-    assert [fact.level for fact in shop.notebook.of(ReplyOfUnknownSaga)] == ["debug", "debug"]
-    assert shop.notebook.of(ReplyWithoutSaga) == []
+    assert [fact.level for fact in shop.observer.of(ReplyOfUnknownSaga)] == ["debug", "debug"]
+    assert shop.observer.of(ReplyWithoutSaga) == []
 
 
 def test_sagas_with_a_name_have_consumers_of_their_own() -> None:

@@ -28,4 +28,4 @@ async def test_a_transaction_that_is_lost_under_a_step_is_taken_again_and_costs_
     assert await shop.status(saga_id) is Status.COMPLETED
     assert await shop.progress(saga_id, "create") == (StepStatus.DONE, 1)
     assert [event.payload for event in await shop.sent()] == [{"try": 4}]
-    assert (shop.notebook.of(SagaStepFailed), shop.notebook.of(SagaWorkerUnavailable)) == ([], [])
+    assert (shop.observer.of(SagaStepFailed), shop.observer.of(SagaWorkerUnavailable)) == ([], [])

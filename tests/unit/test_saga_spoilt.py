@@ -37,7 +37,7 @@ async def _stopped(shop: Shop, saga_id: UUID) -> str:
     """Return why a saga has stopped: as failed, given back, told once."""
     instance = (await shop.shown(saga_id)).instance
     assert (instance.status, instance.needs_attention, instance.owner) == (Status.FAILED, True, None)
-    assert len(shop.notebook.of(SagaNeedsAttention)) == 1
+    assert len(shop.observer.of(SagaNeedsAttention)) == 1
     assert instance.last_error is not None
     return instance.last_error
 
@@ -93,7 +93,7 @@ async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_o
     assert (await shop.shown(saga_id)).instance.current_step == "it"
     assert (await shop.progress(saga_id, "it")) == (FAILED, 1)
     assert (await shop.progress(saga_id, "other")) == (DONE, 1)
-    assert not shop.notebook.of(SagaReleased)
+    assert not shop.observer.of(SagaReleased)
 
 
 async def test_a_turn_that_cannot_be_computed_stops_its_saga_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +135,10 @@ async def test_a_turn_that_can_never_be_saved_stops_its_saga_after_some_tries() 
     shop.store.saving = broken
     saga_id = await begun(shop, saga)
     for tries in range(1, FAILED_TURNS_MAX):
-        assert len(shop.notebook.of(SagaReleased)) == tries
+        assert len(shop.observer.of(SagaReleased)) == tries
         await shop.passes(LEASE_SECONDS)
     await shop.passes(LEASE_SECONDS)
-    assert len(shop.notebook.of(SagaReleased)) == FAILED_TURNS_MAX
+    assert len(shop.observer.of(SagaReleased)) == FAILED_TURNS_MAX
     assert "a value that no column takes" in await _stopped(shop, saga_id)
 
 
@@ -207,7 +207,7 @@ async def test_an_exit_is_an_error_of_its_step_like_any_other(kind: str, error: 
     for command in await shop.sent():
         await shop.answer(command, "stock.reserved")
         await shop.works()
-    [fact] = shop.notebook.of(SagaStepFailed)
+    [fact] = shop.observer.of(SagaStepFailed)
     assert type(error).__name__ in fact.error
     assert await shop.status(saga_id) is (Status.COMPENSATED if kind == "local" else Status.FAILED)
 
@@ -252,8 +252,8 @@ async def test_a_transaction_that_is_lost_under_a_local_step_costs_an_attempt_on
     await shop.passes(5)
     assert tries == [1] * ROLLED_BACK_MAX + [2, 2]
     assert await shop.progress(saga_id, "create") == (DONE, 2)
-    assert [fact.times for fact in shop.notebook.of(SagaStepRolledBack)] == [*range(1, ROLLED_BACK_MAX + 1), 1]
-    assert not shop.notebook.of(SagaWorkerUnavailable)
+    assert [fact.times for fact in shop.observer.of(SagaStepRolledBack)] == [*range(1, ROLLED_BACK_MAX + 1), 1]
+    assert not shop.observer.of(SagaWorkerUnavailable)
 
 
 @pytest.mark.parametrize("kind", ["local", "call"])
@@ -310,7 +310,7 @@ async def test_the_traceback_of_a_step_is_there_for_whoever_looks_closely() -> N
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
     await shop.passes(5)
-    [fact] = shop.notebook.of(SagaStepRaised)
+    [fact] = shop.observer.of(SagaStepRaised)
     assert (fact.level, fact.step) == ("debug", "charge")
     assert 'raise RuntimeError("not today")' in fact.traceback
     # A rejection is what the author has to say: no error, and from no place.

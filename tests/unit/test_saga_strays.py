@@ -61,8 +61,8 @@ async def test_a_call_that_ignores_its_end_is_unknown_and_made_again_beside_it(d
     await shop.passes(5)
     assert deaf.attempts == [1, 2]
     assert await shop.status(saga_id) is Status.FAILED
-    assert [(fact.attempt, fact.tasks) for fact in shop.notebook.of(SagaTaskLeaked)] == [(1, 1), (2, 2)]
-    [reason] = shop.notebook.of(SagaNeedsAttention)
+    assert [(fact.attempt, fact.tasks) for fact in shop.observer.of(SagaTaskLeaked)] == [(1, 1), (2, 2)]
+    [reason] = shop.observer.of(SagaNeedsAttention)
     assert "unknown whether it happened: no result within 0.01 s" in reason.error
 
 
@@ -158,7 +158,7 @@ async def test_a_local_step_that_ignores_its_end_is_cut_off_from_its_transaction
     assert (await shop.shown(saga_id)).journal[0].error == (
         "raised in its last attempt, and was rolled back: no result within 0.01 s"
     )
-    assert len(shop.notebook.of(SagaTaskLeaked)) == 1
+    assert len(shop.observer.of(SagaTaskLeaked)) == 1
     deaf.goes_on.set()
     await asyncio.wait(deaf.tasks)
     assert await shop.sent() == []

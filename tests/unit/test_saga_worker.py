@@ -70,7 +70,7 @@ async def test_a_saga_completes_and_its_state_goes_from_step_to_step() -> None:
     assert (await shop.state(saga_id))["charge"] == "R-1 for 12"
     [charged] = await shop.sent()
     assert (charged.event_type, charged.saga_id) == ("order.charged", str(saga_id))
-    assert [fact.status for fact in shop.notebook.of(SagaEnded)] == ["completed"]
+    assert [fact.status for fact in shop.observer.of(SagaEnded)] == ["completed"]
     assert log == ["create"]
 
 
@@ -138,7 +138,7 @@ async def test_a_request_without_an_answer_is_made_again_with_the_same_key() -> 
     await shop.works()
     assert await shop.status(saga_id) is Status.COMPLETED
     assert not await shop.answer(first, "stock.reserved")
-    assert len(shop.notebook.of(ReplyOfUnknownSaga)) == 1
+    assert len(shop.observer.of(ReplyOfUnknownSaga)) == 1
 
 
 async def test_an_event_that_comes_before_its_wait_is_kept_for_it() -> None:
@@ -237,7 +237,7 @@ async def test_a_failed_compensation_keeps_no_other_from_being_done() -> None:
     assert log == ["a", "c", "compensate c", "compensate b", "compensate b", "compensate a"]
     instance = (await shop.shown(saga_id)).instance
     assert (instance.status, instance.needs_attention) == (Status.FAILED, True)
-    [fact] = shop.notebook.of(SagaNeedsAttention)
+    [fact] = shop.observer.of(SagaNeedsAttention)
     assert "b failed" in fact.error
     assert fact.level == "error"
 
@@ -297,13 +297,13 @@ async def test_an_order_to_compensate_waits_for_the_call_that_is_under_way_since
     saga_id = await shop.start(saga, Order("A-7"))
     async with running(shop.hire(poll_seconds_max=0.02)):
         await until(begins)
-        moved = len(shop.notebook.of(SagaAdvanced))
+        moved = len(shop.observer.of(SagaAdvanced))
         await shop.order(saga_id, "compensate")
         # The turn that sees the order saves that it has seen it.
-        await shop.notebook.heard(SagaAdvanced, moved + 1)
+        await shop.observer.heard(SagaAdvanced, moved + 1)
         assert log == ["create"]
         returns.set()
-        await shop.notebook.heard(SagaEnded)
+        await shop.observer.heard(SagaEnded)
     assert log == ["create", "charged", "compensate charge", "compensate create"]
     assert await shop.status(saga_id) is Status.COMPENSATED
 
@@ -349,12 +349,12 @@ async def test_a_worker_looks_for_mail_when_a_consumer_has_handled_something() -
     saga_id = await begun(shop, saga)
     [command] = await shop.sent()
     async with running(worker):
-        await shop.notebook.heard(SagaWorkerStarted)
+        await shop.observer.heard(SagaWorkerStarted)
         await idle()
         with unheard(shop):
             await shop.answer(command, "stock.reserved")
         worker.emit(Handled("saga.order", 1, 0, 0, 0, 0, 0.0))
-        await shop.notebook.heard(SagaEnded)
+        await shop.observer.heard(SagaEnded)
     assert await shop.status(saga_id) is Status.COMPLETED
 
 

@@ -132,8 +132,8 @@ class Pair:
         answers = []
         for bench in self.benches:
             async with bench.store.transaction() if stays else bench.rolled_back() as tx:
-                answers.append(await bench.drive("participant_enter", tx, "stock", key, phase))
-                await bench.drive("participant_save_reply", tx, "stock", key, phase, b'"kept"')
+                answers.append(await bench.call_driver("participant_enter", tx, "stock", key, phase))
+                await bench.call_driver("participant_save_reply", tx, "stock", key, phase, b'"kept"')
         assert answers[0] == answers[1]
 
     async def apply_deadlines(self) -> None:
@@ -154,7 +154,7 @@ class Pair:
         admin = bench.store.admin
         sagas = await admin.find(SagaCriteria(limit=1000))
         stuck = [saga.saga_id for saga in await admin.find(SagaCriteria(limit=1000, stuck_seconds=5))]
-        shown = [_plain(await bench.shown(saga.saga_id)) for saga in sagas]
+        shown = [_plain(await bench.show(saga.saga_id)) for saga in sagas]
         ids = [new_saga(name, kind).saga_id for name in NAMES for kind in ("order", "refund")]
         trails = [[_untimed(line) for line in await admin.audit(saga_id)] for saga_id in ids]
         return await admin.counts(), stuck, shown, trails

@@ -154,13 +154,13 @@ async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: SqliteBench) -
     service = Inbox(bench.store)
     for handler in (wait, block):
         begun.clear()
-        handling = asyncio.create_task(service.process(once, handler, consumer="billing"))
+        executor = asyncio.create_task(service.process(once, handler, consumer="billing"))
         await begun.wait()
-        handling.cancel()
+        executor.cancel()
         # A thread cannot be interrupted: what it did is undone once it has ended.
         loop.call_soon(go_on.set)
         with pytest.raises(asyncio.CancelledError):
-            await handling
+            await executor
     assert await service.process(once, bench.handler, consumer="billing") is Result.APPLIED
     assert await bench.effects() == ["A-1:1"]
 
@@ -315,5 +315,5 @@ async def test_a_transaction_that_the_database_gave_up_by_itself_charges_nothing
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(fill)
     assert await billing.deliver(delivery(1)) == 0
-    assert bench.notebook.of(HandlerRetried) == []
-    assert "the database file cannot be used" in bench.notebook.of(ConsumerUnavailable)[0].error
+    assert bench.observer.of(HandlerRetried) == []
+    assert "the database file cannot be used" in bench.observer.of(ConsumerUnavailable)[0].error
