@@ -163,7 +163,7 @@ async def test_a_missing_topic_is_rejected_until_it_is_made(bootstrap: str, brok
     sent = [message(1, topic=missing), message(2, topic=topic), message(3, topic=missing)]
     first, good, second = await broker.publish(sent)
     assert isinstance(first, Rejected)
-    assert f"make the topic (outrider doctor --topic {missing} tells how)" in first.error
+    assert f"make the topic (outrider doctor --topic {missing} shows how)" in first.error
     assert first.error.endswith(f"then: outrider dead-letters replay --topic {missing}")
     assert good == CONFIRMED
     assert not isinstance(second, Confirmed)

@@ -30,7 +30,7 @@ IDLE_SECONDS = 30.0
 
 log = logging.getLogger("outrider.rabbitmq")
 
-_in_flight = attrgetter("under_way")
+_in_flight = attrgetter("in_flight")
 
 
 class PooledConnection:
