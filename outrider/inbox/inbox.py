@@ -129,8 +129,7 @@ async def _drain(store: InboxStore, routes: Routes, stream: InboxStream) -> int:
 
 
 async def _find_draining(store: InboxStore, routes: Routes, seen: set[InboxStream]) -> set[InboxStream]:
-    """Find draining streams, without streams in `seen`. Another process has them, or they fill as fast as they drain.
-    """
+    """Find draining streams, except those in `seen`: another process has them, or they fill as fast as they drain."""
     found: set[InboxStream] = set()
     for cause in routes.settings.drains:
         found |= set(await store.draining(routes.consumer, DRAIN_MAX + len(seen), cause=cause))

@@ -69,8 +69,7 @@ class Difference:
     type: str = ""
 
     def value(self, declared: Any) -> Any:
-        """Return the value of the queue, None for none. Without a type from the server, the type of `declared` is used.
-        """
+        """Return the value of the queue, None for none. A value without a type gets the type of `declared`."""
         read = _BY_TYPE.get(type(declared)) if self.type == _SAME_TYPE else _TYPES.get(self.type)
         return read(self.text) if read else None
 
