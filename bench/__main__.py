@@ -46,7 +46,7 @@ class Bench:
         """A backlog to nowhere: the textbook design beside ours."""
         drains = asyncio.run(throughput.run(self.postgres.url, self._options.events, self._options.seconds))
         self.report.drains, self.report.ratios = drains, targets.textbook_ratios(drains)
-        self.report.verdicts.append(targets.against_textbook(self.report.ratios))
+        self.report.results.append(targets.against_textbook(self.report.ratios))
 
     def staging(self) -> None:
         """What staging adds to a transaction."""
@@ -70,26 +70,26 @@ class Bench:
     def inbox(self) -> None:
         """Consuming from memory: the inbox beside a bare loop."""
         options = self._options
-        self.report.intakes = asyncio.run(inbox.run(self.postgres.url, options.messages, options.rounds))
+        self.report.inbox_results = asyncio.run(inbox.run(self.postgres.url, options.messages, options.rounds))
 
     def saga(self) -> None:
         """Sagas of three steps: ours beside DBOS."""
         options = self._options
-        self.report.paces = asyncio.run(saga.run(self.postgres, options.sagas, options.hands, options.rounds))
+        self.report.rates = asyncio.run(saga.run(self.postgres, options.sagas, options.workers, options.rounds))
 
     def mongo(self) -> None:
         """MongoDB: a backlog to nowhere, one document at a time beside ours; and what staging adds."""
         options, server = self._options, self._servers.enter_context(MongoServer())
         self.report.mongo_drains = asyncio.run(mongo.drains(server, options.events // 3, options.seconds))
         self.report.mongo_costs = asyncio.run(mongo.staging(server, options.transactions // 5))
-        self.report.verdicts.append(targets.against_one_by_one(self.report.mongo_drains))
+        self.report.results.append(targets.against_one_by_one(self.report.mongo_drains))
 
     def _broker(self, arena: brokers.Arena, events: int) -> None:
         options = self._options
         measuring = brokers.run(arena, self.postgres, events=events, keys=options.keys, rounds=options.rounds)
         scores = asyncio.run(measuring)
         self.report.brokers.append((arena, scores))
-        self.report.verdicts += targets.against_rival(arena, scores)
+        self.report.results += targets.against_rival(arena, scores)
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
@@ -129,12 +129,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keys", type=int, default=5_000, help="keys of the backlog for Kafka and RabbitMQ")
     parser.add_argument("--rounds", type=int, default=3, help="rounds for brokers, inbox and sagas; the median counts")
     parser.add_argument("--rate", type=float, default=200, help="events per second in the latency part")
-    parser.add_argument("--latency-seconds", type=float, default=3, help="how long each way is measured")
+    parser.add_argument("--latency-seconds", type=float, default=3, help="how long each runner is measured")
     parser.add_argument(
         "--messages", type=int, default=250, help="messages to the inbox one by one; many more in batches"
     )
     parser.add_argument("--sagas", type=int, default=500, help="sagas of each kind in a round")
-    parser.add_argument("--hands", type=int, default=32, help="sagas at a time")
+    parser.add_argument("--workers", type=int, default=32, help="sagas at a time")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 

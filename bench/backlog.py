@@ -47,7 +47,7 @@ async def fill(url: str, events: int, keys: int) -> None:
 async def messages(url: str, events: int) -> list[Message]:
     """Return what a relay would publish of the backlog, in order: the same bodies, keys and headers."""
     store = await PostgresStore.open(url)
-    await store.heartbeat(READER, 60, joining=True)
+    await store.heartbeat(READER, 60, first=True)
     lease: Lease = await store.claim(READER, range(3 * store.lanes))
     fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, events))
     await store.leave(READER)

@@ -85,7 +85,7 @@ class Score:
     def cpu_microseconds(self) -> dict[str, float]:
         """Return what an event cost everybody, and all together."""
         spent = {**self.cpu_seconds, "all": sum(self.cpu_seconds.values())}
-        return {who: seconds / self.events * 1e6 for who, seconds in spent.items()}
+        return {client: seconds / self.events * 1e6 for client, seconds in spent.items()}
 
 
 def kafka(server: KafkaServer) -> Arena:

@@ -39,8 +39,8 @@ async def adapter(broker: Broker, messages: Sequence[Message]) -> AsyncIterator[
 
         async def run_once() -> None:
             for wave in waiting:
-                verdicts = await broker.publish(wave)
-                assert list(verdicts).count(CONFIRMED) == len(wave), "a message was not confirmed"
+                results = await broker.publish(wave)
+                assert list(results).count(CONFIRMED) == len(wave), "a message was not confirmed"
 
         await asyncio.gather(*(run_once() for _ in range(CALLS)))
 

@@ -23,15 +23,15 @@ def apart(servers: Iterable[int]) -> Iterator[None]:
         raise RuntimeError("this needs two cores at least")
     pids = [pid for server in servers for pid in (server, *children_of(server))]
     try:
-        _keep(pids, set(others))
+        _pin(pids, set(others))
         os.sched_setaffinity(0, {mine})
         yield
     finally:
         os.sched_setaffinity(0, everywhere)
-        _keep(pids, everywhere)
+        _pin(pids, everywhere)
 
 
-def _keep(pids: Iterable[int], cores: set[int]) -> None:
+def _pin(pids: Iterable[int], cores: set[int]) -> None:
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").glob("*"):
             # A thread may have ended since it was listed.

@@ -29,8 +29,8 @@ from outrider.stores.postgres import PostgresInbox, PostgresSchema
 
 TOPIC, TYPE = "orders", "order.placed"
 BATCH = 100
-HANDS = (1, 8)
-SHARDS = 4
+WORKERS = (1, 8)
+PARTITIONS = 4
 SETUP = "DROP TABLE IF EXISTS invoices; CREATE TABLE invoices (event_id uuid, key text, body text)"
 CLEAR = "TRUNCATE invoices, outrider.consumer_inbox"
 BUSINESS = "INSERT INTO invoices (event_id, key, body) VALUES ($1, $2, $3)"
@@ -43,11 +43,11 @@ IN_BATCHES = 12
 Row = tuple[UUID, str, str]
 
 
-class Intake(NamedTuple):
+class InboxResult(NamedTuple):
     """How fast one way was, and how fast the bare loop that it stands beside."""
 
     what: str
-    hands: int
+    workers: int
     messages: int
     messages_per_second: float
     times_bare: float
@@ -94,14 +94,14 @@ async def _many(events: Any, conn: Any) -> None:
     await conn.executemany(BUSINESS, [_row(event) for event in events])
 
 
-Way = Callable[[str, Sequence[Delivery], int], Awaitable[float]]
+Runner = Callable[[str, Sequence[Delivery], int], Awaitable[float]]
 
 
-def _inbox(route: Route, batch_max: int) -> Way:
+def _inbox(route: Route, batch_max: int) -> Runner:
     """A consumer with receipts; return the seconds it took."""
 
-    async def way(url: str, deliveries: Sequence[Delivery], hands: int) -> float:
-        settings = ConsumerSettings(concurrency=hands, batch_max=batch_max, in_flight_max=4 * BATCH * max(HANDS))
+    async def runner(url: str, deliveries: Sequence[Delivery], workers: int) -> float:
+        settings = ConsumerSettings(concurrency=workers, batch_max=batch_max, in_flight_max=4 * BATCH * max(WORKERS))
         routes = Routes("bench", settings, {(TOPIC, TYPE): route})
         store = await PostgresInbox.open(url)
         warm, rest = _parts(deliveries)
@@ -110,25 +110,25 @@ def _inbox(route: Route, batch_max: int) -> Way:
         await store.close()
         return seconds
 
-    return way
+    return runner
 
 
 async def _consume(store: InboxStore, routes: Routes, deliveries: Sequence[Delivery]) -> float:
     source = Memory(deliveries)
     consumer = Consumer(source, store, routes)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     running = asyncio.create_task(consumer.run())
     await source.done.wait()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     consumer.stop()
     await running
     return seconds
 
 
-def _bare(per_transaction: int, *, together: bool = False) -> Way:
+def _bare(per_transaction: int, *, together: bool = False) -> Runner:
     """The loop that people write first; return the seconds it took."""
 
-    async def way(url: str, deliveries: Sequence[Delivery], hands: int) -> float:
+    async def runner(url: str, deliveries: Sequence[Delivery], workers: int) -> float:
         async def run_once(pool: Any, lots: Iterator[Sequence[Delivery]]) -> None:
             for lot in lots:
                 rows = [_read(delivery) for delivery in lot]
@@ -141,16 +141,16 @@ def _bare(per_transaction: int, *, together: bool = False) -> Way:
 
         async def loop(pool: Any, part: Sequence[Delivery]) -> float:
             lots = iter([part[at : at + per_transaction] for at in range(0, len(part), per_transaction)])
-            begun = time.perf_counter()
-            await asyncio.gather(*(run_once(pool, lots) for _ in range(hands)))
-            return time.perf_counter() - begun
+            started = time.perf_counter()
+            await asyncio.gather(*(run_once(pool, lots) for _ in range(workers)))
+            return time.perf_counter() - started
 
         warm, rest = _parts(deliveries)
-        async with asyncpg.create_pool(url, min_size=hands, max_size=hands) as pool:
+        async with asyncpg.create_pool(url, min_size=workers, max_size=workers) as pool:
             await loop(pool, warm)
             return await loop(pool, rest)
 
-    return way
+    return runner
 
 
 def _parts(deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
@@ -164,7 +164,7 @@ def _read(delivery: Delivery) -> Row:
     return UUID(headers["message_id"].decode()), headers["key"].decode(), json.loads(delivery.body)["pad"]
 
 
-PAIRS: tuple[tuple[int, tuple[str, Way], tuple[str, Way]], ...] = (
+PAIRS: tuple[tuple[int, tuple[str, Runner], tuple[str, Runner]], ...] = (
     (1, ("bare, a transaction each", _bare(1)), ("inbox, one by one", _inbox(Route(_one), 1))),
     (
         BATCH,
@@ -179,38 +179,38 @@ PAIRS: tuple[tuple[int, tuple[str, Way], tuple[str, Way]], ...] = (
 )
 
 
-async def run(url: str, messages: int, rounds: int) -> list[Intake]:
+async def run(url: str, messages: int, rounds: int) -> list[InboxResult]:
     """Measure every pair: one by one with so many messages, in batches with many times as many."""
     await PostgresSchema(url).migrate()
     conn = await asyncpg.connect(url)
     await conn.execute(SETUP)
-    found: list[Intake] = []
-    for hands in HANDS:
+    found: list[InboxResult] = []
+    for workers in WORKERS:
         for size, bare, ours in PAIRS:
             count = messages if size == 1 else IN_BATCHES * messages
-            found += await _compare(conn, url, [bare, ours], count=count, hands=hands, rounds=rounds)
+            found += await _compare(conn, url, [bare, ours], count=count, workers=workers, rounds=rounds)
     await conn.close()
     return found
 
 
 async def _compare(
-    conn: Any, url: str, ways: Sequence[tuple[str, Way]], *, count: int, hands: int, rounds: int
-) -> list[Intake]:
-    rates: dict[str, list[float]] = {name: [] for name, _ in ways}
+    conn: Any, url: str, runners: Sequence[tuple[str, Runner]], *, count: int, workers: int, rounds: int
+) -> list[InboxResult]:
+    rates: dict[str, list[float]] = {name: [] for name, _ in runners}
     for _ in range(rounds):
-        for name, way in ways:
+        for name, runner in runners:
             await conn.execute(CLEAR)
-            seconds = await way(url, [_delivery(number) for number in range(count)], hands)
+            seconds = await runner(url, [_delivery(number) for number in range(count)], workers)
             assert await conn.fetchval("SELECT count(*) FROM invoices") == count, f"{name} did not write every row"
             rates[name].append((count - int(count * WARM)) / seconds)
     medians = {name: statistics.median(each) for name, each in rates.items()}
-    bare = medians[ways[0][0]]
-    return [Intake(name, hands, count, rate, rate / bare) for name, rate in medians.items()]
+    bare = medians[runners[0][0]]
+    return [InboxResult(name, workers, count, rate, rate / bare) for name, rate in medians.items()]
 
 
 def _delivery(number: int) -> Delivery:
     key = f"k{number % KEYS}"
-    said = {"message_id": str(uuid4()), "event_type": TYPE, "key": key}
-    headers = {name: text.encode() for name, text in said.items()}
+    fields = {"message_id": str(uuid4()), "event_type": TYPE, "key": key}
+    headers = {name: text.encode() for name, text in fields.items()}
     body = json.dumps({"order": number, "pad": "x" * 480}).encode()
-    return Delivery(TOPIC, key.encode(), body, headers, f"s{number % SHARDS}", f"{TOPIC}/{number}")
+    return Delivery(TOPIC, key.encode(), body, headers, f"s{number % PARTITIONS}", f"{TOPIC}/{number}")

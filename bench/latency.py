@@ -32,13 +32,13 @@ LAST_SECONDS_MAX = 30.0
 PAUSE = "SELECT pg_sleep(0.05)"
 BODY = {"order": 1, "pad": "x" * 480}
 
-HINT, SEND = "hint after the commit", "optimistic send"
+NOTIFY, SEND = "hint after the commit", "optimistic send"
 RARELY = RelaySettings(poll_seconds_min=10.0, poll_seconds_max=10.0)
 """So rarely that polling takes no part in what is measured."""
-WAYS = {
+RUNNERS = {
     "polling every second": RelaySettings(poll_seconds_min=1.0, poll_seconds_max=1.0),
     "adaptive polling": RelaySettings(),
-    HINT: RARELY,
+    NOTIFY: RARELY,
     SEND: RARELY,
 }
 
@@ -49,7 +49,7 @@ class Latency(NamedTuple):
     """How long an event took: the middle one, and the slowest but one in a hundred."""
 
     broker: str
-    way: str
+    runner: str
     events: int
     p50_milliseconds: float
     p99_milliseconds: float
@@ -65,12 +65,12 @@ class Timed:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Publish, and look at the clock."""
-        verdicts = await self._broker.publish(messages)
+        results = await self._broker.publish(messages)
         now = time.monotonic()
-        for message, verdict in zip(messages, verdicts, strict=True):
-            if verdict == CONFIRMED:
+        for message, result in zip(messages, results, strict=True):
+            if result == CONFIRMED:
                 self._confirmed_at.setdefault(message.message_id, now)
-        return verdicts
+        return results
 
 
 @dataclass(slots=True)
@@ -93,8 +93,8 @@ class Scene:
 
     async def _write(self, events: int, per_second: float) -> None:
         """Begin a transaction at each tick, whatever has become of those before it; then wait for the last confirm."""
-        begun = time.monotonic()
-        await asyncio.gather(*(self._write_one(number, begun + number / per_second) for number in range(events)))
+        started = time.monotonic()
+        await asyncio.gather(*(self._write_one(number, started + number / per_second) for number in range(events)))
         async with asyncio.timeout(LAST_SECONDS_MAX):
             while self.committed_at.keys() - self.confirmed_at.keys():
                 await self.pool.execute(PAUSE)
@@ -119,28 +119,28 @@ async def run(
     await conn.close()
     results = []
     for name, open_broker in brokers.items():
-        for way in WAYS:
-            async with _playing(url, open_broker, way) as scene:
+        for runner in RUNNERS:
+            async with _playing(url, open_broker, runner) as scene:
                 waits = await scene.measure(per_second, seconds)
             cuts = quantiles(waits, n=100)
-            results.append(Latency(name, way, len(waits), cuts[49], cuts[98]))
+            results.append(Latency(name, runner, len(waits), cuts[49], cuts[98]))
     return results
 
 
 @asynccontextmanager
-async def _playing(url: str, open_broker: Callable[[], Broker], way: str) -> AsyncIterator[Scene]:
+async def _playing(url: str, open_broker: Callable[[], Broker], runner: str) -> AsyncIterator[Scene]:
     """Run a relay around the block, with writers who have connections, a store and a broker of their own."""
     confirmed_at: dict[str, float] = {}
     ours, theirs = Timed(open_broker(), confirmed_at), Timed(open_broker(), confirmed_at)
     await theirs.start()
     store, writers = await PostgresStore.open(url), await PostgresStore.open(url)
     pool = await asyncpg.create_pool(url, min_size=CONNECTIONS, max_size=CONNECTIONS)
-    sender = OptimisticWriter(writers, theirs, Outbox().place)
-    relay = Relay(store, ours, WAYS[way])
+    sender = OptimisticWriter(writers, theirs, Outbox().insert)
+    relay = Relay(store, ours, RUNNERS[runner])
     running = asyncio.create_task(relay.run())
     try:
-        commit = _sending(sender) if way == SEND else _stage
-        yield Scene(pool, commit, writers.notify if way == HINT else None, confirmed_at)
+        commit = _sending(sender) if runner == SEND else _stage
+        yield Scene(pool, commit, writers.notify if runner == NOTIFY else None, confirmed_at)
     finally:
         await sender.close()
         relay.stop()

@@ -53,7 +53,7 @@ async def _drain(pool: asyncpg.Pool, producer: Any, lanes: range) -> None:
 
 
 async def _publish(producer: Any, rows: list[Any]) -> None:
-    heard: list[Any] = []
+    received: list[Any] = []
     for event_id, key, topic, event_type, kind, body, at in rows:
         message_id, hex_id = str(event_id), event_id.hex
         headers = {
@@ -69,11 +69,11 @@ async def _publish(producer: Any, rows: list[Any]) -> None:
             "aggregate_type": kind,
             "aggregate_id": key,
         }
-        producer.produce(topic, body, key, on_delivery=lambda error, _: heard.append(error), headers=headers)
-    while len(heard) < len(rows):
+        producer.produce(topic, body, key, on_delivery=lambda error, _: received.append(error), headers=headers)
+    while len(received) < len(rows):
         producer.poll(0)
         await asyncio.sleep(TICK_SECONDS)
-    assert not any(heard), "a message was not confirmed"
+    assert not any(received), "a message was not confirmed"
 
 
 if __name__ == "__main__":

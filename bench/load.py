@@ -16,7 +16,7 @@ from outrider.telemetry.events import PassCompleted, TelemetryEvent
 PAYLOAD = "json_build_object('order', i, 'pad', repeat('x', 480))"
 KEYS = 5_000
 
-HELD = {
+OPEN_TRANSACTION = {
     "none": "",
     "read-only snapshot": "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT count(*) FROM pg_class",
     "write transaction": "BEGIN; SELECT pg_current_xact_id()",
@@ -29,7 +29,7 @@ class Drain:
     """One measurement."""
 
     design: str
-    held: str
+    open_transaction: str
     events: int
     seconds: float
     wal_bytes_per_event: float
@@ -41,12 +41,12 @@ class Drain:
 
 
 @asynccontextmanager
-async def holding(url: str, what: str) -> AsyncIterator[None]:
+async def hold_transaction(url: str, what: str) -> AsyncIterator[None]:
     """Keep a transaction open around the block."""
     conn = await asyncpg.connect(url)
     try:
-        if HELD[what]:
-            await conn.execute(HELD[what])
+        if OPEN_TRANSACTION[what]:
+            await conn.execute(OPEN_TRANSACTION[what])
         yield
     finally:
         await conn.close()
@@ -60,28 +60,28 @@ class Tally:
     settled: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Count a pass."""
-        if isinstance(fact, PassCompleted):
-            self.settled += fact.settled
+        if isinstance(event, PassCompleted):
+            self.settled += event.settled
             if self.settled >= self.goal:
                 self.reached.set()
 
 
 async def measure(
-    url: str, design: str, held: str, left: str, drain: Callable[[], Awaitable[Any]], *, seconds_max: float
+    url: str, design: str, open_transaction: str, left: str, drain: Callable[[], Awaitable[Any]], *, seconds_max: float
 ) -> Drain:
     """Run a drain until it ends or the time is up, and count what it moved. `left` counts the backlog."""
     conn = await asyncpg.connect(url)
     before = await conn.fetchval(left)
     start_lsn = await conn.fetchval("SELECT pg_current_wal_lsn()")
-    begun = time.monotonic()
+    started = time.monotonic()
     task = asyncio.ensure_future(drain())
     await asyncio.wait([task], timeout=seconds_max)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     task.cancel()
-    moved = max(1, before - await conn.fetchval(left))
+    settled = max(1, before - await conn.fetchval(left))
     wal = await conn.fetchval("SELECT pg_current_wal_lsn() - $1::pg_lsn", start_lsn)
     await conn.close()
     await asyncio.gather(task, return_exceptions=True)
-    return Drain(design, held, moved, seconds, float(wal) / moved)
+    return Drain(design, open_transaction, settled, seconds, float(wal) / settled)

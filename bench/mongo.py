@@ -33,7 +33,7 @@ WRITES = WriteConcern("majority", j=True)
 Client = AsyncMongoClient[dict[str, Any]]
 
 
-class Pace(NamedTuple):
+class Rate(NamedTuple):
     """How fast one design drained, and what an event cost."""
 
     design: str
@@ -43,19 +43,19 @@ class Pace(NamedTuple):
     cpu_microseconds_database: float
 
 
-async def drains(server: MongoServer, events: int, seconds_max: float) -> list[Pace]:
+async def drains(server: MongoServer, events: int, seconds_max: float) -> list[Rate]:
     """Measure every design on the same backlog; the first one is what the others are compared with."""
     await MongoSchema(server.url).migrate()
     async with _client(server) as client:
         await client.admin.command({"setParameter": 1, "wiredTigerEngineRuntimeConfig": ROOM})
-    paces = [await _one_by_one(server, events, seconds_max)]
+    rates = [await _one_by_one(server, events, seconds_max)]
     for archive in (True, False):
-        paces.append(await _ours(server, events, archive=archive))
-        paces.append(await _processes(server, 2 * events, archive=archive))
-    return paces
+        rates.append(await _ours(server, events, archive=archive))
+        rates.append(await _processes(server, 2 * events, archive=archive))
+    return rates
 
 
-async def _one_by_one(server: MongoServer, events: int, seconds_max: float) -> Pace:
+async def _one_by_one(server: MongoServer, events: int, seconds_max: float) -> Rate:
     """Claim the oldest document, publish it, and mark it as sent, as in most articles; it keeps no order at a crash."""
     async with _client(server) as client:
         box = client["bench"].get_collection("textbook", write_concern=WRITES)
@@ -65,13 +65,13 @@ async def _one_by_one(server: MongoServer, events: int, seconds_max: float) -> P
         deadline, broker = time.monotonic() + seconds_max, cast("Any", NullBroker())
 
         async def drain() -> int:
-            moved = 0
+            settled = 0
             while time.monotonic() < deadline and (found := await _claim(box)):
                 await broker.publish([found])
                 sent = {"$set": {"status": "sent", "sent_at": datetime.now(UTC)}}
                 await box.update_one({"_id": found["_id"], "claimed_by": "bench"}, sent)
-                moved += 1
-            return moved
+                settled += 1
+            return settled
 
         return await _measured(server, "one document at a time", drain)
 
@@ -90,7 +90,7 @@ def _document(number: int) -> dict[str, Any]:
     return {"_id": uuid4(), **fields, "status": "pending", "attempts": 0, "created_at": datetime.now(UTC)}
 
 
-async def _ours(server: MongoServer, events: int, *, archive: bool) -> Pace:
+async def _ours(server: MongoServer, events: int, *, archive: bool) -> Rate:
     await fill(server, events)
     store = await MongoStore.open(server.url, archive=archive)
     tally = Tally(events)
@@ -109,7 +109,7 @@ async def _ours(server: MongoServer, events: int, *, archive: bool) -> Pace:
         await store.close()
 
 
-async def _processes(server: MongoServer, events: int, *, archive: bool) -> Pace:
+async def _processes(server: MongoServer, events: int, *, archive: bool) -> Rate:
     """The same with two relay processes, as `outrider relay --processes 2` runs them."""
     await fill(server, events)
     async with relays(server.url, "null://", processes=2, archive=archive) as running:
@@ -125,11 +125,11 @@ def _option(archive: bool) -> str:
 
 async def _measured(
     server: MongoServer, design: str, drain: Callable[[], Awaitable[int]], *, client: int | None = None
-) -> Pace:
+) -> Rate:
     with Watch({"client": client or os.getpid(), "database": server.pid}) as watch:
-        moved = await drain()
-    cost = {who: spent / max(1, moved) * 1e6 for who, spent in watch.cpu_seconds.items()}
-    return Pace(design, moved, moved / watch.seconds, cost["client"], cost["database"])
+        settled = await drain()
+    cost = {side: spent / max(1, settled) * 1e6 for side, spent in watch.cpu_seconds.items()}
+    return Rate(design, settled, settled / watch.seconds, cost["client"], cost["database"])
 
 
 async def fill(server: MongoServer, events: int) -> None:
@@ -166,10 +166,10 @@ async def staging(server: MongoServer, transactions: int) -> list[Cost]:
         await client["bench"].create_collection("orders")
         for number in range(rounds):
             for name, events in kinds.items():
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 for turn in range(ROUND):
                     await _transact(client, events(number * ROUND + turn))
-                spent[name] += time.perf_counter() - begun
+                spent[name] += time.perf_counter() - started
         await client["outrider"]["outbox"].delete_many({})
     return [Cost(name, seconds / (rounds * ROUND) * 1e6) for name, seconds in spent.items()]
 

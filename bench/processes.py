@@ -44,8 +44,8 @@ class Relays:
 
 def _settled(line: bytes) -> int:
     with suppress(ValueError):
-        fact = json.loads(line)
-        return int(fact["settled"]) if fact.get("message") == "passed" else 0
+        event = json.loads(line)
+        return int(event["settled"]) if event.get("message") == "passed" else 0
     # A warning of Python's, for instance; it should be seen.
     sys.stderr.buffer.write(line)
     return 0
@@ -54,9 +54,9 @@ def _settled(line: bytes) -> int:
 @asynccontextmanager
 async def relays(store: str, broker: str, *, processes: int = 1, archive: bool = True) -> AsyncIterator[Relays]:
     """Run `outrider relay` around the block."""
-    places = ["--store", store, "--broker", broker]
+    stores = ["--store", store, "--broker", broker]
     options = ["--processes", str(processes), "--archive" if archive else "--no-archive"]
-    command = [sys.executable, "-m", "outrider", "relay", *places, *options, "--log-level", "debug", "--json"]
+    command = [sys.executable, "-m", "outrider", "relay", *stores, *options, "--log-level", "debug", "--json"]
     process = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=PIPE)
     try:
         yield Relays(process)

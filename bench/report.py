@@ -14,15 +14,15 @@ from rich.table import Table
 
 from bench import mongo
 from bench.brokers import Arena, Score
-from bench.inbox import Intake
+from bench.inbox import InboxResult
 from bench.latency import Latency
 from bench.load import Drain
-from bench.saga import Pace
+from bench.saga import Rate
 from bench.staging import Cost
-from bench.targets import Verdict
+from bench.targets import TargetResult
 
 CLIENTS = ("asyncpg", "confluent-kafka", "aio-pika", "pymongo")
-WHO = ("client", "database", "broker", "all")
+CLIENTS = ("client", "database", "broker", "all")
 
 
 @dataclass(slots=True)
@@ -34,16 +34,16 @@ class Report:
     costs: list[Cost] = field(default_factory=list)
     brokers: list[tuple[Arena, list[Score]]] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
-    intakes: list[Intake] = field(default_factory=list)
-    paces: list[Pace] = field(default_factory=list)
-    mongo_drains: list[mongo.Pace] = field(default_factory=list)
+    inbox_results: list[InboxResult] = field(default_factory=list)
+    rates: list[Rate] = field(default_factory=list)
+    mongo_drains: list[mongo.Rate] = field(default_factory=list)
     mongo_costs: list[Cost] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    results: list[TargetResult] = field(default_factory=list)
 
     @property
     def met(self) -> bool:
         """Tell whether every target was met."""
-        return all(verdict.met for verdict in self.verdicts)
+        return all(result.met for result in self.results)
 
     def plain(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -56,28 +56,28 @@ class Report:
                 arena.name.lower(): [_plain_score(score) for score in scores] for arena, scores in self.brokers
             },
             "latency": [_plain(latency) for latency in self.latencies],
-            "inbox": [_plain(intake) for intake in self.intakes],
-            "saga": [_plain(pace) for pace in self.paces],
-            "mongo": {"drain": [_plain(pace) for pace in self.mongo_drains], "staging": dict(self.mongo_costs)},
-            "targets": [{**verdict._asdict(), "met": verdict.met} for verdict in self.verdicts],
+            "inbox": [_plain(handled) for handled in self.inbox_results],
+            "saga": [_plain(rate) for rate in self.rates],
+            "mongo": {"drain": [_plain(rate) for rate in self.mongo_drains], "staging": dict(self.mongo_costs)},
+            "targets": [{**result._asdict(), "met": result.met} for result in self.results],
         }
 
     def show(self, console: Console) -> None:
-        """Print tables, and the verdicts last."""
+        """Print tables, and the results of the targets last."""
         tables = [
             *([_drain_table(self.drains, self.ratios)] if self.drains else []),
             *([_cost_table(self.costs)] if self.costs else []),
             *(_score_table(arena, scores) for arena, scores in self.brokers),
             *([_latency_table(self.latencies)] if self.latencies else []),
-            *([_intake_table(self.intakes)] if self.intakes else []),
-            *([_pace_table(self.paces)] if self.paces else []),
+            *([_inbox_table(self.inbox_results)] if self.inbox_results else []),
+            *([_rate_table(self.rates)] if self.rates else []),
             *([_mongo_table(self.mongo_drains)] if self.mongo_drains else []),
             *([_cost_table(self.mongo_costs)] if self.mongo_costs else []),
         ]
         for table in tables:
             console.print(table)
-        for verdict in self.verdicts:
-            console.print(str(verdict), highlight=False)
+        for result in self.results:
+            console.print(str(result), highlight=False)
 
 
 def machine() -> dict[str, Any]:
@@ -92,9 +92,9 @@ def machine() -> dict[str, Any]:
 def _drain_table(drains: Sequence[Drain], ratios: dict[str, float]) -> Table:
     table = Table("design", "held open meanwhile", "events", "events/s", "WAL bytes/event", "times textbook")
     for drain in drains:
-        ratio = str(ratios.get(drain.design, "")) if drain.held == "none" else ""
+        ratio = str(ratios.get(drain.design, "")) if drain.open_transaction == "none" else ""
         rate, wal = f"{drain.events_per_second:,.0f}", f"{drain.wal_bytes_per_event:,.0f}"
-        table.add_row(drain.design, drain.held, f"{drain.events:,}", rate, wal, ratio)
+        table.add_row(drain.design, drain.open_transaction, f"{drain.events:,}", rate, wal, ratio)
     return table
 
 
@@ -106,11 +106,11 @@ def _cost_table(costs: Sequence[Cost]) -> Table:
 
 
 def _score_table(arena: Arena, scores: Sequence[Score]) -> Table:
-    table = Table(f"to {arena.name}", "events/s", f"times {arena.rival}", *(f"CPU µs {who}" for who in WHO))
+    table = Table(f"to {arena.name}", "events/s", f"times {arena.rival}", *(f"CPU µs {client}" for client in CLIENTS))
     for score in scores:
         ratio = score.times(scores)
         costs = score.cpu_microseconds
-        spent = (f"{costs[who]:,.1f}" if who in costs else "" for who in WHO)
+        spent = (f"{costs[client]:,.1f}" if client in costs else "" for client in CLIENTS)
         table.add_row(score.what, f"{score.events_per_second:,.0f}", f"{ratio:.2f}", *spent)
     return table
 
@@ -119,45 +119,45 @@ def _latency_table(latencies: Sequence[Latency]) -> Table:
     table = Table("commit to confirm", "broker", "p50 ms", "p99 ms")
     for latency in latencies:
         table.add_row(
-            latency.way, latency.broker, f"{latency.p50_milliseconds:,.1f}", f"{latency.p99_milliseconds:,.1f}"
+            latency.runner, latency.broker, f"{latency.p50_milliseconds:,.1f}", f"{latency.p99_milliseconds:,.1f}"
         )
     return table
 
 
-def _intake_table(intakes: Sequence[Intake]) -> Table:
+def _inbox_table(inbox_results: Sequence[InboxResult]) -> Table:
     table = Table("consuming from memory", "at once", "messages/s", "times bare")
-    for intake in intakes:
-        rate = f"{intake.messages_per_second:,.0f}"
-        table.add_row(intake.what, str(intake.hands), rate, f"{intake.times_bare:.2f}")
+    for handled in inbox_results:
+        rate = f"{handled.messages_per_second:,.0f}"
+        table.add_row(handled.what, str(handled.workers), rate, f"{handled.times_bare:.2f}")
     return table
 
 
-def _pace_table(paces: Sequence[Pace]) -> Table:
+def _rate_table(rates: Sequence[Rate]) -> Table:
     table = Table(
         "sagas of three steps", "at once", "sagas/s", "step p50 ms", "step p99 ms", "CPU ms client", "database"
     )
-    for pace in paces:
-        table.add_row(pace.what, str(pace.hands), *(f"{figure:,.1f}" for figure in pace[3:]))
+    for rate in rates:
+        table.add_row(rate.what, str(rate.workers), *(f"{figure:,.1f}" for figure in rate[3:]))
     return table
 
 
-def _mongo_table(paces: Sequence[mongo.Pace]) -> Table:
-    first = paces[0]
+def _mongo_table(rates: Sequence[mongo.Rate]) -> Table:
+    first = rates[0]
     table = Table("MongoDB to nowhere", "events", "events/s", f"times {first.design}", "CPU µs client", "database")
-    for pace in paces:
-        ratio = pace.events_per_second / first.events_per_second
-        costs = (f"{pace.cpu_microseconds_client:,.1f}", f"{pace.cpu_microseconds_database:,.1f}")
-        table.add_row(pace.design, f"{pace.events:,}", f"{pace.events_per_second:,.0f}", f"{ratio:.1f}", *costs)
+    for rate in rates:
+        ratio = rate.events_per_second / first.events_per_second
+        costs = (f"{rate.cpu_microseconds_client:,.1f}", f"{rate.cpu_microseconds_database:,.1f}")
+        table.add_row(rate.design, f"{rate.events:,}", f"{rate.events_per_second:,.0f}", f"{ratio:.1f}", *costs)
     return table
 
 
 def _plain_drain(drain: Drain) -> dict[str, Any]:
     rates = {"events_per_second": round(drain.events_per_second), "wal_bytes": round(drain.wal_bytes_per_event)}
-    return {"design": drain.design, "held_open": drain.held, "events": drain.events, **rates}
+    return {"design": drain.design, "held_open": drain.open_transaction, "events": drain.events, **rates}
 
 
 def _plain_score(score: Score) -> dict[str, Any]:
-    costs = {who: round(cost, 1) for who, cost in score.cpu_microseconds.items()}
+    costs = {client: round(cost, 1) for client, cost in score.cpu_microseconds.items()}
     rate = round(score.events_per_second)
     return {
         "what": score.what,
@@ -168,6 +168,6 @@ def _plain_score(score: Score) -> dict[str, Any]:
     }
 
 
-def _plain(measured: Latency | Intake | Pace | mongo.Pace) -> dict[str, Any]:
-    facts = measured._asdict()
-    return {name: round(value, 2) if isinstance(value, float) else value for name, value in facts.items()}
+def _plain(measured: Latency | InboxResult | Rate | mongo.Rate) -> dict[str, Any]:
+    fields = measured._asdict()
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in fields.items()}

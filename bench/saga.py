@@ -1,8 +1,8 @@
 """Sagas of three steps, each of which writes one row: ours beside DBOS, on the same PostgreSQL and in the same run.
 
-As many clients as there are hands start a saga, wait for its end, and start the next. Ways take turns, and the median
-of the rounds counts, so that all of them see the same machine. A step takes from its function's beginning to that of
-the next one, or to the end: what it does itself, and what is written so that it need not be done again.
+As many clients as there are workers start a saga, wait for its end, and start the next. Runners take turns, and the
+median of the rounds counts, so that all of them see the same machine. A step takes from its function's beginning to
+that of the next one, or to the end: what it does itself, and what is written so that it need not be done again.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ class Marks:
     """When each step of each saga began."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, list[float]] = defaultdict(list)
+        self._started: dict[str, list[float]] = defaultdict(list)
 
     def pass_step(self, saga: str) -> None:
         """Note that a step begins, or that the last one has ended."""
-        self._begun[saga].append(time.perf_counter())
+        self._started[saga].append(time.perf_counter())
 
     def clear(self) -> None:
         """Forget what was noted."""
-        self._begun.clear()
+        self._started.clear()
 
     def milliseconds(self) -> list[float]:
         """Return how long each step took."""
-        return [1000 * (after - before) for times in self._begun.values() for before, after in pairwise(times)]
+        return [1000 * (after - before) for times in self._started.values() for before, after in pairwise(times)]
 
 
-Way = Callable[[str, Marks], AbstractAsyncContextManager[RunOne]]
+Runner = Callable[[str, Marks], AbstractAsyncContextManager[RunOne]]
 """Opens everything that running sagas takes, at a URL, and notes steps."""
 
 
-class Pace(NamedTuple):
+class Rate(NamedTuple):
     """How fast one way was: the medians of its rounds."""
 
     what: str
-    hands: int
+    workers: int
     sagas: int
     sagas_per_second: float
     step_p50_milliseconds: float
@@ -73,7 +73,7 @@ class Pace(NamedTuple):
     database_cpu_milliseconds: float
 
 
-def ways() -> dict[str, Way]:
+def runners() -> dict[str, Runner]:
     """Return everybody who takes part."""
     from bench import saga_dbos, saga_ours
 
@@ -85,36 +85,36 @@ def ways() -> dict[str, Way]:
     }
 
 
-async def run(server: PostgresServer, sagas: int, hands: int, rounds: int) -> list[Pace]:
+async def run(server: PostgresServer, sagas: int, workers: int, rounds: int) -> list[Rate]:
     """Measure every way with so many sagas a round."""
     await PostgresSchema(server.url).migrate()
     conn = await asyncpg.connect(server.url)
     await conn.execute(SETUP)
-    chosen = ways()
-    paces: dict[str, list[Pace]] = {what: [] for what in chosen}
+    chosen = runners()
+    rates: dict[str, list[Rate]] = {what: [] for what in chosen}
     for _ in range(rounds):
-        for what, way in chosen.items():
+        for what, runner in chosen.items():
             await conn.execute("TRUNCATE saga_rows")
-            paces[what].append(await _measure(server, what, way, sagas, hands))
+            rates[what].append(await _measure(server, what, runner, sagas, workers))
             rows = await conn.fetchval("SELECT count(DISTINCT (saga, step)) FROM saga_rows")
             assert rows == len(STEPS) * (sagas + int(WARM * sagas)), f"{what} did not do every step"
     await conn.close()
-    return [_median(each) for each in paces.values()]
+    return [_median(each) for each in rates.values()]
 
 
-async def _measure(server: PostgresServer, what: str, way: Way, sagas: int, hands: int) -> Pace:
+async def _measure(server: PostgresServer, what: str, runner: Runner, sagas: int, workers: int) -> Rate:
     marks = Marks()
-    async with way(server.url, marks) as run_one:
-        await _drive(run_one, marks, int(WARM * sagas), hands)
+    async with runner(server.url, marks) as run_one:
+        await _run_clients(run_one, marks, int(WARM * sagas), workers)
         marks.clear()
         with Watch({"client": os.getpid(), "database": server.pid}) as watch:
-            await _drive(run_one, marks, sagas, hands)
+            await _run_clients(run_one, marks, sagas, workers)
     cuts = statistics.quantiles(marks.milliseconds(), n=100)
-    spent = (1000 * watch.cpu_seconds[who] / sagas for who in ("client", "database"))
-    return Pace(what, hands, sagas, sagas / watch.seconds, cuts[49], cuts[98], *spent)
+    spent = (1000 * watch.cpu_seconds[client] / sagas for client in ("client", "database"))
+    return Rate(what, workers, sagas, sagas / watch.seconds, cuts[49], cuts[98], *spent)
 
 
-async def _drive(run_one: RunOne, marks: Marks, sagas: int, hands: int) -> None:
+async def _run_clients(run_one: RunOne, marks: Marks, sagas: int, workers: int) -> None:
     """Let so many clients run sagas, one after the other each, until all are done."""
     names = iter([f"bench-{uuid4()}" for _ in range(sagas)])
 
@@ -123,10 +123,10 @@ async def _drive(run_one: RunOne, marks: Marks, sagas: int, hands: int) -> None:
             await run_one(name)
             marks.pass_step(name)
 
-    await asyncio.gather(*(client() for _ in range(hands)))
+    await asyncio.gather(*(client() for _ in range(workers)))
 
 
-def _median(paces: Sequence[Pace]) -> Pace:
-    first = paces[0]
-    figures = [statistics.median(column) for column in zip(*(pace[3:] for pace in paces), strict=True)]
-    return Pace(first.what, first.hands, first.sagas, *figures)
+def _median(rates: Sequence[Rate]) -> Rate:
+    first = rates[0]
+    figures = [statistics.median(column) for column in zip(*(rate[3:] for rate in rates), strict=True)]
+    return Rate(first.what, first.workers, first.sagas, *figures)

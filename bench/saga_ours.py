@@ -31,10 +31,10 @@ class Ends:
 
     waiting: dict[UUID, asyncio.Future[str]] = field(default_factory=dict)
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Wake its client."""
-        if isinstance(fact, SagaEnded):
-            self.waiting.pop(fact.saga_id).set_result(fact.status)
+        if isinstance(event, SagaEnded):
+            self.waiting.pop(event.saga_id).set_result(event.status)
 
 
 @asynccontextmanager
@@ -43,9 +43,9 @@ async def local_steps(url: str, marks: Marks) -> AsyncIterator[RunOne]:
     saga = Saga("bench-local", State)
 
     def writing(step: str) -> Any:
-        async def write(run: Any, tx: Any) -> None:
-            marks.pass_step(run.state.name)
-            await tx.execute(BUSINESS, run.state.name, step, BODY)
+        async def write(context: Any, tx: Any) -> None:
+            marks.pass_step(context.state.name)
+            await tx.execute(BUSINESS, context.state.name, step, BODY)
 
         return write
 
@@ -62,9 +62,9 @@ async def calls(url: str, marks: Marks) -> AsyncIterator[RunOne]:
     async with asyncpg.create_pool(url, max_size=CONNECTIONS) as pool:
 
         def writing(step: str) -> Any:
-            async def write(run: Any) -> None:
-                marks.pass_step(run.state.name)
-                await pool.execute(BUSINESS, run.state.name, step, BODY)
+            async def write(context: Any) -> None:
+                marks.pass_step(context.state.name)
+                await pool.execute(BUSINESS, context.state.name, step, BODY)
 
             return write
 

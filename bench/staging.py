@@ -37,13 +37,13 @@ async def run(url: str, transactions: int) -> list[Cost]:
     rounds = max(1, transactions // 50)
     for _ in range(rounds):
         for name, stage in kinds.items():
-            begun = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(50):
                 number += 1
                 async with conn.transaction():
                     await conn.execute(BUSINESS, number, "x" * 200)
                     await stage(conn, number)
-            spent[name] += time.perf_counter() - begun
+            spent[name] += time.perf_counter() - started
     await conn.execute("TRUNCATE outrider.outbox")
     await conn.close()
     return [Cost(name, seconds / (rounds * 50) * 1e6) for name, seconds in spent.items()]

@@ -13,7 +13,7 @@ TEXTBOOK_RATIO = 10
 ONE_BY_ONE_RATIO = 10
 
 
-class Verdict(NamedTuple):
+class TargetResult(NamedTuple):
     """A target, and whether it was met."""
 
     target: str
@@ -31,28 +31,28 @@ class Verdict(NamedTuple):
 
 def textbook_ratios(drains: Sequence[Drain]) -> dict[str, float]:
     """Every design over the textbook's, row by row, with nothing held open."""
-    ours = [drain for drain in drains if drain.held == "none"]
+    ours = [drain for drain in drains if drain.open_transaction == "none"]
     textbook = ours[0]
     return {drain.design: round(drain.events_per_second / textbook.events_per_second, 1) for drain in ours}
 
 
-def against_textbook(ratios: dict[str, float]) -> Verdict:
+def against_textbook(ratios: dict[str, float]) -> TargetResult:
     """Every variant of ours must meet it."""
     worst = min(ratio for design, ratio in ratios.items() if design.startswith("outrider"))
-    return Verdict(f"outrider at least {TEXTBOOK_RATIO} times the textbook, row by row", TEXTBOOK_RATIO, worst)
+    return TargetResult(f"outrider at least {TEXTBOOK_RATIO} times the textbook, row by row", TEXTBOOK_RATIO, worst)
 
 
-def against_one_by_one(paces: Sequence[mongo.Pace]) -> Verdict:
+def against_one_by_one(rates: Sequence[mongo.Rate]) -> TargetResult:
     """Every variant of ours must meet it."""
-    worst = min(pace.events_per_second for pace in paces if pace.design.startswith(mongo.RELAY))
-    target = f"{mongo.RELAY} on MongoDB at least {ONE_BY_ONE_RATIO} times {paces[0].design}"
-    return Verdict(target, ONE_BY_ONE_RATIO, round(worst / paces[0].events_per_second, 1))
+    worst = min(rate.events_per_second for rate in rates if rate.design.startswith(mongo.RELAY))
+    target = f"{mongo.RELAY} on MongoDB at least {ONE_BY_ONE_RATIO} times {rates[0].design}"
+    return TargetResult(target, ONE_BY_ONE_RATIO, round(worst / rates[0].events_per_second, 1))
 
 
-def against_rival(arena: Arena, scores: Sequence[Score]) -> list[Verdict]:
+def against_rival(arena: Arena, scores: Sequence[Score]) -> list[TargetResult]:
     """One relay process, as it comes, over the broker's own client; also with a core for each, if it was measured."""
     return [
-        Verdict(
+        TargetResult(
             f"{score.what} to {arena.name} at least {arena.target:g} times {arena.rival}",
             arena.target,
             score.times(scores),

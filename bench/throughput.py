@@ -7,7 +7,7 @@ import asyncio
 import asyncpg
 
 from bench import textbook
-from bench.load import HELD, KEYS, PAYLOAD, Drain, Tally, holding, measure
+from bench.load import KEYS, OPEN_TRANSACTION, PAYLOAD, Drain, Tally, hold_transaction, measure
 from bench.processes import relays
 from outrider import Relay
 from outrider.brokers.null import NullBroker
@@ -24,9 +24,11 @@ async def run(url: str, events: int, seconds_max: float) -> list[Drain]:
     """Measure every design, alone and with transactions held open."""
     await PostgresSchema(url).migrate()
     results = []
-    for held in HELD:
-        results += [await _textbook(url, events, held, seconds_max, name) for name in TEXTBOOK]
-        results += [await _ours(url, events, held, seconds_max, archive=archive) for archive in (True, False)]
+    for open_transaction in OPEN_TRANSACTION:
+        results += [await _textbook(url, events, open_transaction, seconds_max, name) for name in TEXTBOOK]
+        results += [
+            await _ours(url, events, open_transaction, seconds_max, archive=archive) for archive in (True, False)
+        ]
     return results + [await _processes(url, events, seconds_max, archive=archive) for archive in (True, False)]
 
 
@@ -38,22 +40,22 @@ async def _fill(url: str, setup: str, fill: str, table: str, events: int) -> Non
     await conn.close()
 
 
-async def _textbook(url: str, events: int, held: str, seconds_max: float, name: str) -> Drain:
-    async with holding(url, held):
+async def _textbook(url: str, events: int, open_transaction: str, seconds_max: float, name: str) -> Drain:
+    async with hold_transaction(url, open_transaction):
         await _fill(url, textbook.SETUP, FILL_TEXTBOOK, "textbook", events)
         return await measure(
             url,
             name,
-            held,
+            open_transaction,
             textbook.LEFT,
             lambda: TEXTBOOK[name](url, NullBroker().publish),
             seconds_max=seconds_max,
         )
 
 
-async def _ours(url: str, events: int, held: str, seconds_max: float, *, archive: bool) -> Drain:
+async def _ours(url: str, events: int, open_transaction: str, seconds_max: float, *, archive: bool) -> Drain:
     name = f"outrider, {'archive' if archive else 'delete'}"
-    async with holding(url, held):
+    async with hold_transaction(url, open_transaction):
         await _fill(url, "TRUNCATE outrider.outbox", FILL_OURS, "outrider.outbox", events)
         store = await PostgresStore.open(url, archive=archive)
         tally = Tally(events)
@@ -66,7 +68,7 @@ async def _ours(url: str, events: int, held: str, seconds_max: float, *, archive
             await running
 
         try:
-            return await measure(url, name, held, OURS_LEFT, drain, seconds_max=seconds_max)
+            return await measure(url, name, open_transaction, OURS_LEFT, drain, seconds_max=seconds_max)
         finally:
             await store.leave(relay.name)
             await store.close()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from outrider.app import install_recipe
+from outrider.app import installer_for
 from outrider.errors import UsageError
 
 _TABLE = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(?:\w+\.)?(\w+)")
@@ -31,14 +31,14 @@ def install(op: Any, *, version: int, schema: str = "outrider", lanes: int = 32,
     Steps that are already installed are checked and skipped. With `alembic upgrade --sql` there is no database to ask,
     so the SQL of all versions after `after` is written. `lanes` counts at the first installation only.
     """
-    recipe = install_recipe(op.get_context().dialect.name, schema=schema)
-    known = _last(recipe)
+    installer = installer_for(op.get_context().dialect.name, schema=schema)
+    known = _last(installer)
     if not 0 <= after < version <= known:
         raise UsageError(f"cannot install version {version} after {after}; this outrider knows versions 1 to {known}")
     if op.get_context().as_sql:
-        _write(op, recipe.written(version, lanes, after=after))
+        _write(op, installer.written(version, lanes, after=after))
     else:
-        recipe.run(recipe.install(version, lanes), _executing(op))
+        installer.run(installer.install(version, lanes), _executing(op))
 
 
 def remove(op: Any, *, version: int = 1, schema: str = "outrider") -> None:
@@ -50,12 +50,12 @@ def remove(op: Any, *, version: int = 1, schema: str = "outrider") -> None:
     Archive, receipts and journals are lost. The call is rejected while an event is undelivered, a dead letter is
     undecided, or a saga is running; with `--sql` the database cannot be asked, and the check is skipped.
     """
-    recipe = install_recipe(op.get_context().dialect.name, schema=schema)
+    installer = installer_for(op.get_context().dialect.name, schema=schema)
     if op.get_context().as_sql:
-        doomed = sorted({step.version for step in recipe.steps(1) if step.version >= version}, reverse=True)
-        _write(op, recipe.unwritten(*doomed, bare=version == 1))
+        doomed = sorted({step.version for step in installer.steps(1) if step.version >= version}, reverse=True)
+        _write(op, installer.unwritten(*doomed, bare=version == 1))
     else:
-        recipe.run(recipe.remove(version), _executing(op))
+        installer.run(installer.remove(version), _executing(op))
 
 
 def skip_outrider(entry: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
@@ -77,21 +77,21 @@ def revision(identifier: str, *, revises: str | None, schema: str, lanes: int, a
     >>> print(revision("8f2a", revises=None, schema="outrider", lanes=32).splitlines()[0])
     \"\"\"Install Outrider's tables, version 3.
     """
-    version = _last(install_recipe("postgresql", schema=schema))
+    version = _last(installer_for("postgresql", schema=schema))
     if revises is not None and not revises.isidentifier() and not revises.isalnum():
-        raise UsageError(f"{revises!r} is no revision; `alembic heads` tells which one is the last")
-    given = [f"version={version}"]
-    given += [f'schema="{schema}"'] if schema != "outrider" else []
-    back = ", ".join(["op", f"version={after + 1}", *given[1:]])
-    given += [f"lanes={lanes}"] if lanes != 32 else []
-    given += [f"after={after}"] if after else []
+        raise UsageError(f"{revises!r} is no revision; `alembic heads` lists the last one")
+    arguments = [f"version={version}"]
+    arguments += [f'schema="{schema}"'] if schema != "outrider" else []
+    remove_arguments = ", ".join(["op", f"version={after + 1}", *arguments[1:]])
+    arguments += [f"lanes={lanes}"] if lanes != 32 else []
+    arguments += [f"after={after}"] if after else []
     return _REVISION.format(
         version=version,
         identifier=identifier,
         revises=revises or "nothing",
         down=f'"{revises}"' if revises else "None",
-        install=", ".join(["op", *given]),
-        remove=back,
+        install=", ".join(["op", *arguments]),
+        remove=remove_arguments,
     )
 
 
@@ -126,13 +126,13 @@ def _is_ours(name: str) -> bool:
 
 @cache
 def _tables() -> frozenset[str]:
-    recipes = [install_recipe(vendor) for vendor in ("postgresql", "sqlite")]
-    texts = [text for recipe in recipes for text in recipe.written(_last(recipe), 1)]
+    installers = [installer_for(vendor) for vendor in ("postgresql", "sqlite")]
+    texts = [text for installer in installers for text in installer.written(_last(installer), 1)]
     return frozenset(name for text in texts for name in _TABLE.findall(text))
 
 
-def _last(recipe: Any) -> int:
-    return int(max(step.version for step in recipe.steps(1)))
+def _last(installer: Any) -> int:
+    return int(max(step.version for step in installer.steps(1)))
 
 
 def _write(op: Any, texts: Iterable[str]) -> None:

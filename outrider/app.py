@@ -28,7 +28,7 @@ from outrider.telemetry.events import Observer
 __all__ = [
     "Outbox",
     "configure_logging",
-    "install_recipe",
+    "installer_for",
     "log_observer",
     "open_broker",
     "open_inbox",
@@ -52,11 +52,11 @@ class Adapter(NamedTuple):
     opens: str
     """`module:Class`, or `module:Class.method` for a class method that opens."""
     read_url: UrlReader
-    takes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     extra: str | None = None
 
 
-def _as_written(url: str) -> tuple[str, dict[str, Any]]:
+def _unchanged(url: str) -> tuple[str, dict[str, Any]]:
     return url, {}
 
 
@@ -85,13 +85,13 @@ def _pooled_dsn(url: str) -> tuple[str, dict[str, Any]]:
     """
     dsn, _, query = url.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
-    said = [pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == "pooled"]
-    if said and said[-1] not in ("true", "false"):
+    text = [pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == "pooled"]
+    if text and text[-1] not in ("true", "false"):
         raise InvalidSetting(
             "pooled in the PostgreSQL URL is neither true nor false; write pooled=true behind a pooler"
         )
     rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != "pooled")
-    return (f"{dsn}?{rest}" if rest else dsn), {"pooled": said[-1:] == ["true"]}
+    return (f"{dsn}?{rest}" if rest else dsn), {"pooled": text[-1:] == ["true"]}
 
 
 _SQLITE, _POSTGRES, _MONGO = "outrider.stores.sqlite", "outrider.stores.postgres", "outrider.stores.mongo"
@@ -104,34 +104,34 @@ ADAPTERS: dict[str, dict[str, Adapter]] = {
             f"{_POSTGRES}.outbox:PostgresStore.open", _pooled_dsn, ("schema", "archive", "topic_rule"), "postgres"
         ),
         "mongodb": Adapter(
-            f"{_MONGO}:MongoStore.open", _as_written, ("schema", "archive", "clock", "topic_rule"), "mongo"
+            f"{_MONGO}:MongoStore.open", _unchanged, ("schema", "archive", "clock", "topic_rule"), "mongo"
         ),
     },
     "inbox": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteInbox", _file_path),
         "postgresql": Adapter(f"{_POSTGRES}.inbox:PostgresInbox.open", _pooled_dsn, ("schema",), "postgres"),
-        "mongodb": Adapter(f"{_MONGO}:MongoInbox.open", _as_written, ("schema",), "mongo"),
+        "mongodb": Adapter(f"{_MONGO}:MongoInbox.open", _unchanged, ("schema",), "mongo"),
     },
     "sagas": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteSagas", _file_path),
         "postgresql": Adapter(f"{_POSTGRES}.saga:PostgresSagas.open", _pooled_dsn, ("schema",), "postgres"),
-        "mongodb": Adapter(f"{_MONGO}:MongoSagas.open", _as_written, ("schema",), "mongo"),
+        "mongodb": Adapter(f"{_MONGO}:MongoSagas.open", _unchanged, ("schema",), "mongo"),
     },
     "schema": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteSchema", _file_path, ("lanes",)),
         "postgresql": Adapter(f"{_POSTGRES}.schema:PostgresSchema", _pooled_dsn, ("schema", "lanes"), "postgres"),
-        "mongodb": Adapter(f"{_MONGO}:MongoSchema", _as_written, ("schema", "lanes"), "mongo"),
+        "mongodb": Adapter(f"{_MONGO}:MongoSchema", _unchanged, ("schema", "lanes"), "mongo"),
     },
     "broker": {
         "embedded": Adapter(f"{_EMBEDDED}:EmbeddedBroker", _file_path),
-        "null": Adapter("outrider.brokers.null:NullBroker", _as_written),
-        "kafka": Adapter(f"{_KAFKA}:KafkaBroker.from_url", _as_written, (), "kafka"),
-        "amqp": Adapter(f"{_RABBITMQ}:RabbitBroker", _as_written, (), "rabbitmq"),
+        "null": Adapter("outrider.brokers.null:NullBroker", _unchanged),
+        "kafka": Adapter(f"{_KAFKA}:KafkaBroker.from_url", _unchanged, (), "kafka"),
+        "amqp": Adapter(f"{_RABBITMQ}:RabbitBroker", _unchanged, (), "rabbitmq"),
     },
     "source": {
         "embedded": Adapter(f"{_EMBEDDED}:EmbeddedSource", _file_path),
-        "kafka": Adapter(f"{_KAFKA}:KafkaSource.from_url", _as_written, (), "kafka"),
-        "amqp": Adapter(f"{_RABBITMQ}:RabbitSource", _as_written, ("in_flight_max", "exclusive"), "rabbitmq"),
+        "kafka": Adapter(f"{_KAFKA}:KafkaSource.from_url", _unchanged, (), "kafka"),
+        "amqp": Adapter(f"{_RABBITMQ}:RabbitSource", _unchanged, ("in_flight_max", "exclusive"), "rabbitmq"),
     },
 }
 """Every adapter, by its duty and by the scheme of its URL."""
@@ -155,10 +155,10 @@ def find_adapter(duty: str, url: str) -> Adapter:
         return table[name]
     schemes = [each for name in table for each in (name, *(a for a, target in ALIASES.items() if target == name))]
     valid = ", ".join(f"{each}://" for each in schemes)
-    hint = f"; did you mean {near}://?" if separator and (near := nearest(scheme, schemes)) else ""
+    suggestion = f"; did you mean {close}://?" if separator and (close := nearest(scheme, schemes)) else ""
     # A text that is no URL may be anything, a connection string with a password for instance, so it is not repeated.
     shown = repr(redacted(url)) if separator else "the text given"
-    raise UsageError(f"{shown} names no {KINDS.get(duty, 'store')} that outrider knows{hint} (valid: {valid})")
+    raise UsageError(f"{shown} names no {KINDS.get(duty, 'store')} that outrider knows{suggestion} (valid: {valid})")
 
 
 def open_adapter(duty: str, url: str, *args: Any, **options: Any) -> Any:
@@ -169,10 +169,10 @@ def open_adapter(duty: str, url: str, *args: Any, **options: Any) -> Any:
     opening: Any = _import(module_name, adapter.extra)
     for name in path.split("."):
         opening = getattr(opening, name)
-    return opening(location, *args, **own, **{name: options[name] for name in adapter.takes})
+    return opening(location, *args, **own, **{name: options[name] for name in adapter.options})
 
 
-async def _opened(result: Any) -> Any:
+async def _open(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
@@ -190,10 +190,10 @@ async def open_store(
     `archive=False` deletes delivered events instead of keeping them until their retention ends. `topic_rule` gives a
     topic to the rows that another program inserted without one.
     """
-    if clock is not None and "clock" not in find_adapter("outbox", url).takes:
+    if clock is not None and "clock" not in find_adapter("outbox", url).options:
         raise UsageError("PostgreSQL keeps its own time; open this store without a clock")
     opening = open_adapter("outbox", url, schema=schema, archive=archive, clock=clock, topic_rule=topic_rule)
-    store: OutboxStore = await _opened(opening)
+    store: OutboxStore = await _open(opening)
     return store
 
 
@@ -212,16 +212,16 @@ def _import(name: str, extra: str | None = None) -> ModuleType:
         raise UsageError(f"the driver {error.name} is not installed; run: pip install 'outrider[{extra}]'") from error
 
 
-def install_recipe(vendor: str, *, schema: str = "outrider") -> Installer:
+def installer_for(vendor: str, *, schema: str = "outrider") -> Installer:
     """Return the installer for an application's own connection: `postgresql` or `sqlite`. See `Installer`.
 
-    >>> install_recipe("sqlite").steps(32)[0].migration
+    >>> installer_for("sqlite").steps(32)[0].migration
     '0001_outbox'
     """
     if vendor == "postgresql":
-        return _import("outrider.stores.postgres.statements").recipe(schema)  # type: ignore[no-any-return]
+        return _import("outrider.stores.postgres.statements").installer(schema)  # type: ignore[no-any-return]
     if vendor == "sqlite":
-        return _import("outrider.stores.sqlite.schema").recipe()  # type: ignore[no-any-return]
+        return _import("outrider.stores.sqlite.schema").installer()  # type: ignore[no-any-return]
     raise UsageError(f"cannot install into {vendor}; use PostgreSQL or SQLite")
 
 
@@ -237,7 +237,7 @@ async def open_inbox(url: str, *, schema: str = "outrider", transactions: Any = 
     `transactions` is the application's own source of handler transactions for the same database: a session factory or
     an engine of SQLAlchemy, a psycopg pool, or `outrider.django.transactions()`. By default the inbox opens them.
     """
-    opened: InboxStore = await _lending(await _opened(open_adapter("inbox", url, schema=schema)), transactions)
+    opened: InboxStore = await _with_transactions(await _open(open_adapter("inbox", url, schema=schema)), transactions)
     return opened
 
 
@@ -246,7 +246,7 @@ async def open_sagas(url: str, *, schema: str = "outrider", transactions: Any = 
 
     `transactions` is the application's own source of transactions for local steps; see `open_inbox`.
     """
-    opened: SagaStore = await _lending(await _opened(open_adapter("sagas", url, schema=schema)), transactions)
+    opened: SagaStore = await _with_transactions(await _open(open_adapter("sagas", url, schema=schema)), transactions)
     return opened
 
 
@@ -265,14 +265,14 @@ def saga_inbox(sagas: SagaRegistry, *, outbox: Outbox | None = None, observer: O
     >>> saga_inbox(SagaRegistry(order)).consumers["saga.order"].topics
     ['events.parcel.collected']
     """
-    inbox, intake = Inbox(), ReplyHandler(sagas, outbox or default, observer)
-    for saga_type in intake.saga_types:
+    inbox, replies = Inbox(), ReplyHandler(sagas, outbox or default, observer)
+    for saga_type in replies.saga_types:
         consumer = sagas.consumer(saga_type)
         # Replies need no order: each step takes its own from the mailbox.
         # Workers of sagas prune the answers of participants, so this consumer does not.
         inbox.consumer(consumer, on_dead_letter=OnDeadLetter.SKIP, participant_memory_days=None)
-        for topic, event_type in intake.replies(saga_type):
-            inbox.handler(event_type, consumer=consumer, topic=topic)(intake.handler(saga_type))
+        for topic, event_type in replies.replies(saga_type):
+            inbox.handler(event_type, consumer=consumer, topic=topic)(replies.handler(saga_type))
     return inbox
 
 
@@ -297,7 +297,7 @@ def configure_logging(*, json: bool = False, level: str = "INFO") -> None:
     log_observer.configure_logging(json, level, scrub=redacted)
 
 
-async def _lending(store: Any, transactions: Any) -> Any:
+async def _with_transactions(store: Any, transactions: Any) -> Any:
     if transactions is None:
         return store
     try:

@@ -57,10 +57,10 @@ def warn(check: str, text: str, remedy: str) -> CheckResult:
     return CheckResult(Level.WARN, check, text, remedy)
 
 
-def refuse(check: str, text: str, remedy: str) -> CheckResult:
+def fail(check: str, text: str, remedy: str) -> CheckResult:
     """Return a result for a setup that loses events or prevents their delivery.
 
-    >>> refuse("kafka-topics", "orders: not there", "make it").level
+    >>> fail("kafka-topics", "orders: not there", "make it").level
     <Level.ERROR: 'error'>
     """
     return CheckResult(Level.ERROR, check, text, remedy)
@@ -90,7 +90,7 @@ def remote_filesystem(path: Path, mounts: str | None = None) -> str | None:
     'nfs4'
     """
     table = mounts if mounts is not None else _mounts()
-    place = path.absolute() if mounts is not None else path.resolve()
+    resolved = path.absolute() if mounts is not None else path.resolve()
     best, kind = "", ""
     for line in table.splitlines():
         mounted, _, rest = line.partition(" - ")
@@ -100,7 +100,7 @@ def remote_filesystem(path: Path, mounts: str | None = None) -> str | None:
         # Spaces and similar characters are written as octal escapes.
         where = fields[4].encode().decode("unicode_escape")
         # With two mounts on the same path, the later covers the earlier.
-        if place.is_relative_to(where) and len(where) >= len(best):
+        if resolved.is_relative_to(where) and len(where) >= len(best):
             best, kind = where, rest.split()[0]
     remote = kind in REMOTE_FILESYSTEMS or (kind.startswith("fuse") and kind not in _LOCAL_FUSE)
     return kind if remote else None

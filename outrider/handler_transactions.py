@@ -21,7 +21,7 @@ TRANSACTION_ENDED = (
 
 GENERATOR = "has a yield in it, so that a call of it runs nothing; take the yield out"
 
-_PROMISES = ("Awaitable", "Coroutine", "Future", "Task")
+_AWAITABLES = ("Awaitable", "Coroutine", "Future", "Task")
 
 
 class HandlerTransaction(ABC):
@@ -126,17 +126,17 @@ def lazy(result: Any) -> bool:
     return inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
-def promises_to_wait(handler: Callable[..., Any]) -> bool:
+def returns_awaitable(handler: Callable[..., Any]) -> bool:
     """Return whether a handler returns an awaitable, or may do so: with a lambda only a call can show.
 
-    >>> promises_to_wait(print)
+    >>> returns_awaitable(print)
     False
     """
     shapes = (handler, inspect.unwrap(handler), type(handler).__call__)
-    return any(inspect.iscoroutinefunction(shape) for shape in shapes) or _says_so(handler)
+    return any(inspect.iscoroutinefunction(shape) for shape in shapes) or _declares_awaitable(handler)
 
 
-def _says_so(handler: Callable[..., Any]) -> bool:
+def _declares_awaitable(handler: Callable[..., Any]) -> bool:
     """Return whether a plain function is annotated to return an awaitable. A lambda may return any value, so True."""
     if getattr(handler, "__name__", "") == "<lambda>":
         return True
@@ -144,4 +144,4 @@ def _says_so(handler: Callable[..., Any]) -> bool:
         returned = str(inspect.signature(handler).return_annotation)
     except (TypeError, ValueError):
         return False
-    return any(promise in returned for promise in _PROMISES)
+    return any(awaitable in returned for awaitable in _AWAITABLES)

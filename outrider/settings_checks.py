@@ -23,7 +23,7 @@ class Range(NamedTuple):
     whole: bool = False
     optional: bool = False
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Return whether a number lies in the range."""
         return (
             math.isfinite(value)
@@ -46,5 +46,5 @@ def check_ranges(settings: object, ranges: Mapping[str, Range], *, prefix: str =
         if value is None and allowed.optional:
             continue
         kinds = (int,) if allowed.whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not allowed.holds(value):
+        if isinstance(value, bool) or not isinstance(value, kinds) or not allowed.contains(value):
             raise InvalidSetting(f"{prefix}{name} = {value!r} cannot work; use {allowed}")

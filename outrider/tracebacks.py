@@ -18,14 +18,14 @@ _OTHERS = (
 )
 
 
-def where(error: BaseException) -> str | None:
+def user_frame(error: BaseException) -> str | None:
     """Return the last line of the application's code in the traceback of an error.
 
     >>> try:
     ...     {}["nope"]
     ... except KeyError as error:
-    ...     print(where(error))
-    <doctest outrider.tracebacks.where[0]>:2 in <module>
+    ...     print(user_frame(error))
+    <doctest outrider.tracebacks.user_frame[0]>:2 in <module>
     """
     for each in _chain(error):
         for frame in reversed(traceback.extract_tb(each.__traceback__)):
@@ -43,7 +43,7 @@ def text_of(error: BaseException) -> str:
     try:
         return "; ".join([str(error), *getattr(error, "__notes__", [])])
     except Exception as trouble:
-        return f"(its text cannot be made: {type(trouble).__name__})"
+        return f"(its text cannot be read: {type(trouble).__name__})"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

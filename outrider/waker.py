@@ -20,7 +20,7 @@ from outrider.outbox.store import OutboxStore
 
 PAUSE_SECONDS = 0.005
 """Seconds between two notifications: the second covers all calls in the meantime."""
-TROUBLE_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 """Seconds to wait after a notification that could not be sent."""
 
 _log = logging.getLogger(__name__)
@@ -41,15 +41,15 @@ class Waker:
         self._background = Background("outrider-waker")
         self._closed = False
         self._opening = lambda: open_store(url, schema=schema)
-        # A forked child has a new loop, and needs a new `_Post`: the parent's connections belong to the parent.
-        self._posts: dict[asyncio.AbstractEventLoop, _Post] = {}
+        # A forked child has a new loop, and needs a new `_WakeLoop`: the parent's connections belong to the parent.
+        self._loops: dict[asyncio.AbstractEventLoop, _WakeLoop] = {}
 
     def __call__(self) -> None:
         """Wake the relays soon. Safe on any thread and after a fork; never waits. Has no effect after `close`."""
         if self._closed:
             return
         loop = self._background.loop
-        loop.call_soon_threadsafe(self._ask, loop)
+        loop.call_soon_threadsafe(self._request, loop)
 
     def close(self) -> None:
         """Send pending notifications, then close connection and thread. A second call has no effect."""
@@ -60,13 +60,13 @@ class Waker:
         self._background.run(self._close()).result()
         self._background.close()
 
-    def _ask(self, loop: asyncio.AbstractEventLoop) -> None:
-        if loop not in self._posts:
-            self._posts[loop] = _Post(self._opening)
-        self._posts[loop].ask()
+    def _request(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop not in self._loops:
+            self._loops[loop] = _WakeLoop(self._opening)
+        self._loops[loop].request()
 
     async def _close(self) -> None:
-        if post := self._posts.pop(asyncio.get_running_loop(), None):
+        if post := self._loops.pop(asyncio.get_running_loop(), None):
             await post.close()
 
     def __enter__(self) -> Self:
@@ -78,18 +78,18 @@ class Waker:
         self.close()
 
 
-class _Post:
+class _WakeLoop:
     """Sends notifications one at a time, on a single event loop."""
 
     def __init__(self, opening: Callable[[], Awaitable[OutboxStore]]) -> None:
         self._opening = opening
         self._store: OutboxStore | None = None
         self._sending: asyncio.Task[None] | None = None
-        self._asked = False
+        self._requested = False
         self._closing = asyncio.Event()
 
-    def ask(self) -> None:
-        self._asked = True
+    def request(self) -> None:
+        self._requested = True
         if self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
@@ -101,9 +101,9 @@ class _Post:
             await self._store.close()
 
     async def _send(self) -> None:
-        while self._asked:
-            self._asked = False
-            pause = PAUSE_SECONDS if await self._sent() else TROUBLE_SECONDS
+        while self._requested:
+            self._requested = False
+            pause = PAUSE_SECONDS if await self._sent() else RETRY_SECONDS
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), pause)
         self._sending = None

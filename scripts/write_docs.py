@@ -31,7 +31,7 @@ STATES = {
 def lifecycle_page() -> str:
     """Return the page with the states and transitions of an event."""
     transitions = "\n".join(
-        f"| `{name}` | {_listed(each.sources) or '(new)'} | `{each.target}` | {each.why} |"
+        f"| `{name}` | {_listed(each.sources) or '(new)'} | `{each.target}` | {each.description} |"
         for name, each in TRANSITIONS.items()
     )
     states = "\n".join(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from examples.order_saga.database import fetch
-from examples.order_saga.places import PAYMENT, SHIPPING, SHOP, STOCK, Places, Service
+from examples.order_saga.services import PAYMENT, SHIPPING, SHOP, STOCK, Locations, Service
 from examples.order_saga.stock import FREE_AT_FIRST
 from outrider.saga.model import Status
 
@@ -63,12 +63,12 @@ class Ledger:
         return {**asdict(self), "balances": self.balances}
 
 
-def judge(order_id: str, line: Line, status: Status) -> Iterator[str]:
+def check(order_id: str, line: Line, status: Status) -> Iterator[str]:
     """Say what is wrong with an order.
 
-    >>> list(judge("A-7", Line(12, "cancelled", taken=1, put_back=1), Status.COMPENSATED))
+    >>> list(check("A-7", Line(12, "cancelled", taken=1, put_back=1), Status.COMPENSATED))
     []
-    >>> list(judge("A-7", Line(12, "open", taken=1), Status.FAILED))
+    >>> list(check("A-7", Line(12, "open", taken=1), Status.FAILED))
     ['A-7: goods are held 1 times and paid 0 times', 'A-7: charged 0, due 12']
     """
     if line.held != line.charges:
@@ -90,7 +90,7 @@ def add_up(lines: dict[str, Line], ended: dict[str, Status], free_at_first: int)
     >>> add_up({"A-7": Line(12, "open", 1, 0, 1, 12, 1)}, {"A-7": Status.COMPLETED}, FREE_AT_FIRST).balances
     True
     """
-    problems = [problem for name, status in ended.items() for problem in judge(name, lines[name], status)]
+    problems = [problem for name, status in ended.items() for problem in check(name, lines[name], status)]
     if free_at_first != FREE_AT_FIRST:
         problems.append(f"shelf and movements differ by {free_at_first - FREE_AT_FIRST}")
     return Ledger(
@@ -105,11 +105,11 @@ def add_up(lines: dict[str, Line], ended: dict[str, Status], free_at_first: int)
     )
 
 
-async def read(places: Places, run_id: str, ended: dict[str, Status]) -> Ledger:
+async def read(locations: Locations, run_id: str, ended: dict[str, Status]) -> Ledger:
     """Ask the four databases about the orders of a run."""
 
     async def rows(service: Service, sql: str, *values: str) -> Iterable[tuple[Any, ...]]:
-        async with places.transaction(service) as tx:
+        async with locations.transaction(service) as tx:
             return await fetch(tx, sql, *values)
 
     mine = f"{run_id}-%"

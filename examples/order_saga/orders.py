@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from examples.order_saga.crew import outrider
 from examples.order_saga.database import execute
-from examples.order_saga.places import SHIPPING, SHOP, Places, Service
+from examples.order_saga.processes import outrider
 from examples.order_saga.saga import Order
+from examples.order_saga.services import SHIPPING, SHOP, Locations, Service
 from examples.order_saga.shipping import SEND
 from outrider.saga.model import Instance
 
@@ -47,7 +47,7 @@ class Remedy:
     service: Service
     statement: str
     values: tuple[str, ...]
-    verb: str
+    command: str
 
 
 def remedy(instance: Instance) -> Remedy:
@@ -61,13 +61,13 @@ def remedy(instance: Instance) -> Remedy:
     return Remedy(advice, SHOP, END_AUDIT, (), "retry")
 
 
-async def settle(places: Places, troubled: Sequence[Instance]) -> None:
+async def settle(locations: Locations, failed: Sequence[Instance]) -> None:
     """Do by hand what is to be done, and give the orders."""
-    verbs: dict[str, list[str]] = {}
-    for instance in troubled:
+    commands: dict[str, list[str]] = {}
+    for instance in failed:
         todo = remedy(instance)
-        async with places.transaction(todo.service) as tx:
+        async with locations.transaction(todo.service) as tx:
             await execute(tx, todo.statement, *todo.values)
-        verbs.setdefault(todo.verb, []).append(instance.correlation_id)
-    for verb, order_ids in verbs.items():
-        outrider(places, SHOP, "saga", verb, *order_ids, "--type", "order")
+        commands.setdefault(todo.command, []).append(instance.correlation_id)
+    for command, order_ids in commands.items():
+        outrider(locations, SHOP, "saga", command, *order_ids, "--type", "order")

@@ -15,7 +15,7 @@ SCHEMA = "example_payment"
 TABLES = ("CREATE TABLE IF NOT EXISTS charges (order_id TEXT NOT NULL, amount BIGINT NOT NULL)",)
 
 inbox = Inbox()
-barrier = Participant("payment", outbox=Outbox(schema=SCHEMA))
+participant = Participant("payment", outbox=Outbox(schema=SCHEMA))
 
 
 async def take_money(command: Event, tx: Any) -> Event | Rejection:
@@ -30,4 +30,4 @@ async def take_money(command: Event, tx: Any) -> Event | Rejection:
 @inbox.handler("payment.charge", consumer="payment", topic="payment")
 async def charge(command: Event, tx: Any) -> None:
     """Answer a command, once."""
-    await barrier.act(tx, command, take_money)
+    await participant.execute(tx, command, take_money)

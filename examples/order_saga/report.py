@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from examples.order_saga.crew import outrider
 from examples.order_saga.ledger import Ledger
 from examples.order_saga.orders import remedy
-from examples.order_saga.places import SAGAS, SHOP, Places
+from examples.order_saga.processes import outrider
+from examples.order_saga.services import SAGAS, SHOP, Locations
 from outrider.saga.model import Instance, Status
 
 WIDTH = 150
@@ -22,21 +22,21 @@ WIDTH = 150
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What `outrider saga why` says of an order that needs a person, and how to go on."""
+    """What `outrider saga reasons` says of an order that needs a person, and how to go on."""
 
     order_id: str
-    why: str
+    reasons: str
     advice: str
     command: str
 
 
-def attention(places: Places, troubled: Sequence[Instance]) -> list[Attention]:
+def attention(locations: Locations, failed: Sequence[Instance]) -> list[Attention]:
     """Ask why, of one order for each step that things have stopped at."""
     found = []
-    for instance in {instance.current_step: instance for instance in reversed(troubled)}.values():
+    for instance in {instance.current_step: instance for instance in reversed(failed)}.values():
         order_id, todo = instance.correlation_id, remedy(instance)
-        why = outrider(places, SHOP, "saga", "why", order_id, "--type", "order", "--sagas", SAGAS)
-        found.append(Attention(order_id, why, todo.advice, f"outrider saga {todo.verb} {order_id} --type order"))
+        reasons = outrider(locations, SHOP, "saga", "why", order_id, "--type", "order", "--sagas", SAGAS)
+        found.append(Attention(order_id, reasons, todo.advice, f"outrider saga {todo.command} {order_id} --type order"))
     return found
 
 
@@ -65,26 +65,27 @@ class Report:
             "sagas": [_row(instance) for instance in self.sagas],
             "ledger": self.ledger.facts(),
             "attention": [
-                {"order": asked.order_id, "why": asked.why, "advice": asked.advice} for asked in self.attention
+                {"order": attention_rows.order_id, "why": attention_rows.reasons, "advice": attention_rows.advice}
+                for attention_rows in self.attention
             ],
             "drawn": self.drawn,
             "mermaid": self.mermaid,
         }
 
 
-def draw(places: Places, sagas: Sequence[Instance]) -> tuple[str, str]:
+def draw(locations: Locations, sagas: Sequence[Instance]) -> tuple[str, str]:
     """Draw one run: of an order that did not just complete, if there is one. Return whose it is, and the picture."""
     chosen = next((one for one in sagas if one.status is not Status.COMPLETED), sagas[0]).correlation_id
-    return chosen, outrider(places, SHOP, "saga", "graph", SAGAS, chosen, "--type", "order")
+    return chosen, outrider(locations, SHOP, "saga", "graph", SAGAS, chosen, "--type", "order")
 
 
-def show_attention(console: Console, asked: Sequence[Attention]) -> None:
+def show_attention(console: Console, attention_rows: Sequence[Attention]) -> None:
     """Print what the command says, and what to do."""
-    for one in asked:
+    for one in attention_rows:
         console.print(
             f"\n$ outrider saga why {one.order_id} --type order --sagas {SAGAS}", style="bold", soft_wrap=True
         )
-        console.print(one.why.rstrip(), soft_wrap=True)
+        console.print(one.reasons.rstrip(), soft_wrap=True)
         console.print(f"how to go on: {one.advice}:\n$ {one.command}", soft_wrap=True)
 
 
@@ -115,7 +116,7 @@ def _row(instance: Instance) -> dict[str, Any]:
         "status": str(instance.status),
         "step": instance.current_step,
         "needs_attention": instance.needs_attention,
-        "trouble": state["trouble"],
+        "problem": state["problem"],
         "error": instance.last_error,
     }
 
@@ -125,7 +126,7 @@ def _table(sagas: Sequence[Instance]) -> Table:
     for column in ("order", "status", "attention", "what happened"):
         table.add_column(column)
     for row in map(_row, sagas):
-        happened = row["error"] if row["needs_attention"] and row["step"] != "ship" else row["trouble"]
+        happened = row["error"] if row["needs_attention"] and row["step"] != "ship" else row["problem"]
         table.add_row(row["order"], row["status"], "yes" if row["needs_attention"] else "", happened or "")
     return table
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from rich.console import Console
 
 from examples.order_saga import ledger, orders, report, saga
-from examples.order_saga.crew import Crew, everybody
-from examples.order_saga.places import SHOP, Places
+from examples.order_saga.processes import ProcessGroup, run_services
+from examples.order_saga.services import SHOP, Locations
 from outrider import OutriderError, app
 from outrider.saga.definition.saga import saga_id_of
 from outrider.saga.model import ENDED, Instance, SagaCriteria, Status
@@ -40,7 +40,7 @@ def main() -> None:
     console = report.console(quiet=options.json)
     with directory(options.dir) as chosen:
         try:
-            made = asyncio.run(Course(Places(chosen, options.store, options.broker), options, console).run())
+            made = asyncio.run(ExampleRun(Locations(chosen, options.store, options.broker), options, console).run())
         except asyncio.CancelledError:
             raise SystemExit(128 + signal.SIGTERM) from None
         except KeyboardInterrupt:
@@ -86,10 +86,10 @@ def directory(chosen: Path | None) -> Iterator[Path]:
 
 
 @dataclass(slots=True)
-class Course:
+class ExampleRun:
     """One run."""
 
-    places: Places
+    locations: Locations
     options: argparse.Namespace
     console: Console
 
@@ -98,49 +98,55 @@ class Course:
         _cancel_on_sigterm()
         run_id = secrets.token_hex(2)
         wanted = orders.wanted(run_id, self.options.orders, self.options.fail or [])
-        await self.places.prepare()
-        store = await app.open_sagas(self.places.store_url(SHOP), schema=SHOP.schema)
+        await self.locations.prepare()
+        store = await app.open_sagas(self.locations.store_url(SHOP), schema=SHOP.schema)
         try:
-            with everybody(self.places) as crew:
-                self.console.print(f"{len(crew.running)} processes: {', '.join(crew.running)}", soft_wrap=True)
+            with run_services(self.locations) as processes:
+                self.console.print(
+                    f"{len(processes.running)} processes: {', '.join(processes.running)}", soft_wrap=True
+                )
                 for order in wanted:
                     async with store.transaction() as tx:
-                        await saga.place(tx, order)
+                        await saga.place_order(tx, order)
                 self.console.print(f"{len(wanted)} orders are placed")
-                watch = Watch(store.admin, crew, [order.order_id for order in wanted], self.console)
-                asked = await self._watched(watch)
+                watch = Watch(store.admin, processes, [order.order_id for order in wanted], self.console)
+                attention_rows = await self._watched(watch)
             sagas = await watch.look()
         finally:
             await store.close()
-        return await self._report(run_id, sagas, asked)
+        return await self._report(run_id, sagas, attention_rows)
 
     async def _watched(self, watch: Watch) -> list[report.Attention]:
         """Let the orders come to their end; with `--settle`, to a good one."""
-        troubled = [found for found in await watch.until(ENDED) if found.needs_attention]
-        asked = await asyncio.to_thread(report.attention, self.places, troubled)
-        report.show_attention(self.console, asked)
-        if troubled and self.options.settle:
-            self.console.print(f"\nsettling {len(troubled)} by hand")
-            await orders.settle(self.places, troubled)
+        failed = [found for found in await watch.until(ENDED) if found.needs_attention]
+        attention_rows = await asyncio.to_thread(report.attention, self.locations, failed)
+        report.show_attention(self.console, attention_rows)
+        if failed and self.options.settle:
+            self.console.print(f"\nsettling {len(failed)} by hand")
+            await orders.settle(self.locations, failed)
             await watch.until(SETTLED)
-        elif troubled:
-            self._say_where()
-        return asked
+        elif failed:
+            self._print_location()
+        return attention_rows
 
-    def _say_where(self) -> None:
+    def _print_location(self) -> None:
         if self.options.dir is None and self.options.store is None:
             self.console.print(
                 "\n(With --dir DIRECTORY the databases stay, to try this yourself; --settle does it all.)"
             )
             return
-        self.console.print(f"\nwhere to say that, and what acts on it:\n$ {self.places.exports(SHOP)}", soft_wrap=True)
+        self.console.print(
+            f"\nwhere to say that, and what acts on it:\n$ {self.locations.exports(SHOP)}", soft_wrap=True
+        )
         self.console.print(f"$ outrider {' '.join(SHOP.command)} --until-idle 2")
 
-    async def _report(self, run_id: str, sagas: Sequence[Instance], asked: Sequence[report.Attention]) -> report.Report:
+    async def _report(
+        self, run_id: str, sagas: Sequence[Instance], attention_rows: Sequence[report.Attention]
+    ) -> report.Report:
         ended = {instance.correlation_id: instance.status for instance in sagas}
-        books = await ledger.read(self.places, run_id, ended)
-        drawn, picture = await asyncio.to_thread(report.draw, self.places, sagas)
-        made = report.Report(sagas, asked, books, drawn, picture)
+        books = await ledger.read(self.locations, run_id, ended)
+        drawn, picture = await asyncio.to_thread(report.draw, self.locations, sagas)
+        made = report.Report(sagas, attention_rows, books, drawn, picture)
         report.show(self.console, made)
         return made
 
@@ -150,10 +156,10 @@ class Watch:
     """Looks at the sagas of a run until they have come to an end."""
 
     admin: SagaAdmin
-    crew: Crew
+    processes: ProcessGroup
     order_ids: list[str]
     console: Console
-    told: str = ""
+    printed: str = ""
 
     async def look(self) -> list[Instance]:
         """Return the sagas as they stand, in the order of their numbers."""
@@ -165,24 +171,24 @@ class Watch:
         """Wait until all stand so; another process moves them, so looking is all that can be done."""
         try:
             async with asyncio.timeout(DEADLINE_SECONDS + SECONDS_PER_ORDER * len(self.order_ids)):
-                while not await self._all_stand(statuses):
-                    self.crew.check()
+                while not await self._all_have_status(statuses):
+                    self.processes.check()
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError:
-            said = "; ".join(f"{name}: {self.crew.last_words(name)}" for name in self.crew.running)
-            raise OutriderError(f"it was stopped at its deadline: {self.told}. Last words: {said}") from None
+            lines = "; ".join(f"{name}: {self.processes.last_line(name)}" for name in self.processes.running)
+            raise OutriderError(f"it was stopped at its deadline: {self.printed}. Last words: {lines}") from None
         return await self.look()
 
-    async def _all_stand(self, statuses: frozenset[Status]) -> bool:
+    async def _all_have_status(self, statuses: frozenset[Status]) -> bool:
         found = await self.look()
-        self._tell(found)
+        self._print_counts(found)
         return all(instance.status in statuses for instance in found)
 
-    def _tell(self, found: Sequence[Instance]) -> None:
+    def _print_counts(self, found: Sequence[Instance]) -> None:
         counts = Counter(f"{instance.status}" for instance in found)
-        if (told := ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])) != self.told:
-            self.told = told
-            self.console.print(f"  {told}")
+        if (printed := ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])) != self.printed:
+            self.printed = printed
+            self.console.print(f"  {printed}")
 
 
 def _cancel_on_sigterm() -> None:

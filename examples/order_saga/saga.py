@@ -35,25 +35,25 @@ class Order:
     reservation: str | None = None
     receipt: str | None = None
     parcel: str | None = None
-    trouble: str | None = None
+    problem: str | None = None
 
 
 order = Saga("order", Order, version=1)
 
 
 @order.local()
-async def create(run: StepContext[Order], tx: Any) -> None:
+async def create(context: StepContext[Order], tx: Any) -> None:
     """Write the order, in the very transaction that journals the step: exactly once."""
     insert = "INSERT INTO orders (order_id, amount, status) VALUES ($1, $2, 'open')"
-    await execute(tx, insert, run.state.order_id, run.state.amount)
+    await execute(tx, insert, context.state.order_id, context.state.amount)
 
 
 @create.compensate(retry=RetryPolicy(base_seconds=0.2, max_attempts=3))
-async def cancel(run: StepContext[Order], tx: Any) -> None:
+async def cancel(context: StepContext[Order], tx: Any) -> None:
     """Cancel the order; while its customer is audited nobody may, so this compensate can fail."""
-    if await fetch(tx, "SELECT 1 FROM audits WHERE customer = $1", run.state.customer):
-        raise RuntimeError(f"the orders of {run.state.customer} are locked by an audit")
-    await execute(tx, "UPDATE orders SET status = 'cancelled' WHERE order_id = $1", run.state.order_id)
+    if await fetch(tx, "SELECT 1 FROM audits WHERE customer = $1", context.state.customer):
+        raise RuntimeError(f"the orders of {context.state.customer} are locked by an audit")
+    await execute(tx, "UPDATE orders SET status = 'cancelled' WHERE order_id = $1", context.state.order_id)
 
 
 reserve = order.request(
@@ -69,21 +69,21 @@ reserve = order.request(
 
 
 @reserve.payload
-def what_to_reserve(state: Order) -> dict[str, str]:
+def reserve_payload(state: Order) -> dict[str, str]:
     """Tell the stock what is wanted."""
     return {"order": state.order_id, "goods": state.goods}
 
 
 @reserve.compensation_payload
-def what_to_release(state: Order) -> dict[str, str]:
+def release_payload(state: Order) -> dict[str, str]:
     """Tell the stock what is wanted no more."""
     return {"order": state.order_id, "goods": state.goods}
 
 
 @reserve.on("stock.reserved")
-def reserved(run: StepContext[Order], reply: Reply) -> None:
+def reserved(context: StepContext[Order], reply: Reply) -> None:
     """Keep the reservation's number."""
-    run.state.reservation = reply.payload["reservation"]
+    context.state.reservation = reply.payload["reservation"]
 
 
 charge = order.request(
@@ -98,15 +98,15 @@ charge = order.request(
 
 
 @charge.payload
-def what_to_charge(state: Order) -> dict[str, Any]:
+def charge_payload(state: Order) -> dict[str, Any]:
     """Tell the bank how much, and from which card."""
     return {"order": state.order_id, "amount": state.amount, "card": state.card}
 
 
 @charge.on("payment.charged")
-def charged(run: StepContext[Order], reply: Reply) -> None:
+def charged(context: StepContext[Order], reply: Reply) -> None:
     """Keep the receipt's number."""
-    run.state.receipt = reply.payload["receipt"]
+    context.state.receipt = reply.payload["receipt"]
 
 
 ship = order.request(
@@ -120,28 +120,28 @@ ship = order.request(
 
 
 @ship.payload
-def what_to_ship(state: Order) -> dict[str, str]:
+def ship_payload(state: Order) -> dict[str, str]:
     """Tell the carrier where to."""
     return {"order": state.order_id, "address": state.address}
 
 
 @ship.on("shipping.shipped")
-def shipped(run: StepContext[Order], reply: Reply) -> None:
+def shipped(context: StepContext[Order], reply: Reply) -> None:
     """Keep the parcel's number."""
-    run.state.parcel = reply.payload["parcel"]
+    context.state.parcel = reply.payload["parcel"]
 
 
 @reserve.on("stock.refused")
 @charge.on("payment.declined")
 @ship.on("shipping.refused")
-def refused(run: StepContext[Order], reply: Reply) -> None:
+def rejected(context: StepContext[Order], reply: Reply) -> None:
     """Keep the reason."""
-    run.state.trouble = reply.payload["reason"]
+    context.state.problem = reply.payload["reason"]
 
 
 sagas = SagaRegistry(order)
 
 
-async def place(tx: Any, wanted: Order) -> None:
+async def place_order(tx: Any, wanted: Order) -> None:
     """StepKey an order, in a transaction of the shop's; placing it twice is placing it once."""
     await order.start(tx, wanted, correlation_id=wanted.order_id, outbox=outbox)

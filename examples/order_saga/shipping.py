@@ -16,7 +16,7 @@ TABLES = ("CREATE TABLE IF NOT EXISTS parcels (order_id TEXT NOT NULL, address T
 SEND = "INSERT INTO parcels (order_id, address) VALUES ($1, $2)"
 
 inbox = Inbox()
-barrier = Participant("shipping", outbox=Outbox(schema=SCHEMA))
+participant = Participant("shipping", outbox=Outbox(schema=SCHEMA))
 
 
 async def send(command: Event, tx: Any) -> Event | Rejection:
@@ -31,4 +31,4 @@ async def send(command: Event, tx: Any) -> Event | Rejection:
 @inbox.handler("shipping.ship", consumer="shipping", topic="shipping")
 async def ship(command: Event, tx: Any) -> None:
     """Answer a command, once."""
-    await barrier.act(tx, command, send)
+    await participant.execute(tx, command, send)

@@ -24,7 +24,7 @@ PUT_BACK = "UPDATE shelf SET free = free + 1 WHERE goods = $1"
 MOVE = "INSERT INTO movements (order_id, goods, quantity) VALUES ($1, $2, $3)"
 
 inbox = Inbox()
-barrier = Participant("stock", outbox=Outbox(schema=SCHEMA))
+participant = Participant("stock", outbox=Outbox(schema=SCHEMA))
 
 
 async def take(command: Event, tx: Any) -> Event | Rejection:
@@ -47,10 +47,10 @@ async def put_back(command: Event, tx: Any) -> Event:
 @inbox.handler("stock.reserve", consumer="stock", topic="stock")
 async def reserve(command: Event, tx: Any) -> None:
     """Answer a command, once: the barrier, the movement and the reply share the handler's transaction."""
-    await barrier.act(tx, command, take)
+    await participant.execute(tx, command, take)
 
 
 @inbox.handler("stock.release", consumer="stock", topic="stock")
 async def release(command: Event, tx: Any) -> None:
     """Compensate what a command did; nothing, if it never came."""
-    await barrier.compensate(tx, command, put_back, nothing=Event("stock.released", {}))
+    await participant.compensate(tx, command, put_back, nothing=Event("stock.released", {}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.brokers.base import CONFIRMED, Capabilities, PublishResult
-from outrider.checks import CheckResult, refuse
+from outrider.checks import CheckResult, fail
 from outrider.event import Message
 
 CHECKS = {"null-broker": "messages go somewhere"}
@@ -37,7 +37,7 @@ class NullBroker:
 
     async def check(self, topics: Sequence[str]) -> list[CheckResult]:
         """Return a check result with a warning about the null broker."""
-        return [refuse("null-broker", "every message is confirmed and forgotten", "name a broker that keeps them")]
+        return [fail("null-broker", "every message is confirmed and forgotten", "name a broker that keeps them")]
 
     def destination(self, message: Message) -> str:
         """Return the empty name: no destination can fail."""

@@ -19,10 +19,10 @@ class OffsetTracker:
     >>> progress = OffsetTracker()
     >>> first, second = progress.received(17), progress.received(19)
     >>> progress.done(second)
-    >>> progress.untold is None
+    >>> progress.uncommitted is None
     True
     >>> progress.done(first)
-    >>> progress.untold
+    >>> progress.uncommitted
     20
     """
 
@@ -30,22 +30,22 @@ class OffsetTracker:
         self._received = 0
         self._oldest = 0
         self._last_offset = -1
-        self._waiting: deque[int] = deque()
+        self._pending: deque[int] = deque()
         self._done: set[int] = set()
-        self._told: int | None = None
+        self._committed: int | None = None
 
     def __len__(self) -> int:
         """Return the number of received offsets that cannot be committed yet."""
-        return len(self._waiting)
+        return len(self._pending)
 
     def received(self, offset: int) -> int:
         """Record a received offset; return the number to pass to `done`.
 
         The number differs from the offset: after the log was truncated, another message may have the same offset.
         """
-        if self._told is None:
-            self._told = offset
-        self._waiting.append(offset)
+        if self._committed is None:
+            self._committed = offset
+        self._pending.append(offset)
         self._last_offset = offset
         self._received += 1
         return self._received - 1
@@ -57,7 +57,7 @@ class OffsetTracker:
         self._done.add(number)
         while self._oldest in self._done:
             self._done.discard(self._oldest)
-            self._waiting.popleft()
+            self._pending.popleft()
             self._oldest += 1
 
     @property
@@ -65,13 +65,13 @@ class OffsetTracker:
         """Return the offset to continue from after a crash: everything received before is done."""
         if self._received == 0:
             return None
-        return self._waiting[0] if self._waiting else self._last_offset + 1
+        return self._pending[0] if self._pending else self._last_offset + 1
 
     @property
-    def untold(self) -> int | None:
+    def uncommitted(self) -> int | None:
         """Return the position if not committed to the broker yet, else None."""
-        return self.position if self.position != self._told else None
+        return self.position if self.position != self._committed else None
 
-    def tell(self, position: int) -> None:
+    def committed(self, position: int) -> None:
         """Record that the broker has stored a position."""
-        self._told = position
+        self._committed = position

@@ -48,17 +48,17 @@ class ConsumerTally:
     def __init__(self) -> None:
         self.counts = dict.fromkeys(NAMES, 0)
         self.started = 0
-        self.heard = asyncio.Event()
+        self.last_error = asyncio.Event()
 
     def emit(self, event: TelemetryEvent) -> None:
         """Add up outcomes and started consumers."""
         if isinstance(event, ConsumerStarted):
             self.started += 1
-            self.heard.set()
+            self.last_error.set()
         elif isinstance(event, Handled):
             for name in ("applied", "duplicates", "dropped", "waiting", "no_handler"):
                 self.counts[name] += getattr(event, name)
-            self.heard.set()
+            self.last_error.set()
         elif isinstance(event, ConsumerDeadLettered):
             self.counts["dead_lettered"] += 1
         elif isinstance(event, ConsumerStopped):
@@ -90,7 +90,7 @@ def consume(
     chosen = config.load({"config": config_file, **given})
     app.configure_logging(json=json, level=chosen.log_level.upper())
     inbox = find_inbox(target)
-    routes = list(inbox.chosen(consumer or []).values())
+    routes = list(inbox.select(consumer or []).values())
     if not routes:
         raise UsageError(f"{target} has no handlers; register some with @inbox.handler(...)")
     counts = asyncio.run(run(chosen, routes, until_idle, inbox.transactions))
@@ -122,7 +122,7 @@ async def _run(
             consumer.stop()
 
     # Twice, because the source needs time to leave as well.
-    with on_stop_signals(stop, give_up_seconds=2 * shutdown_timeout_seconds):
+    with on_stop_signals(stop, shutdown_seconds=2 * shutdown_timeout_seconds):
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(consumer.run()) for consumer in consumers]
             watching = group.create_task(_idle(tally, consumers, until_idle)) if until_idle else None
@@ -135,10 +135,10 @@ async def _run(
 async def _idle(tally: ConsumerTally, consumers: Sequence[Consumer], seconds: float) -> None:
     # Counted from the start of the last consumer: connecting may take a while.
     while True:
-        tally.heard.clear()
+        tally.last_error.clear()
         try:
             async with asyncio.timeout(seconds if tally.started >= len(consumers) else None):
-                await tally.heard.wait()
+                await tally.last_error.wait()
         except TimeoutError:
             # A running handler, or one that is to be retried, emits no event meanwhile.
             if not any(consumer.busy for consumer in consumers):

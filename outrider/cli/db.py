@@ -13,7 +13,7 @@ import typer
 from outrider.alembic import revision
 from outrider.app import open_schema
 from outrider.cli.options import Json, StoreLocation, expand_options
-from outrider.cli.output import FINDING, emit, say, show_table
+from outrider.cli.output import CHECK_RESULT, emit, say, show_table
 from outrider.errors import UsageError
 from outrider.stores.migrations import Schema, SchemaStep
 
@@ -49,7 +49,7 @@ def status(*, location: StoreLocation, json: Json = False) -> None:
     else:
         show_table(["version", "migration", "state", "applied", "steps"], rows, empty="no migrations")
     if not ready:
-        raise typer.Exit(FINDING)
+        raise typer.Exit(CHECK_RESULT)
 
 
 @app.command()

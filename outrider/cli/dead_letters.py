@@ -55,7 +55,7 @@ Rate = Annotated[float | None, typer.Option("--rate", min=0.01, help="At most th
 
 STEP_MAX = 500
 
-STEPS_PER_SECOND = 10
+BATCHES_PER_SECOND = 10
 
 
 @app.command("list")
@@ -97,7 +97,7 @@ def add(
     location: StoreLocation,
     reason_text: Annotated[str, typer.Option("--reason-text", help="The reason, for other operators.")] = "by hand",
     policy: Annotated[
-        str, typer.Option("--policy", help="block: its stream waits; skip: its stream goes on.")
+        str, typer.Option("--policy", help="block: its stream waits; skip: its stream continues.")
     ] = "block",
     json: Json = False,
 ) -> None:
@@ -105,11 +105,11 @@ def add(
     wanted, chosen = event_id(id), _policy(policy)
     failure = {"kind": "by_hand", "error": reason_text, "at": datetime.now(UTC).isoformat()}
 
-    async def moved(store: OutboxStore) -> bool:
+    async def dead_letter_event(store: OutboxStore) -> bool:
         await store.admin.event(wanted)  # Raises NotFound for an id that no table holds.
         return await store.admin.dead_letter(wanted, actor(), failure, chosen)
 
-    if not with_outbox(location, moved):
+    if not with_outbox(location, dead_letter_event):
         raise NotDone(f"{wanted} was not moved: it is no longer undelivered; see `outrider events show {wanted}`")
     emit({"dead_lettered": str(wanted), "policy": chosen}) if json else say(
         f"{wanted} is a dead letter; policy {chosen}"
@@ -129,7 +129,7 @@ def edit(
         list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Set this header; may be repeated.")
     ] = None,
     topic: Annotated[
-        str | None, typer.Option("--topic", help="The new topic; the event leaves its stream, which then goes on.")
+        str | None, typer.Option("--topic", help="The new topic; the event leaves its stream, which then continues.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -139,8 +139,8 @@ def edit(
     wanted, payload, headers = event_id(id), _read_payload(payload_file), _read_headers(header or ())
 
     async def changed(store: OutboxStore) -> bool:
-        for letter in await store.admin.dead_letters(Criteria(event_ids=(wanted,), limit=1)):
-            valid = validate_edit(letter, StagingRules(), payload=payload, headers=headers, topic=topic)
+        for dead_letter in await store.admin.dead_letters(Criteria(event_ids=(wanted,), limit=1)):
+            valid = validate_edit(dead_letter, StagingRules(), payload=payload, headers=headers, topic=topic)
             return await store.admin.edit(wanted, actor(), valid)
         return False
 
@@ -168,8 +168,8 @@ def replay(
         return
 
     async def send(store: OutboxStore, found: list[UUID]) -> int:
-        who = actor()
-        return await in_steps(found, rate, lambda some: store.admin.replay(some, who), quiet=consent.json)
+        operator = actor()
+        return await in_batches(found, rate, lambda batch: store.admin.replay(batch, operator), quiet=consent.json)
 
     decision.apply(
         lambda: _find(location, chosen), lambda found: with_outbox(location, lambda store: send(store, found))
@@ -186,7 +186,7 @@ def discard(
     dry_run: DryRun = False,
     consent: Consent,
 ) -> None:
-    """Delete dead letters for good; their blocked streams go on. The operations log names the operator."""
+    """Delete dead letters for good; their blocked streams continue. The operations log names the operator."""
     chosen = _criteria(event_ids(ids), matching, options.CHOSEN_MAX)
     decision = Decision("discard", "discarded", LISTING, chosen.event_ids, matching, consent)
     if dry_run:
@@ -194,8 +194,8 @@ def discard(
         return
 
     async def remove(store: OutboxStore, found: list[UUID]) -> int:
-        who = actor()
-        return await in_steps(found, None, lambda some: store.admin.discard(some, who), quiet=consent.json)
+        operator = actor()
+        return await in_batches(found, None, lambda batch: store.admin.discard(batch, operator), quiet=consent.json)
 
     decision.apply(
         lambda: _find(location, chosen), lambda found: with_outbox(location, lambda store: remove(store, found))
@@ -216,7 +216,7 @@ def _show_chosen(location: StoreLocation, criteria: Criteria, decision: Decision
     decision.check()
     rows = _find(location, criteria)
     if decision.consent.json:
-        emit({f"would_{decision.verb}": rows})
+        emit({f"would_{decision.command}": rows})
     else:
         show_table(COLUMNS, rows, empty="no dead letters match")
     decision.report_missing([row["event_id"] for row in rows])
@@ -247,23 +247,23 @@ def _policy(text: str) -> OnDeadLetter:
         raise UsageError(f"{text!r} is not a policy; use block (the stream waits) or skip (it goes on)") from None
 
 
-async def in_steps(
-    ids: Sequence[UUID], rate: float | None, act: Callable[[Sequence[UUID]], Awaitable[int]], *, quiet: bool
+async def in_batches(
+    ids: Sequence[UUID], rate: float | None, action: Callable[[Sequence[UUID]], Awaitable[int]], *, quiet: bool
 ) -> int:
     """Act on the ids in steps, not faster than the rate; return the sum. A terminal shows the progress."""
-    done, begun = 0, time.monotonic()
+    done, started = 0, time.monotonic()
     with Progress(console=Console(stderr=True), disable=quiet or not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("", total=len(ids))
         for start, step in steps(ids, rate):
             if rate is not None:
-                await asyncio.sleep(max(0.0, begun + start / rate - time.monotonic()))
-            done += await act(step)
+                await asyncio.sleep(max(0.0, started + start / rate - time.monotonic()))
+            done += await action(step)
             bar.advance(task, len(step))
     return done
 
 
 def steps(ids: Sequence[UUID], rate: float | None) -> Iterator[tuple[int, Sequence[UUID]]]:
     """Split ids into steps with their offsets; a rate makes the steps small."""
-    size = STEP_MAX if rate is None else max(1, min(STEP_MAX, int(rate / STEPS_PER_SECOND)))
+    size = STEP_MAX if rate is None else max(1, min(STEP_MAX, int(rate / BATCHES_PER_SECOND)))
     for start in range(0, len(ids), size):
         yield start, ids[start : start + size]

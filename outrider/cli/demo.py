@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from outrider.cli.options import Json
-from outrider.cli.output import FINDING
+from outrider.cli.output import CHECK_RESULT
 
 
 def demo(
@@ -26,4 +26,4 @@ def demo(
     from outrider.demo import run
 
     if not run(orders=orders, keys=keys, directory=directory, as_json=json):
-        raise typer.Exit(FINDING)
+        raise typer.Exit(CHECK_RESULT)

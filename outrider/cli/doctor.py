@@ -16,10 +16,10 @@ from rich.text import Text
 from outrider import app
 from outrider.app import saga_inbox
 from outrider.brokers.base import Broker, HasRetention, SupportsChecks
-from outrider.checks import CheckResult, Level, ok, refuse, warn
+from outrider.checks import CheckResult, Level, fail, ok, warn
 from outrider.cli.imports import find_inbox, find_sagas, find_topic_rule, imported, is_sagas
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
-from outrider.cli.output import FINDING, UNREACHABLE, console, emit, say
+from outrider.cli.output import CHECK_RESULT, UNREACHABLE, console, emit, say
 from outrider.config import Config, hidden, load, redacted
 from outrider.errors import OutriderError, Transient
 from outrider.inbox.inbox import Inbox
@@ -67,9 +67,9 @@ def doctor(
 ) -> None:
     """Check store and broker, and suggest remedies; changes nothing. Exits with 1 on an error, 3 if unreachable."""
     chosen = load({"config": config, "store": store, "broker": broker, "schema": schema})
-    holding = [target for target in consume or () if _holds_sagas(target)]
-    known = [find_sagas(target) for target in [*(sagas or ()), *holding]]
-    consumers = _routes(find_inbox(target) for target in consume or () if target not in holding)
+    with_sagas = [target for target in consume or () if _has_sagas(target)]
+    known = [find_sagas(target) for target in [*(sagas or ()), *with_sagas]]
+    consumers = _routes(find_inbox(target) for target in consume or () if target not in with_sagas)
     named = [*(topic or ()), *(name for each in known for name in each.topics)]
     results = asyncio.run(check(chosen, named, consumers, _routes(map(saga_inbox, known))))
     if json:
@@ -80,10 +80,10 @@ def doctor(
 
 
 def _routes(inboxes: Iterable[Inbox]) -> list[Routes]:
-    return [routes for inbox in inboxes for routes in inbox.chosen([]).values()]
+    return [routes for inbox in inboxes for routes in inbox.select([]).values()]
 
 
-def _holds_sagas(target: str) -> bool:
+def _has_sagas(target: str) -> bool:
     module, name = imported(target, "inbox", "shop.handlers:inbox")
     return is_sagas(getattr(module, name, None))
 
@@ -97,7 +97,7 @@ def exit_code(results: Sequence[CheckResult], *, strict: bool) -> int:
     failed = {result.check for result in results if result.level is Level.ERROR}
     if failed & {"store-answers", "broker-answers"}:
         return UNREACHABLE
-    return FINDING if failed or (strict and worst(results) is Level.WARN) else 0
+    return CHECK_RESULT if failed or (strict and worst(results) is Level.WARN) else 0
 
 
 def _show(results: Sequence[CheckResult]) -> None:
@@ -114,16 +114,16 @@ def _show(results: Sequence[CheckResult]) -> None:
 
 
 async def check(
-    chosen: Config, topics: Iterable[str] = (), consumers: Sequence[Routes] = (), of_sagas: Sequence[Routes] = ()
+    chosen: Config, topics: Iterable[str] = (), consumers: Sequence[Routes] = (), saga_topics: Sequence[Routes] = ()
 ) -> list[CheckResult]:
     """Check store and broker for the given, configured, consumed and staged topics; errors come first.
 
     Receipts of sagas are not checked: a saga ignores a reply that is delivered again.
     """
-    of_store, staged = await _store(chosen)
-    consumed = [topic for routes in (*consumers, *of_sagas) for topic in routes.topics]
+    store_topics, staged = await _store(chosen)
+    consumed = [topic for routes in (*consumers, *saga_topics) for topic in routes.topics]
     named = list(dict.fromkeys([*chosen.topics, *topics, *consumed, *staged]))[:TOPICS_MAX]
-    found = [*of_store, *await _broker(chosen, named, consumers, of_sagas)]
+    found = [*store_topics, *await _broker(chosen, named, consumers, saga_topics)]
     return sorted((_clean(result) for result in found), key=lambda result: _ORDER.index(result.level))
 
 
@@ -157,7 +157,7 @@ async def _store(chosen: Config) -> tuple[list[CheckResult], list[str]]:
 
 
 async def _broker(
-    chosen: Config, topics: Sequence[str], consumers: Sequence[Routes], of_sagas: Sequence[Routes]
+    chosen: Config, topics: Sequence[str], consumers: Sequence[Routes], saga_topics: Sequence[Routes]
 ) -> list[CheckResult]:
     try:
         async with asyncio.timeout(SIDE_SECONDS_MAX):
@@ -165,7 +165,7 @@ async def _broker(
             broker = await app.open_broker(url)
             try:
                 found = [*await broker.check(topics), *await _receipts(broker, consumers)]
-                found += await _sources(url, [*consumers, *of_sagas])
+                found += await _sources(url, [*consumers, *saga_topics])
             finally:
                 await broker.close()
     except (OutriderError, TimeoutError) as error:
@@ -183,21 +183,23 @@ async def _receipts(broker: Broker, consumers: Sequence[Routes]) -> list[CheckRe
     # A broker without retention deletes a message with its ack, and cannot deliver it again.
     if not isinstance(broker, HasRetention):
         return []
-    kept = await broker.retention_days(sorted({topic for routes in consumers for topic in routes.topics}))
-    of_each = [(routes, {topic: kept[topic] for topic in routes.topics if topic in kept}) for routes in consumers]
-    return [check_receipts(routes.consumer, routes.settings.receipt_days, days) for routes, days in of_each if days]
+    retention = await broker.retention_days(sorted({topic for routes in consumers for topic in routes.topics}))
+    by_consumer = [
+        (routes, {topic: retention[topic] for topic in routes.topics if topic in retention}) for routes in consumers
+    ]
+    return [check_receipts(routes.consumer, routes.settings.receipt_days, days) for routes, days in by_consumer if days]
 
 
-def check_receipts(consumer: str, receipt_days: float, kept_days: Mapping[str, float]) -> CheckResult:
+def check_receipts(consumer: str, receipt_days: float, retention_days: Mapping[str, float]) -> CheckResult:
     """Check that receipts are kept as long as the messages of the topics.
 
     >>> check_receipts("billing", 14, {"orders": 30}).remedy
     'set it for the consumer: receipt_days=30; or keep the topic for a shorter time'
     """
-    topic, longest = max(kept_days.items(), key=lambda pair: pair[1])
+    topic, longest = max(retention_days.items(), key=lambda pair: pair[1])
     known = math.isfinite(longest)
-    kept = f"for {longest:g} days" if known else "for ever"
-    text = f"{consumer} keeps receipts for {receipt_days:g} days, and {topic} is kept {kept}"
+    retention = f"for {longest:g} days" if known else "for ever"
+    text = f"{consumer} keeps receipts for {receipt_days:g} days, and {topic} is kept {retention}"
     if receipt_days >= longest:
         return ok("receipts-shorter-than-retention", text)
     # Rounded up to hundredths, so that following the advice is enough.
@@ -216,7 +218,7 @@ def check_schema(steps: int) -> CheckResult:
     if not steps:
         return ok("store-schema", "up to date")
     text = f"{steps} steps of the migrations are still to be run"
-    return refuse("store-schema", text, "run: outrider db migrate")
+    return fail("store-schema", text, "run: outrider db migrate")
 
 
 def check_timeout(relay_seconds: float, broker_seconds: float) -> CheckResult:
@@ -239,10 +241,10 @@ def error_result(side: str, error: Exception) -> CheckResult:
     'is the server running?'
     """
     if isinstance(error, TimeoutError):
-        return refuse(f"{side}-answers", f"no end within {SIDE_SECONDS_MAX:g} s", "check the server and the network")
+        return fail(f"{side}-answers", f"no end within {SIDE_SECONDS_MAX:g} s", "check the server and the network")
     check = f"{side}-answers" if isinstance(error, Transient) else f"{side}-usable"
     text, separator, remedy = str(error).rpartition("; ")
-    return refuse(check, text if separator else remedy, remedy if separator else f"check the settings of the {side}")
+    return fail(check, text if separator else remedy, remedy if separator else f"check the settings of the {side}")
 
 
 def _clean(result: CheckResult) -> CheckResult:

@@ -85,7 +85,7 @@ def lifecycle(
 
 def _show_all(json: bool) -> None:
     rows = [
-        {"transition": name, "from": list(transition.sources), "to": transition.target, "when": transition.why}
+        {"transition": name, "from": list(transition.sources), "to": transition.target, "when": transition.description}
         for name, transition in TRANSITIONS.items()
     ]
     if json:
@@ -100,5 +100,7 @@ def _show_next(state: State, json: bool) -> None:
     if json:
         emit({"state": state, "allowed": following})
         return
-    rows = [{"transition": name, "to": target, "when": TRANSITIONS[name].why} for name, target in following.items()]
+    rows = [
+        {"transition": name, "to": target, "when": TRANSITIONS[name].description} for name, target in following.items()
+    ]
     show_table(["transition", "to", "when"], rows, empty=f"{state} is final: no transition leaves it")

@@ -212,7 +212,7 @@ def _event_helps(event: dict[str, Any], state: State, report: StreamReport) -> I
     if state is State.SENT:
         return
     if state is State.DEAD_LETTER:
-        yield from _dead_letter_helps(event)
+        yield from _dead_letter_suggestions(event)
         return
     yield from _block_helps(report)
     yield from _relay_helps(report)
@@ -231,8 +231,8 @@ def _block_reasons(report: StreamReport) -> Iterator[str]:
         return
     named = f"{head['event_type']} {head['event_id']}" if head else "an event"
     if block.cause == BlockReason.DEAD_LETTER:
-        why = f" ({head['reason']})" if head else ""
-        yield f"the stream is blocked by the dead letter {named}{why}, until a person decides; {block.waiting} wait"
+        reason = f" ({head['reason']})" if head else ""
+        yield f"the stream is blocked by the dead letter {named}{reason}, until a person decides; {block.waiting} wait"
     elif block.cause == BlockReason.DRAINING:
         yield f"the stream drains: its {block.waiting} held events go out in order"
     else:
@@ -258,11 +258,11 @@ def _relay_helps(report: StreamReport) -> Iterator[Suggestion]:
 
 def _block_helps(report: StreamReport) -> Iterator[Suggestion]:
     if report.block and report.head and report.block.cause == BlockReason.DEAD_LETTER:
-        yield from _dead_letter_helps(report.head)
+        yield from _dead_letter_suggestions(report.head)
 
 
-def _dead_letter_helps(letter: dict[str, Any]) -> Iterator[Suggestion]:
-    event_id = letter["event_id"]
+def _dead_letter_suggestions(dead_letter: dict[str, Any]) -> Iterator[Suggestion]:
+    event_id = dead_letter["event_id"]
     yield Suggestion(f"outrider dead-letters replay {event_id}", "sends it again")
     yield Suggestion(f"outrider dead-letters edit {event_id}", "changes its payload, headers or topic before a replay")
     yield Suggestion(f"outrider dead-letters discard {event_id}", "deletes it for good; its stream goes on")
@@ -281,7 +281,7 @@ def _consumer_helps(row: dict[str, Any]) -> Iterator[Suggestion]:
     named = f"--consumer {row['consumer']} --topic {row['topic']} --key {row['key']}"
     if row["cause"] == "early":
         band = "" if BAND_NAMES[row["band"]] == "normal" else f" --band {BAND_NAMES[row['band']]}"
-        yield Suggestion(f"outrider inbox skip-gap {named}{band}", "goes on without the missing event")
+        yield Suggestion(f"outrider inbox skip-gap {named}{band}", "continues without the missing event")
     elif row["cause"] != "draining":
         yield Suggestion(f"outrider inbox list {named}", "shows the dead letter; replay or discard it by its id")
 

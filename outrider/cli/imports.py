@@ -16,7 +16,7 @@ from outrider.errors import OutriderError, UsageError
 from outrider.event import TopicRule, default_topic
 from outrider.inbox.inbox import Inbox
 from outrider.saga.definition.saga import Saga, SagaRegistry
-from outrider.tracebacks import short_path, where
+from outrider.tracebacks import short_path, user_frame
 
 
 def cannot_import(module_name: str, error: Exception) -> UsageError:
@@ -38,7 +38,7 @@ def cannot_import(module_name: str, error: Exception) -> UsageError:
 def _position(error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{short_path(error.filename)}, line {error.lineno}"
-    path, _, line = (where(error) or "").partition(" in ")[0].rpartition(":")
+    path, _, line = (user_frame(error) or "").partition(" in ")[0].rpartition(":")
     return f"{path}, line {line}" if path else ""
 
 

@@ -81,8 +81,8 @@ def show(
 def replay(ids: Ids = None, *, location: StoreLocation, matching: InboxFilter, consent: Consent) -> None:
     """Let consumers handle dead letters again, at their positions in their streams. A running consumer takes them."""
     criteria = _criteria(ids or (), matching, options.CHOSEN_MAX)
-    said = "will be handled by the next running consumer"
-    decision = Decision("replay", "replayed", LISTING, criteria.ids, matching, consent, "id", said)
+    text = "will be handled by the next running consumer"
+    decision = Decision("replay", "replayed", LISTING, criteria.ids, matching, consent, "id", text)
     decision.apply(
         lambda: _find(location, criteria),
         lambda chosen: with_inbox(location, lambda store: store.admin.replay(chosen, actor())),
@@ -129,7 +129,7 @@ def skip_gap(
     stream = InboxStream(topic, key, BAND_NAMES.index(band))
     if not with_inbox(location, lambda store: store.admin.skip_gap(consumer, stream, actor())):
         raise NotDone(f"{consumer} is not waiting for a predecessor of {key} on {topic}; see `outrider inbox streams`")
-    emit({"skipped_gap": key}) if json else say(f"{key} on {topic} goes on")
+    emit({"skipped_gap": key}) if json else say(f"{key} on {topic} continues")
 
 
 def _criteria(ids: Sequence[int], matching: InboxFilter, limit: int) -> InboxCriteria:

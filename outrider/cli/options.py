@@ -145,12 +145,12 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     >>> list(inspect.signature(show).parameters)
     ['config', 'store', 'schema', 'limit']
     """
-    hints = get_type_hints(command, include_extras=True)
-    records = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
+    suggestions = get_type_hints(command, include_extras=True)
+    records = {name: suggestion for name, suggestion in suggestions.items() if hasattr(suggestion, "_fields")}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if (record := records.get(parameter.name)) is None:
-            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            parameters.append(parameter.replace(annotation=suggestions[parameter.name]))
             continue
         fields = get_type_hints(record, include_extras=True)
         parameters += [
@@ -223,8 +223,8 @@ def one_of(text: str | None, valid: Iterable[str], kind: str) -> str | None:
     known = [str(word) for word in valid]
     if text is None or text in known:
         return text
-    hint = f"did you mean {near}? " if (near := nearest(text, known)) else ""
-    raise UsageError(f"{text!r} is not {kind}; {hint}(valid: {', '.join(known)})")
+    suggestion = f"did you mean {close}? " if (close := nearest(text, known)) else ""
+    raise UsageError(f"{text!r} is not {kind}; {suggestion}(valid: {', '.join(known)})")
 
 
 def reason_of(text: str | None) -> str | None:
@@ -256,26 +256,26 @@ class Decision:
     A selection is made in one way only: by ids, by filters or with `--all`.
     """
 
-    verb: str
+    command: str
     done: str
     listing: str
     ids: Sequence[Any]
     matching: DeadLetterFilter | InboxFilter
     consent: Consent
     id_column: str = "event_id"
-    said: str | None = None
+    text: str | None = None
     """The result for people, if `done` alone would say too little."""
 
-    def apply(self, find: Callable[[], Sequence[Mapping[str, Any]]], act: Callable[[list[Any]], int]) -> None:
+    def apply(self, find: Callable[[], Sequence[Mapping[str, Any]]], action: Callable[[list[Any]], int]) -> None:
         """Find the dead letters, ask if needed, act, print the result, and report ids that were not found."""
         self.check()
         rows = find()
         found = [row[self.id_column] for row in rows]
         # A discard is final, and a filter may match more than the person thinks of.
-        if found and (self.verb == "discard" or not self.ids):
-            confirm(f"{self.verb} {_letters(len(found))}", yes=self.consent.yes, as_json=self.consent.json)
-        count = act(found) if found else 0
-        emit({self.done: count}) if self.consent.json else say(f"{_letters(count)} {self.said or self.done}")
+        if found and (self.command == "discard" or not self.ids):
+            confirm(f"{self.command} {_dead_letter_rows(len(found))}", yes=self.consent.yes, as_json=self.consent.json)
+        count = action(found) if found else 0
+        emit({self.done: count}) if self.consent.json else say(f"{_dead_letter_rows(count)} {self.text or self.done}")
         self.report_missing(found)
 
     def check(self) -> None:
@@ -284,7 +284,7 @@ class Decision:
         if sum((bool(self.ids), filtered, self.consent.everything)) != 1:
             filters = ", ".join(f"--{name.replace('_', '-')}" for name in self.matching._fields)
             raise UsageError(
-                f"say which dead letters to {self.verb}, in one way: ids, or filters ({filters}), or --all; "
+                f"say which dead letters to {self.command}, in one way: ids, or filters ({filters}), or --all; "
                 f"`{self.listing}` shows them"
             )
 
@@ -297,7 +297,7 @@ class Decision:
             raise NotDone(f"only the first {CHOSEN_MAX} were taken; run the command again for the rest")
 
 
-def _letters(count: int) -> str:
+def _dead_letter_rows(count: int) -> str:
     return f"{count} dead letter{'' if count == 1 else 's'}"
 
 

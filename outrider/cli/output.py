@@ -21,7 +21,7 @@ from outrider.errors import OutriderError, Transient, UsageError
 PIPE_WIDTH = 200
 """The width without a terminal: identifiers must survive `grep` and `cut`."""
 
-FINDING, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+CHECK_RESULT, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 DEBUG = "OUTRIDER_DEBUG"
 
@@ -97,7 +97,7 @@ def exit_code(error: OutriderError) -> int:
     """
     if isinstance(error, UsageError):
         return USAGE
-    return UNREACHABLE if isinstance(error, Transient) else FINDING
+    return UNREACHABLE if isinstance(error, Transient) else CHECK_RESULT
 
 
 def report(text: str, code: int, *, as_json: bool) -> None:
@@ -138,7 +138,7 @@ def _fail(error: BaseException, *, as_json: bool) -> int:
         text, code = f"{error.format_message()} (see --help)", USAGE
     else:
         hint = "" if os.environ.get(DEBUG) else f" (not expected; {DEBUG}=1 shows where it happened)"
-        text, code = f"{type(error).__name__}: {error}{hint}", FINDING
+        text, code = f"{type(error).__name__}: {error}{hint}", CHECK_RESULT
     if os.environ.get(DEBUG):
         typer.echo(redacted("".join(traceback.format_exception(error))), err=True)
     report(text, code, as_json=as_json)

@@ -109,8 +109,8 @@ async def supervise(
     finite = any(option in FINITE for option in options)
     group = ProcessGroup(child_command(options, command), environment, finite=finite)
     # Twice the time of a child; a relay gives up its own clean stop after a lease.
-    with on_stop_signals(group.stop, give_up_seconds=2 * (shutdown_timeout_seconds or chosen.relay.lease_seconds)):
-        codes = await asyncio.gather(*(group.keep() for _ in range(chosen.processes)))
+    with on_stop_signals(group.stop, shutdown_seconds=2 * (shutdown_timeout_seconds or chosen.relay.lease_seconds)):
+        codes = await asyncio.gather(*(group.supervise_child() for _ in range(chosen.processes)))
     if code := group.exit_code or max(codes):
         raise typer.Exit(code)
     return dict(group.counts)
@@ -148,11 +148,11 @@ class ProcessGroup:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGTERM)
 
-    async def keep(self) -> int:
+    async def supervise_child(self) -> int:
         """Run one child, and restart it when it crashes; return the last exit code."""
         crashes = 0
         while not self._stopping.is_set():
-            begun = time.monotonic()
+            started = time.monotonic()
             pid, code = await self._run()
             if self._stopping.is_set() or (code == 0 and self._finite):
                 return max(code, 0)
@@ -160,7 +160,7 @@ class ProcessGroup:
                 self.exit_code = code
                 self.stop()
                 return code
-            crashes = 1 if self._was_steady(begun) else crashes + 1
+            crashes = 1 if self._was_steady(started) else crashes + 1
             await self._pause(pid, code, RESTART.delay_seconds(crashes, self._rng))
         return 0
 
@@ -181,8 +181,8 @@ class ProcessGroup:
             self.counts.update(json.loads(output.splitlines()[-1]))
         return child.pid, code
 
-    def _was_steady(self, begun: float) -> bool:
-        return time.monotonic() - begun >= self._steady_seconds
+    def _was_steady(self, started: float) -> bool:
+        return time.monotonic() - started >= self._steady_seconds
 
     async def _pause(self, pid: int, code: int, seconds: float) -> None:
         kind = ProcessFailed if code in REPORTED else ProcessCrashed
@@ -195,16 +195,16 @@ class ProcessGroup:
 
 
 @contextmanager
-def on_stop_signals(stop: Callable[[], None], *, give_up_seconds: float) -> Iterator[None]:
+def on_stop_signals(stop: Callable[[], None], *, shutdown_seconds: float) -> Iterator[None]:
     """Call `stop` on the first signal; end the process on the second, or when the clean stop takes too long."""
     loop = asyncio.get_running_loop()
-    asked: list[int] = []
+    requested: list[int] = []
 
     def on_signal(number: int) -> None:
-        asked.append(number)
-        if len(asked) > 1:
+        requested.append(number)
+        if len(requested) > 1:
             os._exit(128 + number)
-        loop.call_later(give_up_seconds, os._exit, 128 + number)
+        loop.call_later(shutdown_seconds, os._exit, 128 + number)
         stop()
 
     for number in STOP_SIGNALS:

@@ -19,7 +19,7 @@ from outrider import app, config
 from outrider.cli import processes
 from outrider.cli.imports import find_topic_rule
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl, number
-from outrider.cli.output import FINDING, emit, say
+from outrider.cli.output import CHECK_RESULT, emit, say
 from outrider.cli.processes import collect_rarely, die_with_parent, on_stop_signals
 from outrider.config import Config
 from outrider.errors import Transient
@@ -87,7 +87,7 @@ def relay(
         asyncio.run(_count_waiting(chosen, tally))
     emit(tally.facts()) if json or child else say(str(tally))
     if until_empty and not child and tally.unfinished:
-        raise typer.Exit(FINDING)
+        raise typer.Exit(CHECK_RESULT)
 
 
 async def _relayed(chosen: Config, *, until_empty: bool, json: bool) -> RelayTally:
@@ -113,7 +113,7 @@ async def run(chosen: Config, *, until_empty: bool) -> RelayTally:
     tally = RelayTally()
     relay = Relay(store, broker, chosen.relay, observer=Observers([app.log_observer(), tally]))
     try:
-        with on_stop_signals(relay.stop, give_up_seconds=chosen.relay.lease_seconds), collect_rarely():
+        with on_stop_signals(relay.stop, shutdown_seconds=chosen.relay.lease_seconds), collect_rarely():
             async with stop_when_empty(store.admin, relay, enabled=until_empty):
                 await relay.run()
     finally:
@@ -143,12 +143,12 @@ async def stop_when_empty(admin: OutboxAdmin, relay: Relay, *, enabled: bool) ->
 async def _watch(admin: OutboxAdmin, relay: Relay) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        begun = loop.time()
+        started = loop.time()
         if not await _something_due(admin):
             relay.stop()
             return
         # Counting a large backlog takes a while, and the database is there for the relay.
-        await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - begun)))
+        await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - started)))
 
 
 async def _something_due(admin: OutboxAdmin) -> bool:
@@ -160,7 +160,7 @@ async def _something_due(admin: OutboxAdmin) -> bool:
         if not any(counts.get(state) for state in WAITING):
             return False
         now = datetime.now(UTC)
-        return any(held.due_at and held.due_at <= now for held in await admin.blocked_streams(STREAMS_MAX))
+        return any(blocked.due_at and blocked.due_at <= now for blocked in await admin.blocked_streams(STREAMS_MAX))
     except Transient:  # Unknown, so go on; the relay itself reports a failing store.
         return True
 

@@ -29,7 +29,7 @@ from outrider.saga.explain import Suggestion, explain
 from outrider.saga.model import Instance, JournalEntry, Phase, SagaCriteria, SagaMessage, SagaRecord, Status, StepStatus
 from outrider.saga.store import SagaStore
 
-app = typer.Typer(help="Sagas: how they stand and why, and what to do about it.", no_args_is_help=True)
+app = typer.Typer(help="Sagas: list, show, explain, run, and operator commands.", no_args_is_help=True)
 
 COLUMNS = (
     *("saga_id", "saga_type", "definition_version", "correlation_id", "status", "current_step", "attention"),
@@ -38,7 +38,7 @@ COLUMNS = (
 
 JOURNAL = ("step", "phase", "status", "attempts", "started_at", "ended_at", "due_at", "error")
 
-MESSAGES = ("message_id", "kind", "name", "key", "posted_at", "body")
+MESSAGES = ("message_id", "kind", "name", "key", "delivered_at", "body")
 
 AUDIT = ("at", "new_status", "step", "what", "actor", "detail")
 
@@ -48,7 +48,7 @@ NAMED = ("saga_id", "saga_type", "definition_version", "correlation_id", "status
 
 Type = Annotated[str | None, typer.Option("--type", help="Only sagas of this type.")]
 
-WithState = Annotated[bool, typer.Option("--state", help="Show the state, and the bodies of mail, too.")]
+WithState = Annotated[bool, typer.Option("--state", help="Show the state, and the bodies of messages, too.")]
 
 EVENTS_MAX = 20
 
@@ -67,14 +67,14 @@ def list_sagas(
     store: StoreUrl = None,
     schema: SchemaName = None,
     saga_type: Type = None,
-    status: Annotated[str | None, typer.Option("--status", help="Only those that stand so.")] = None,
+    status: Annotated[str | None, typer.Option("--status", help="Only sagas with this status.")] = None,
     correlation_id: Annotated[
         str | None, typer.Option("--correlation-id", help="Only those with this correlation id.")
     ] = None,
-    attention: Annotated[bool, typer.Option("--attention", help="Only those that need a person.")] = False,
+    attention: Annotated[bool, typer.Option("--attention", help="Only sagas that need an operator.")] = False,
     stuck: Annotated[
         float | None,
-        typer.Option("--stuck", min=0, metavar="SECONDS", help="Only those that are overdue for so long."),
+        typer.Option("--stuck", min=0, metavar="SECONDS", help="Only sagas that are overdue for this time."),
     ] = None,
     limit: Limit = 50,
     json: Json = False,
@@ -90,9 +90,9 @@ def list_sagas(
         show_table(COLUMNS, shown, empty="no sagas match")
 
 
-async def look(place: StoreLocation, saga_id: UUID) -> OutboxEvents:
-    """Read the events staged under the key of a saga. A read error is returned in `trouble`; the command goes on."""
-    chosen = place.read()
+async def find_events(location: StoreLocation, saga_id: UUID) -> OutboxEvents:
+    """Read the events staged under the key of a saga. A read error is returned in `problem`; the command goes on."""
+    chosen = location.read()
     criteria = Criteria(key=str(saga_id), limit=EVENTS_MAX)
     try:
         store = await root.open_store(chosen.store_url(), schema=chosen.schema)
@@ -102,7 +102,7 @@ async def look(place: StoreLocation, saga_id: UUID) -> OutboxEvents:
         finally:
             await store.close()
     except OutriderError as error:
-        return OutboxEvents(trouble=str(error))
+        return OutboxEvents(problem=str(error))
 
 
 @app.command("show")
@@ -114,20 +114,20 @@ def show(
     schema: SchemaName = None,
     saga_type: OfType = None,
     state: WithState = False,
-    audit: Annotated[int, typer.Option("--audit", min=0, help="How many lines of its trail, the latest.")] = 20,
+    audit: Annotated[int, typer.Option("--audit", min=0, help="Number of entries of its audit log, the latest.")] = 20,
     json: Json = False,
 ) -> None:
-    """Show one saga: how it stands, its journal, the mail that waits, what has not left, and the end of its trail."""
-    place = StoreLocation(config, store, schema)
-    view = with_store(place, lambda opened: _look(opened, id, saga_type, audit))
-    post = asyncio.run(look(place, view.record.instance.saga_id))
+    """Show one saga: status, journal, unread messages, undelivered events, and the end of the audit log."""
+    location = StoreLocation(config, store, schema)
+    view = with_store(location, lambda opened: _look(opened, id, saga_type, audit))
+    outbox_events = asyncio.run(find_events(location, view.record.instance.saga_id))
     facts = _without_state(view.record.instance)
     if state:
         facts["state"] = jsonlib.loads(view.record.instance.state)
     journal = [asdict(entry) for entry in view.record.journal]
     messages = [_message(message, body=state) for message in view.record.messages]
     if json:
-        emit({**facts, "journal": journal, "messages": messages, "outbox": post.facts, "audit": view.audit})
+        emit({**facts, "journal": journal, "messages": messages, "outbox": outbox_events.facts, "audit": view.audit})
         return
     show_facts(facts)
     say("")
@@ -135,23 +135,29 @@ def show(
     if messages:
         say("\nmail that waits")
         show_table(MESSAGES if state else MESSAGES[:-1], messages, empty="")
-    if post.undelivered or post.dead:
-        say("\nin the outbox, or buried")
-        show_table(EVENT_COLUMNS, post.facts["events"], empty="")
+    if outbox_events.undelivered or outbox_events.dead:
+        say("\nin the outbox, or dead-lettered")
+        show_table(EVENT_COLUMNS, outbox_events.facts["events"], empty="")
     if view.audit:
         say("\ntrail")
         show_table(AUDIT, view.audit, empty="")
 
 
-def outbox_helps(post: OutboxEvents, record: SagaRecord, definition: Definition | None) -> Iterator[Suggestion]:
+def outbox_helps(
+    outbox_events: OutboxEvents, record: SagaRecord, definition: Definition | None
+) -> Iterator[Suggestion]:
     """Suggest commands: run a relay, replay a dead letter, or inspect the participant."""
-    if post.undelivered and not post.relays:
+    if outbox_events.undelivered and not outbox_events.relays:
         yield Suggestion(
             "outrider relay", "publishes what is in the outbox; it needs the same --store, and the --broker"
         )
-    for row in post.dead:
+    for row in outbox_events.dead:
         yield Suggestion(f"outrider dead-letters replay {row['event_id']}", f"sends the {_kind(row)} again")
-    asked = [] if post.undelivered or post.dead or post.trouble else list(_asked(record, definition))
+    asked = (
+        []
+        if outbox_events.undelivered or outbox_events.dead or outbox_events.problem
+        else list(_is_asked(record, definition))
+    )
     for entry in asked[:1]:
         yield Suggestion(
             f"outrider inbox list {ELSEWHERE}",
@@ -160,14 +166,14 @@ def outbox_helps(post: OutboxEvents, record: SagaRecord, definition: Definition 
         yield Suggestion(f"outrider inbox streams {ELSEWHERE}", "shows whether it waits there")
 
 
-def outbox_reasons(post: OutboxEvents, now: datetime) -> Iterator[str]:
+def outbox_reasons(outbox_events: OutboxEvents, now: datetime) -> Iterator[str]:
     """Explain the events that are not published yet, and the events that need an operator."""
-    if post.trouble:
-        yield f"the outbox could not be looked at: {post.trouble}"
-    for row in post.undelivered:
-        nobody = "" if post.relays else ", and no relay is running"
+    if outbox_events.problem:
+        yield f"the outbox could not be looked at: {outbox_events.problem}"
+    for row in outbox_events.undelivered:
+        nobody = "" if outbox_events.relays else ", and no relay is running"
         yield f"the {_kind(row)} is still in the outbox, {row['state']}, since {_since(row['created_at'], now)}{nobody}"
-    for row in post.dead:
+    for row in outbox_events.dead:
         yield f"the {_kind(row)} is in the dead letters, since {_since(row['dead_lettered_at'], now)}: {row['reason']}"
 
 
@@ -182,24 +188,24 @@ def explain_saga(
     saga_type: OfType = None,
     sagas: Annotated[
         str | None,
-        typer.Option("--sagas", metavar="MODULE:NAME", help="The definitions, to say precisely what it waits for."),
+        typer.Option("--sagas", metavar="MODULE:NAME", help="The definitions, for a precise explanation."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Say in plain words what a saga waits for, who has it, what comes next, and which command helps."""
     known = find_sagas(sagas) if sagas else None
-    place = StoreLocation(config, store, schema)
-    record: SagaRecord = with_store(place, lambda opened: recorded(opened.admin, id, saga_type))
+    location = StoreLocation(config, store, schema)
+    record: SagaRecord = with_store(location, lambda opened: recorded(opened.admin, id, saga_type))
     instance = record.instance
-    post = asyncio.run(look(place, instance.saga_id))
+    outbox_events = asyncio.run(find_events(location, instance.saga_id))
     definition = _definition(known, instance)
-    told = explain(record, definition)
-    reasons = [*told.reasons, *outbox_reasons(post, record.now), *_not_among(sagas, known, instance)]
-    helps = [*outbox_helps(post, record, definition), *told.helps]
+    lines = explain(record, definition)
+    reasons = [*lines.reasons, *outbox_reasons(outbox_events, record.now), *_not_among(sagas, known, instance)]
+    helps = [*outbox_helps(outbox_events, record, definition), *lines.helps]
     if json:
         facts = _without_state(instance)
         named = {name: facts[name] for name in NAMED}
-        emit({**named, "reasons": reasons, "helps": [h._asdict() for h in helps], "outbox": post.facts})
+        emit({**named, "reasons": reasons, "helps": [h._asdict() for h in helps], "outbox": outbox_events.facts})
         return
     say(f"{instance.saga_type} {instance.correlation_id} is {instance.status}")
     for reason in reasons:
@@ -317,8 +323,8 @@ def _chosen(sagas: SagaRegistry, target: str, saga_type: str | None, version: in
     found = [saga for saga in sagas if saga.saga_type == wanted and version in (None, saga.version)]
     if not found:
         hint = f"did you mean {near}? " if (near := nearest(wanted, types - {wanted})) else ""
-        said = wanted if version is None else f"{wanted} version {version}"
-        raise UsageError(f"{target} holds no {said}; {hint}(it has: {_listed(sagas)})")
+        text = wanted if version is None else f"{wanted} version {version}"
+        raise UsageError(f"{target} holds no {text}; {hint}(it has: {_listed(sagas)})")
     return max(found, key=lambda saga: saga.version)
 
 
@@ -332,22 +338,22 @@ class OutboxEvents(NamedTuple):
     undelivered: Sequence[dict[str, Any]] = ()
     dead: Sequence[dict[str, Any]] = ()
     relays: int = 0
-    trouble: str | None = None
+    problem: str | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
         """Return the data for programs, without payloads."""
         rows = [{name: row[name] for name in FACTS if name in row} for row in (*self.undelivered, *self.dead)]
-        return {"events": rows, "relays": self.relays, "trouble": self.trouble}
+        return {"events": rows, "relays": self.relays, "problem": self.problem}
 
 
-def _asked(record: SagaRecord, definition: Definition | None) -> Iterator[JournalEntry]:
+def _is_asked(record: SagaRecord, definition: Definition | None) -> Iterator[JournalEntry]:
     """Yield the steps whose command is sent and not answered; the definition excludes steps that only wait."""
     for entry in record.journal:
         step = definition.steps.get(entry.step) if definition else None
-        act = (step.action if entry.phase is Phase.ACTION else step.compensation) if step else None
-        open_ = entry.status in (StepStatus.STARTED, StepStatus.RETRYING, StepStatus.FAILED)
-        if open_ and act and act.command and act.command.event_type:
+        action = (step.action if entry.phase is Phase.ACTION else step.compensation) if step else None
+        is_open = entry.status in (StepStatus.STARTED, StepStatus.RETRYING, StepStatus.FAILED)
+        if is_open and action and action.command and action.command.event_type:
             yield entry
 
 

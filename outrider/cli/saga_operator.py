@@ -24,21 +24,21 @@ from outrider.saga.definition.saga import SagaRegistry, saga_id_of
 from outrider.saga.model import Instance, MessageKind, NewSagaMessage, SagaCriteria, SagaRecord, Status
 from outrider.saga.store import SagaAdmin, SagaStore
 
-POST_MAX = 500
+MESSAGES_MAX = 500
 """The number of operator commands per transaction."""
 
-OVER = {
+ENDED = {
     Status.COMPLETED: "it has completed, and nothing of it is left to do; compensate it by a saga of its own",
     Status.COMPENSATED: "it is compensated, and nothing of it is left to do; start one with another correlation id",
 }
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=JSON", help="Put this into the state too; may be repeated."),
+    typer.Option("--set", metavar="FIELD=JSON", help="Set this field of the state; may be repeated."),
 ]
 
 Definitions = Annotated[
-    str | None, typer.Option("--sagas", metavar="MODULE:NAME", help="The definitions, to check what is set.")
+    str | None, typer.Option("--sagas", metavar="MODULE:NAME", help="The definitions, to check the new values.")
 ]
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The saga's id; with --type, its correlation id.")]
@@ -52,7 +52,7 @@ Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where the sa
 MOST = 10_000
 """The limit of sagas per command."""
 
-NOT_OVER = (Status.STARTED, Status.RUNNING, Status.COMPENSATING, Status.FAILED)
+NOT_ENDED = (Status.STARTED, Status.RUNNING, Status.COMPENSATING, Status.FAILED)
 
 ManyIds = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of sagas; with --type, correlation ids.")
@@ -60,13 +60,13 @@ ManyIds = Annotated[
 
 ManyOfType = Annotated[str | None, typer.Option("--type", help="The type of the sagas; IDs are correlation ids then.")]
 
-Attention = Annotated[bool, typer.Option("--attention", help="All of the type that need a person.")]
+Attention = Annotated[bool, typer.Option("--attention", help="All sagas of the type that need an operator.")]
 
-All = Annotated[bool, typer.Option("--all", help="All of the type that have neither completed nor been compensated.")]
+All = Annotated[bool, typer.Option("--all", help="All sagas of the type that have not ended.")]
 
-AtStep = Annotated[str | None, typer.Option("--step", help="Of those, only the ones that stand at this step.")]
+AtStep = Annotated[str | None, typer.Option("--step", help="Only sagas whose current step is this one.")]
 
-AtMost = Annotated[int, typer.Option("--limit", min=1, max=MOST, help="How many of those at most.")]
+AtMost = Annotated[int, typer.Option("--limit", min=1, max=MOST, help="Maximal number of sagas.")]
 
 
 class OperatorInput(NamedTuple):
@@ -94,7 +94,7 @@ def retry(
     chosen = SagaSelection.of(
         "retry", ids, saga_type, attention=attention, everything=everything, step=step, limit=limit
     )
-    _order(StoreLocation(config, store, schema), "retry", chosen, yes=yes, json=json)
+    _send_command(StoreLocation(config, store, schema), "retry", chosen, yes=yes, json=json)
 
 
 def compensate(
@@ -115,7 +115,7 @@ def compensate(
     chosen = SagaSelection.of(
         "compensate", ids, saga_type, attention=attention, everything=everything, step=step, limit=limit
     )
-    _order(StoreLocation(config, store, schema), "compensate", chosen, yes=yes, json=json)
+    _send_command(StoreLocation(config, store, schema), "compensate", chosen, yes=yes, json=json)
 
 
 def mark_done(
@@ -130,10 +130,10 @@ def mark_done(
     json: Json = False,
 ) -> None:
     """Go on as if what failed were done, because you have settled it by hand; else as if what it waits for had come."""
-    place, fields = StoreLocation(config, store, schema), read_fields(settings or ())
+    location, fields = StoreLocation(config, store, schema), read_fields(settings or ())
     typed, known = saga_ids(ids, saga_type), find_sagas(sagas) if sagas else None
-    given = with_store(place, lambda opened: give(opened, "mark_done", typed, saga_type, fields, known))
-    _tell("mark_done", typed, given, json=json)
+    sent = with_store(location, lambda opened: send_command(opened, "mark_done", typed, saga_type, fields, known))
+    _report("mark_done", typed, sent, json=json)
 
 
 def read_fields(texts: Sequence[str]) -> dict[str, Any]:
@@ -160,43 +160,48 @@ def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _order(place: StoreLocation, verb: str, chosen: SagaSelection, *, yes: bool, json: bool) -> None:
+def _send_command(location: StoreLocation, command: str, chosen: SagaSelection, *, yes: bool, json: bool) -> None:
     if chosen.many:
-        _order_many(place, verb, chosen, yes=yes, json=json)
+        _send_commands(location, command, chosen, yes=yes, json=json)
     else:
         typed = saga_ids(chosen.ids, chosen.saga_type)
-        _tell(verb, typed, with_store(place, lambda store: give(store, verb, typed, chosen.saga_type)), json=json)
+        _report(
+            command,
+            typed,
+            with_store(location, lambda store: send_command(store, command, typed, chosen.saga_type)),
+            json=json,
+        )
 
 
-def _order_many(place: StoreLocation, verb: str, chosen: SagaSelection, *, yes: bool, json: bool) -> None:
-    meant: list[Instance] = with_store(place, lambda store: chosen.find(store.admin))
+def _send_commands(location: StoreLocation, command: str, chosen: SagaSelection, *, yes: bool, json: bool) -> None:
+    meant: list[Instance] = with_store(location, lambda store: chosen.find(store.admin))
     found, rest = meant[: chosen.limit], meant[chosen.limit :]
     if found:
-        confirm(f"{verb} {len(found)} of the type {chosen.saga_type}", yes=yes, as_json=json)
-    count = with_store(place, lambda store: give_many(store, verb, [saga.saga_id for saga in found]))
+        confirm(f"{command} {len(found)} of the type {chosen.saga_type}", yes=yes, as_json=json)
+    count = with_store(location, lambda store: send_commands(store, command, [saga.saga_id for saga in found]))
     if json:
-        emit({"order": verb, "ordered": count, "found": len(found), "limit": chosen.limit})
+        emit({"command": command, "sent": count, "found": len(found), "limit": chosen.limit})
     else:
-        say(f"{verb} is ordered for {count} of the type {chosen.saga_type}; the next worker that runs acts on it")
+        say(f"{command} is sent to {count} sagas of the type {chosen.saga_type}; the next worker applies it")
     if rest:
         raise NotDone(
             f"only {chosen.limit} were taken on; raise --limit, or run the command again once these have moved"
         )
 
 
-def _tell(verb: str, typed: dict[UUID, str], given: OperatorInput, *, json: bool) -> None:
+def _report(command: str, typed: dict[UUID, str], sent: OperatorInput, *, json: bool) -> None:
     if json:
-        emit({"order": verb, "ordered": len(given.saga_ids), "sagas": given.saga_ids})
-    for saga_id in () if json else given.saga_ids:
-        asked = f"{typed[saga_id]}: {verb.replace('_', '-')} is ordered"
-        say(f"{asked}; the next worker that runs acts on it (outrider saga show {saga_id})")
-    if given.rejections:
-        raise NotDone("; ".join(given.rejections))
+        emit({"command": command, "sent": len(sent.saga_ids), "sagas": sent.saga_ids})
+    for saga_id in () if json else sent.saga_ids:
+        asked = f"{typed[saga_id]}: {command.replace('_', '-')} is sent"
+        say(f"{asked}; the next worker applies it (outrider saga show {saga_id})")
+    if sent.rejections:
+        raise NotDone("; ".join(sent.rejections))
 
 
-async def give(  # noqa: PLR0917 - what is set and checked comes with one of the verbs only
+async def send_command(  # noqa: PLR0917 - what is set and checked comes with one of the verbs only
     store: SagaStore,
-    verb: str,
+    command: str,
     typed: dict[UUID, str],
     saga_type: str | None,
     fields: Mapping[str, Any] | None = None,
@@ -205,28 +210,30 @@ async def give(  # noqa: PLR0917 - what is set and checked comes with one of the
     """Send an operator command to every saga that can still apply the command, in one transaction."""
     found = await store.admin.find(SagaCriteria(ids=tuple(typed), limit=len(typed)))
     sagas = {instance.saga_id: instance for instance in found}
-    given = OperatorInput([], [])
+    sent = OperatorInput([], [])
     async with store.transaction() as tx:
         for saga_id, text in typed.items():
-            if rejection := _rejection(sagas.get(saga_id), verb, text, saga_type):
-                given.rejections.append(rejection)
+            if rejection := _rejection(sagas.get(saga_id), command, text, saga_type):
+                sent.rejections.append(rejection)
                 continue
             _check(sagas[saga_id], fields or {}, known)
-            if await store.deliver(tx, [_mail(saga_id, verb, fields)]):
-                given.saga_ids.append(saga_id)
+            if await store.deliver(tx, [_message(saga_id, command, fields)]):
+                sent.saga_ids.append(saga_id)
             else:
-                given.rejections.append(f"{text} takes no order {verb}: it has ended meanwhile")
-    if given.saga_ids:
+                sent.rejections.append(f"{text} rejects the command {command}: it has ended meanwhile")
+    if sent.saga_ids:
         await store.notify()
-    return given
+    return sent
 
 
-async def give_many(store: SagaStore, verb: str, saga_ids: Sequence[UUID]) -> int:
+async def send_commands(store: SagaStore, command: str, saga_ids: Sequence[UUID]) -> int:
     """Send the same operator command to many sagas; return how many can still apply the command."""
     count = 0
-    for start in range(0, len(saga_ids), POST_MAX):
+    for start in range(0, len(saga_ids), MESSAGES_MAX):
         async with store.transaction() as tx:
-            count += await store.deliver(tx, [_mail(saga_id, verb) for saga_id in saga_ids[start : start + POST_MAX]])
+            count += await store.deliver(
+                tx, [_message(saga_id, command) for saga_id in saga_ids[start : start + MESSAGES_MAX]]
+            )
     await store.notify()
     return count
 
@@ -239,23 +246,23 @@ def _check(instance: Instance, fields: Mapping[str, Any], known: SagaRegistry | 
     if saga is None:
         wanted = f"version {instance.definition_version} of {instance.saga_type}"
         raise UsageError(
-            f"--sagas does not hold {wanted}, so what is set cannot be checked; name the module that has it"
+            f"--sagas does not hold {wanted}, so the new values cannot be checked; name the module that has it"
         )
-    assert saga.definition.amend
-    saga.definition.amend(instance.state, fields)
+    assert saga.definition.set_fields
+    saga.definition.set_fields(instance.state, fields)
 
 
-def _rejection(instance: Instance | None, verb: str, text: str, saga_type: str | None) -> str | None:
+def _rejection(instance: Instance | None, command: str, text: str, saga_type: str | None) -> str | None:
     if instance is None:
         return no_such(text, saga_type)
-    if (because := OVER.get(instance.status)) is not None:
-        return f"{text} takes no order {verb}: {because}"
+    if (because := ENDED.get(instance.status)) is not None:
+        return f"{text} rejects the command {command}: {because}"
     return None
 
 
-def _mail(saga_id: UUID, verb: str, fields: Mapping[str, Any] | None = None) -> NewSagaMessage:
-    said: dict[str, Any] = {"actor": actor(), **({"set": fields} if fields else {})}
-    return NewSagaMessage(saga_id, MessageKind.OPERATOR, verb, None, jsonlib.dumps(said).encode(), uuid4())
+def _message(saga_id: UUID, command: str, fields: Mapping[str, Any] | None = None) -> NewSagaMessage:
+    text: dict[str, Any] = {"actor": actor(), **({"set": fields} if fields else {})}
+    return NewSagaMessage(saga_id, MessageKind.OPERATOR, command, None, jsonlib.dumps(text).encode(), uuid4())
 
 
 def saga_id(text: str, saga_type: str | None) -> UUID:
@@ -297,11 +304,11 @@ def no_such(text: str, saga_type: str | None) -> str:
     return f"there is no saga {text}; see `outrider saga list`"
 
 
-def with_store(place: StoreLocation, work: Callable[[SagaStore], Awaitable[Any]]) -> Any:
+def with_store(location: StoreLocation, work: Callable[[SagaStore], Awaitable[Any]]) -> Any:
     """Open the store named by options, environment or file, for one command."""
 
     async def working() -> Any:
-        chosen = place.read()
+        chosen = location.read()
         store = await root.open_sagas(chosen.store_url(), schema=chosen.schema)
         try:
             return await work(store)
@@ -324,7 +331,7 @@ class SagaSelection:
     @classmethod
     def of(
         cls,
-        verb: str,
+        command: str,
         ids: Sequence[str] | None,
         saga_type: str | None,
         *,
@@ -341,11 +348,11 @@ class SagaSelection:
         many = attention or everything
         if bool(ids) == many or (attention and everything):
             raise UsageError(
-                f"say which sagas to {verb}, in one way: ids, or --attention, or --all; "
+                f"say which sagas to {command}, in one way: ids, or --attention, or --all; "
                 "`outrider saga list --attention` shows what there is"
             )
         if many and saga_type is None:
-            raise UsageError(f"to {verb} many at once, say of which type: --type order")
+            raise UsageError(f"to {command} many at once, say of which type: --type order")
         if step is not None and not many:
             raise UsageError("--step chooses among many; add --attention or --all, or leave it out")
         return cls(tuple(ids or ()), saga_type, attention, step, limit)
@@ -357,7 +364,7 @@ class SagaSelection:
 
     async def find(self, admin: SagaAdmin) -> list[Instance]:
         """List the selected sagas; if there are more than the limit, list limit + 1."""
-        wanted = [None] if self.attention else list(NOT_OVER)
+        wanted = [None] if self.attention else list(NOT_ENDED)
         found = [
             saga
             for status in wanted

@@ -40,15 +40,15 @@ from outrider.telemetry.events import (
     TelemetryEvent,
 )
 
-Concurrency = Annotated[int | None, typer.Option(help="Sagas that a worker has at a time.")]
-Lease = Annotated[float | None, typer.Option(help="How long a claim lasts that is not renewed.")]
-PollMin = Annotated[float | None, typer.Option(help="How often a busy worker looks.")]
-PollMax = Annotated[float | None, typer.Option(help="How often an idle worker looks.")]
-Stop = Annotated[float | None, typer.Option(help="How long a clean stop waits for calls under way.")]
-Upkeep = Annotated[float | None, typer.Option(help="How often what is old is removed.")]
-SagaDays = Annotated[float | None, typer.Option(help="How long sagas that ended are kept.")]
-AuditDays = Annotated[float | None, typer.Option(help="How long their trails are kept.")]
-BarrierDays = Annotated[float | None, typer.Option(help="How long barriers are kept.")]
+Concurrency = Annotated[int | None, typer.Option(help="Number of sagas that a worker runs at a time.")]
+Lease = Annotated[float | None, typer.Option(help="Seconds until a claim ends that is not renewed.")]
+PollMin = Annotated[float | None, typer.Option(help="Seconds between two polls of a busy worker.")]
+PollMax = Annotated[float | None, typer.Option(help="Seconds between two polls of an idle worker.")]
+Stop = Annotated[float | None, typer.Option(help="Seconds that a clean stop waits for running calls.")]
+MaintenanceInterval = Annotated[float | None, typer.Option(help="Seconds between two runs of maintenance.")]
+SagaDays = Annotated[float | None, typer.Option(help="Days for which ended sagas are kept.")]
+AuditDays = Annotated[float | None, typer.Option(help="Days for which audit logs are kept.")]
+ParticipantMemoryDays = Annotated[float | None, typer.Option(help="Days for which a participant remembers commands.")]
 NUMBERS = tuple(field.name for field in fields(SagaSettings))
 
 
@@ -64,26 +64,26 @@ class SagaTally:
 
     def __init__(self) -> None:
         self.counts = {"moved": 0, "completed": 0, "compensated": 0, "failed": 0}
-        self.begun = 0
-        self.troubled = False
-        self.heard = asyncio.Event()
+        self.started = 0
+        self.unavailable = False
+        self.last_error = asyncio.Event()
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Add up turns and ended sagas."""
-        match fact:
+        match event:
             case SagaAdvanced():
                 self.counts["moved"] += 1
             case SagaEnded():
-                self.counts[fact.status] += 1
+                self.counts[event.status] += 1
             case SagaWorkerUnavailable() | SagaWorkerRecovered():
-                self.troubled = isinstance(fact, SagaWorkerUnavailable)
+                self.unavailable = isinstance(event, SagaWorkerUnavailable)
             case SagaWorkerStarted() | ConsumerStarted():
-                self.begun += 1
+                self.started += 1
             case Handled():
                 pass
             case _:
                 return
-        self.heard.set()
+        self.last_error.set()
 
 
 def run(
@@ -96,22 +96,22 @@ def run(
     processes: Annotated[int, typer.Option("--processes", min=1, help="Workers to run side by side.")] = 1,
     until_idle: Annotated[
         float | None,
-        typer.Option("--until-idle", min=0.1, metavar="SECONDS", help="Stop when nothing has moved for so long."),
+        typer.Option("--until-idle", min=0.1, metavar="SECONDS", help="Stop when no saga has advanced for this time."),
     ] = None,
     concurrency: Concurrency = None,
     lease_seconds: Lease = None,
     poll_seconds_min: PollMin = None,
     poll_seconds_max: PollMax = None,
     shutdown_timeout_seconds: Stop = None,
-    maintenance_interval_seconds: Upkeep = None,
+    maintenance_interval_seconds: MaintenanceInterval = None,
     saga_days: SagaDays = None,
     audit_days: AuditDays = None,
-    participant_memory_days: BarrierDays = None,
+    participant_memory_days: ParticipantMemoryDays = None,
     log_level: LogLevel = None,
     json: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
-    """Run sagas until told to stop, and receive what answers them from the broker, if anything does."""
+    """Run sagas until stopped, and receive their replies from the broker, if there are any."""
     numbers = {name: value for name, value in locals().items() if name in NUMBERS and value is not None}
     if parent is not None:
         die_with_parent(parent)
@@ -122,8 +122,8 @@ def run(
     app.configure_logging(json=json, level=chosen.log_level.upper())
     if processes > 1:
         options = child_options(numbers, until_idle=until_idle, json=json)
-        crew, seconds = replace(chosen, processes=processes), give_up_seconds(settings)
-        counts = asyncio.run(supervise(crew, options, ("saga", "run", target), shutdown_timeout_seconds=seconds))
+        workers, seconds = replace(chosen, processes=processes), shutdown_seconds(settings)
+        counts = asyncio.run(supervise(workers, options, ("saga", "run", target), shutdown_timeout_seconds=seconds))
     else:
         counts = asyncio.run(run_once(chosen, sagas, settings, until_idle))
     # A child only counts: the parent adds up the results of its children.
@@ -142,7 +142,7 @@ def child_options(numbers: dict[str, Any], *, until_idle: float | None, json: bo
     return [*(text for pair in pairs for text in pair), *(["--json"] if json else [])]
 
 
-def give_up_seconds(settings: SagaSettings) -> float:
+def shutdown_seconds(settings: SagaSettings) -> float:
     """Return the time limit of a clean stop: for calls, for releasing sagas, and for the sources of replies."""
     return 2 * settings.shutdown_timeout_seconds + settings.lease_seconds
 
@@ -169,7 +169,7 @@ async def run_once(
 @asynccontextmanager
 async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncIterator[list[Consumer]]:
     """Make the consumers of replies. Sagas without replies need neither consumers nor a broker."""
-    routes = list(inbox.chosen([]).values())
+    routes = list(inbox.select([]).values())
     if not routes:
         yield []
         return
@@ -188,7 +188,7 @@ async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: SagaTal
         for member in members:
             member.stop()
 
-    with on_stop_signals(stop, give_up_seconds=give_up_seconds(worker.settings)):
+    with on_stop_signals(stop, shutdown_seconds=shutdown_seconds(worker.settings)):
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(member.run()) for member in members]
             if until_idle:
@@ -204,11 +204,11 @@ async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: SagaTal
 async def _idle(worker: SagaWorker, tally: SagaTally, members: int, seconds: float) -> None:
     """Return when all components have started, no activity came for the given time, and the worker is idle."""
     while True:
-        tally.heard.clear()
-        ready = tally.begun >= members and not tally.troubled
+        tally.last_error.clear()
+        ready = tally.started >= members and not tally.unavailable
         try:
             async with asyncio.timeout(seconds if ready else None):
-                await tally.heard.wait()
+                await tally.last_error.wait()
         except TimeoutError:
             if not worker.busy:
                 return

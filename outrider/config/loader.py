@@ -24,7 +24,7 @@ from outrider.config.schema import (
     UrlSetting,
     nearest,
 )
-from outrider.config.secrets import holds_secret
+from outrider.config.secrets import has_secret
 from outrider.config.yaml_file import Spot, filled, read_file
 from outrider.errors import InvalidSetting
 from outrider.outbox.model import Retention
@@ -33,7 +33,7 @@ from outrider.retry import RetryPolicy
 
 _FOREIGN = (f"{PREFIX}TEST_", f"{PREFIX}REQUIRE_", f"{PREFIX}DEBUG")
 
-_OF_THE_RELAY = {"dead_letters.policy": "on_dead_letter", "dead_letters.topics": "dead_letter_policies"}
+_RELAY_SETTINGS = {"dead_letters.policy": "on_dead_letter", "dead_letters.topics": "dead_letter_policies"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Config:
 
 def read_settings_file(path: str, environ: Mapping[str, str]) -> dict[str, GivenValue]:
     """Return the values of a settings file by the paths of the settings."""
-    return {where: _given(path, where, spot, environ) for where, spot in _settings(path, "", read_file(path))}
+    return {where: _read_given(path, where, spot, environ) for where, spot in _settings(path, "", read_file(path))}
 
 
 def load(options: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -94,8 +94,8 @@ def check_names(names: Iterable[str]) -> None:
     for name in sorted(names):
         if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(_FOREIGN):
             # Compared without the common prefix, which would make all names look alike.
-            near = nearest(name.removeprefix(PREFIX), [valid.removeprefix(PREFIX) for valid in VARIABLES])
-            remedy = f"did you mean {PREFIX}{near}?" if near else f"valid: {', '.join(VARIABLES)}"
+            close = nearest(name.removeprefix(PREFIX), [valid.removeprefix(PREFIX) for valid in VARIABLES])
+            remedy = f"did you mean {PREFIX}{close}?" if close else f"valid: {', '.join(VARIABLES)}"
             raise InvalidSetting(f"the variable {name} is not a setting of outrider; {remedy}")
 
 
@@ -112,7 +112,7 @@ def values(config: Config) -> dict[str, Any]:
         **{f"relay.{name}": getattr(relay, name) for name in RELAY_NUMBERS},
         **{f"relay.retry.{name}": getattr(relay.retry, name) for name in RETRY_NUMBERS},
         **{f"relay.retention.{name}": getattr(relay.retention, name) for name in RETENTION_NUMBERS},
-        **{path: getattr(relay, name) for path, name in _OF_THE_RELAY.items()},
+        **{path: getattr(relay, name) for path, name in _RELAY_SETTINGS.items()},
         "relay.topic_rule": config.topic_rule,
     }
 
@@ -147,7 +147,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, GivenValue]:
 def _from_options(chosen: Mapping[str, Any]) -> dict[str, GivenValue]:
     for name in chosen:
         if name not in BY_NAME:
-            remedy = f"did you mean {near}?" if (near := nearest(name, BY_NAME)) else f"valid: {', '.join(BY_NAME)}"
+            remedy = f"did you mean {close}?" if (close := nearest(name, BY_NAME)) else f"valid: {', '.join(BY_NAME)}"
             raise InvalidSetting(f"{name} is not a setting of outrider; {remedy}")
     return {BY_NAME[name].path: _option(BY_NAME[name], value) for name, value in chosen.items()}
 
@@ -162,7 +162,7 @@ def _config(read: dict[str, Any], origins: dict[str, str]) -> Config:
     try:
         relay = RelaySettings(
             **_under("relay.", read),
-            **{name: read[path] for path, name in _OF_THE_RELAY.items() if path in read},
+            **{name: read[path] for path, name in _RELAY_SETTINGS.items() if path in read},
             retry=RetryPolicy(**_under("relay.retry.", read)),
             retention=Retention(**_under("relay.retention.", read)),
         )
@@ -214,24 +214,24 @@ def _settings(source: str, section: str, spot: Spot) -> Iterator[tuple[str, Spot
 def _remedy(section: str, name: str) -> str:
     elsewhere = [path for path in SETTINGS if path.rpartition(".")[2] == name]
     start = f"{section}." if section else ""
-    beside = sorted({path[len(start) :].partition(".")[0] for path in SETTINGS if path.startswith(start)})
-    if near := nearest(name, beside):
-        return f"did you mean {start}{near}?"
+    next_to_url = sorted({path[len(start) :].partition(".")[0] for path in SETTINGS if path.startswith(start)})
+    if close := nearest(name, next_to_url):
+        return f"did you mean {start}{close}?"
     if len(elsewhere) == 1:
         return f"did you mean {elsewhere[0]}?"
-    if near := nearest(name, SETTINGS):
-        return f"did you mean {near}?"
-    return f"valid here: {', '.join(beside)}"
+    if close := nearest(name, SETTINGS):
+        return f"did you mean {close}?"
+    return f"valid here: {', '.join(next_to_url)}"
 
 
-def _given(source: str, path: str, spot: Spot, environ: Mapping[str, str]) -> GivenValue:
+def _read_given(source: str, path: str, spot: Spot, environ: Mapping[str, str]) -> GivenValue:
     origin = f"{source}, line {spot.line}"
     label = f"{origin}: {path}"
     written = spot.plain()
     for name, text in _texts(written, "") if isinstance(SETTINGS[path].kind, UrlSetting) else ():
-        if holds_secret(text, name):
+        if has_secret(text, name):
             raise InvalidSetting(
-                f"{label} holds a password; keep it in the environment, and write ${{NAME}} in its place "
+                f"{label} holds a password; keep it in the environment, and write ${{NAME}} instead "
                 "(NAME is the variable)"
             )
     return GivenValue(written, filled(written, environ, label), origin, label)

@@ -140,8 +140,8 @@ class ChoiceSetting:
     def read(self, given: GivenValue) -> str:
         text = _scalar(given, "a word").lower()
         if text not in self.words:
-            hint = f"did you mean {near}? " if (near := nearest(text, self.words)) else ""
-            raise given.reject("is not known", f"{hint}(valid: {', '.join(self.words)})")
+            suggestion = f"did you mean {close}? " if (close := nearest(text, self.words)) else ""
+            raise given.reject("is not known", f"{suggestion}(valid: {', '.join(self.words)})")
         return self.kind(text)
 
     def write(self, value: Any) -> str:
@@ -300,7 +300,7 @@ SETTINGS: dict[str, Setting] = {path: Setting(path, kind) for path, kind in _tab
 """Every setting by its path in the file."""
 
 
-SECTIONS = frozenset(path[:end] for path in SETTINGS for end, letter in enumerate(path) if letter == ".")
+SECTIONS = frozenset(path[:end] for path in SETTINGS for end, character in enumerate(path) if character == ".")
 """The paths of sections."""
 
 

@@ -47,10 +47,10 @@ def is_secret(name: str) -> bool:
     return name.lower().endswith(NAMES)
 
 
-def holds_secret(written: str, name: str = "") -> bool:
+def has_secret(written: str, name: str = "") -> bool:
     """Tell whether a value in a file holds a secret instead of a reference to a variable.
 
-    >>> holds_secret("amqp://me:s3cret@mq"), holds_secret("amqp://me:${PASSWORD}@mq")
+    >>> has_secret("amqp://me:s3cret@mq"), has_secret("amqp://me:${PASSWORD}@mq")
     (True, False)
     """
     text = _PLAIN_REFERENCE.sub("", written)
@@ -62,4 +62,4 @@ def holds_secret(written: str, name: str = "") -> bool:
     user = "" if authority.startswith("/") else authority.rpartition("@")[0]
     if separator and user.partition(":")[2]:
         return True
-    return any(holds_secret(value, key) for key, value in parse_qsl(query, keep_blank_values=True))
+    return any(has_secret(value, key) for key, value in parse_qsl(query, keep_blank_values=True))

@@ -74,7 +74,7 @@ def parse(text: str, source: str) -> Spot:
         ) from None
     except (yaml.YAMLError, RecursionError):
         raise InvalidSetting(
-            f"{source} is not YAML; it holds what no YAML file may hold, or is nested too deep"
+            f"{source} is not YAML; it has characters that YAML forbids, or is nested too deeply"
         ) from None
     return Spot("", 1) if root is None else _Reader(source).spot(root)
 

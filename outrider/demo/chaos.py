@@ -49,13 +49,13 @@ class DemoProcesses:
     size: int
     kills_planned: int
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    gone: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    exited: list[subprocess.Popen[bytes]] = field(default_factory=list)
     done_at_last: int = 0
 
     @property
     def kills(self) -> int:
         """Count the processes that ended by SIGKILL, by their exit codes."""
-        return sum(process.returncode == -signal.SIGKILL for process in self.gone)
+        return sum(process.returncode == -signal.SIGKILL for process in self.exited)
 
     def start_all(self) -> None:
         """Start all processes."""
@@ -87,7 +87,7 @@ class DemoProcesses:
         victim = self.running.pop(0)
         victim.kill()
         victim.wait()
-        self.gone.append(victim)
+        self.exited.append(victim)
         self.start()
 
     def check(self) -> None:
@@ -100,10 +100,10 @@ class DemoProcesses:
         """Ask all processes for a clean stop, and kill the slow ones."""
         for process in self.running:
             process.terminate()
-        give_up = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
         for process in self.running:
             try:
-                process.wait(max(0.0, give_up - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -113,7 +113,7 @@ class DemoProcesses:
         return kill_at(self.kills, self.kills_planned, orders, self.done_at_last)
 
     def _output(self) -> Path:
-        return self.directory / f"{self.kind}-{len(self.running) + len(self.gone) + 1}.txt"
+        return self.directory / f"{self.kind}-{len(self.running) + len(self.exited) + 1}.txt"
 
     def _last_lines(self) -> str:
         # Without the frame that Python draws around exception groups.

@@ -33,7 +33,7 @@ DEADLINE_SECONDS = 50.0
 LOOK_SECONDS = 0.02
 ORDERS_PER_SECOND_MIN = 50
 PLANNED = Kills(RELAY_KILLS, CONSUMER_KILLS)
-_WORDS = {
+_LABELS = {
     "committed": "orders committed",
     "rolled_back": "transactions rolled back",
     "delivered": "events delivered, with their effect",
@@ -60,7 +60,7 @@ def run(*, orders: int, keys: int, directory: Path | None, as_json: bool) -> boo
         sys.stdout.write(json.dumps(asdict(summary)) + "\n")
     else:
         _show(summary, unfinished)
-    return summary.holds(PLANNED) and not unfinished
+    return summary.is_passed(PLANNED) and not unfinished
 
 
 async def _run(chosen: DemoFiles, orders: int, keys: int, *, quiet: bool) -> tuple[Summary, str]:
@@ -69,7 +69,7 @@ async def _run(chosen: DemoFiles, orders: int, keys: int, *, quiet: bool) -> tup
     relays, consumers = chaos.relays(chosen), chaos.consumers(chosen)
     store, log = await app.open_store(chosen.store_url), EmbeddedBroker(chosen.log)
     try:
-        async with _written(Writer(chosen, orders, keys, threading.Event())) as writing:
+        async with _describe(Writer(chosen, orders, keys, threading.Event())) as writing:
             watch = Watch(store.admin, log, chosen.received, relays, consumers, writing, orders)
             unfinished = await watch.until_the_end(_bar(quiet))
     finally:
@@ -88,7 +88,7 @@ async def _prepare(chosen: DemoFiles) -> None:
 
 
 @asynccontextmanager
-async def _written(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
+async def _describe(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
     writing = asyncio.create_task(asyncio.to_thread(writer.run))
     try:
         yield writing
@@ -190,14 +190,14 @@ def _show(summary: Summary, unfinished: str) -> None:
     table.add_column()
     table.add_column(justify="right", style="bold")
     for name, value in asdict(summary).items():
-        table.add_row(_WORDS[name], f"{value:,}")
+        table.add_row(_LABELS[name], f"{value:,}")
     console = Console(highlight=False)
     console.print(table)
     console.print(_conclusion(summary, unfinished))
 
 
 def _conclusion(summary: Summary, unfinished: str) -> str:
-    if summary.holds(PLANNED) and not unfinished:
+    if summary.is_passed(PLANNED) and not unfinished:
         return "Every committed event arrived and had its effect once, in order per key, and nothing else did."
     if summary.kept and not unfinished:
         return (

@@ -51,7 +51,7 @@ class Summary:
         """Tell whether the guarantees were kept."""
         return self.lost == self.phantom == self.reordered == self.double_effects == 0
 
-    def holds(self, kills: Kills) -> bool:
+    def is_passed(self, kills: Kills) -> bool:
         """Tell whether the guarantees were kept under the planned number of kills."""
         return self.kept and (self.kills, self.consumer_kills) == kills
 

@@ -1,6 +1,6 @@
 """Outrider as a Django app: migrations, staging, a read-only admin, system checks and `manage.py outrider`.
 
-Add "outrider.django" to INSTALLED_APPS, run `manage.py migrate`, and stage events beside the rows they tell of::
+Add "outrider.django" to INSTALLED_APPS, run `manage.py migrate`, and stage events beside the rows of the application::
 
     from django.db import transaction
     from outrider import Event

@@ -19,5 +19,5 @@ class OutriderConfig(AppConfig):
     def ready(self) -> None:
         """Register the checks; checks that query a database run with `manage.py check --database default`."""
         register(checks.check_settings)
-        register(checks.check_place)
+        register(checks.check_database)
         register(checks.check_installed, Tags.database)

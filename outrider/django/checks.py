@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import DatabaseError, connections
 
 from outrider.django import conf
-from outrider.django.migration_operations import VENDORS, perform, recipe_for
+from outrider.django.migration_operations import VENDORS, connection_installer, perform
 
 MIGRATE = "Run: manage.py migrate outrider; if Django has recorded it as applied, manage.py outrider db migrate."
 
@@ -28,7 +28,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return [Error(f"{problem.text}.", hint=_sentence(problem.remedy), id="outrider.E001") for problem in found]
 
 
-def check_place(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_database(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check the database that OUTRIDER["DATABASE"] names, without a query.
 
     ```python
@@ -59,7 +59,7 @@ def check_installed(app_configs: Any, databases: Sequence[str] | None = None, **
     if chosen.database not in (databases or ()) or connection.vendor not in VENDORS:
         return []
     try:
-        found = perform(connection, recipe_for(connection).status())
+        found = perform(connection, connection_installer(connection).status())
     except DatabaseError as error:
         return [
             Warning(f"Outrider's tables cannot be looked at: {error}", hint="Check the role's rights.", id=f"{_W}5")

@@ -28,7 +28,7 @@ LANES_MAX = 1024
 
 _EXAMPLES = {"DATABASE": "default", "SCHEMA": "outrider", "BROKER": "kafka://localhost:9092", "LANES": 32, "WAKE": True}
 
-PASSED_ON = (
+FORWARDED = (
     *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation"),
     *("target_session_attrs", "service", "passfile"),
 )
@@ -102,10 +102,10 @@ def _problem(key: Any, value: Any) -> Problem | None:
     kind = _KINDS[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         return Problem(f"{NAME}[{key!r}] is no {kind.__name__}", f"write a value such as {_EXAMPLES[key]!r}")
-    return _unfit(key, value)
+    return _problems(key, value)
 
 
-def _unfit(key: str, value: Any) -> Problem | None:
+def _problems(key: str, value: Any) -> Problem | None:
     if key == "DATABASE" and value not in connections:
         return Problem(f"{NAME}['DATABASE'] = {value!r} is not in DATABASES", f"use one of: {', '.join(connections)}")
     if key == "LANES" and not 1 <= value <= LANES_MAX:
@@ -131,12 +131,12 @@ def table(name: str) -> str:
     return f'"{chosen.schema}"."{name}"' if connections[chosen.database].vendor == "postgresql" else name
 
 
-def _forget(*, setting: str, **_: Any) -> None:
+def _clear(*, setting: str, **_: Any) -> None:
     if setting in (NAME, "DATABASES"):
         current.cache_clear()
 
 
-setting_changed.connect(_forget)
+setting_changed.connect(_clear)
 
 
 def store_url(alias: str) -> str:
@@ -157,13 +157,13 @@ def store_url(alias: str) -> str:
 
 def _postgres(facts: Mapping[str, Any]) -> str:
     options = facts.get("OPTIONS", {})
-    place, query = _host(str(facts.get("HOST") or ""), str(facts.get("PORT") or ""))
-    query |= {name: str(options[name]) for name in PASSED_ON if options.get(name)}
+    host, query = _host(str(facts.get("HOST") or ""), str(facts.get("PORT") or ""))
+    query |= {name: str(options[name]) for name in FORWARDED if options.get(name)}
     if facts.get("DISABLE_SERVER_SIDE_CURSORS"):
         # Django's setting for a connection pooler that shares sessions.
         query["pooled"] = "true"
     tail = f"?{urlencode(query, quote_via=quote)}" if query else ""
-    return f"postgresql://{_user(facts)}{place}/{quote(str(facts.get('NAME') or ''), safe='')}{tail}"
+    return f"postgresql://{_user(facts)}{host}/{quote(str(facts.get('NAME') or ''), safe='')}{tail}"
 
 
 def _host(host: str, port: str) -> tuple[str, dict[str, str]]:
@@ -187,7 +187,7 @@ def _sqlite(alias: str, name: str | Path) -> str:
     text = str(name)
     if text == ":memory:" or text.startswith("file:"):
         raise UsageError(
-            f"the database {alias!r} is in memory or named by a URI, so nobody else can open it; name a file in "
+            f"the database {alias!r} is in memory or named by a URI, so other processes cannot open it; name a file in "
             f"DATABASES[{alias!r}]['NAME'], and for tests in ['TEST']['NAME']"
         )
     return f"sqlite:///{text}"

@@ -14,14 +14,14 @@ from django.db import router
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations.base import Operation
 
-from outrider.app import install_recipe
+from outrider.app import installer_for
 from outrider.django import conf
 from outrider.errors import OutriderError
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from outrider.stores.migrations import Installer, Script, T
+    from outrider.stores.migrations import Installer, Statements, T
 
 
 VENDORS = ("postgresql", "sqlite")
@@ -47,20 +47,20 @@ class Install(Operation):
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Run the pending steps; for `sqlmigrate`, write all steps."""
         if _concerned(app_label, schema_editor):
-            recipe, lanes = recipe_for(schema_editor.connection), conf.current().lanes
+            installer, lanes = connection_installer(schema_editor.connection), conf.current().lanes
             if schema_editor.collect_sql:
-                _collect(schema_editor, recipe.written(self.version, lanes, after=self.version - 1))
+                _collect(schema_editor, installer.written(self.version, lanes, after=self.version - 1))
             else:
-                perform(schema_editor.connection, recipe.install(self.version, lanes))
+                perform(schema_editor.connection, installer.install(self.version, lanes))
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Remove this version and all later versions."""
         if _concerned(app_label, schema_editor):
-            recipe = recipe_for(schema_editor.connection)
+            installer = connection_installer(schema_editor.connection)
             if schema_editor.collect_sql:
-                _collect(schema_editor, recipe.unwritten(self.version, bare=self.version == 1))
+                _collect(schema_editor, installer.unwritten(self.version, bare=self.version == 1))
             else:
-                perform(schema_editor.connection, recipe.remove(self.version))
+                perform(schema_editor.connection, installer.remove(self.version))
 
     def describe(self) -> str:
         """Describe the operation for `migrate --plan`."""
@@ -83,21 +83,21 @@ def _collect(schema_editor: BaseDatabaseSchemaEditor, texts: list[str]) -> None:
         schema_editor.execute(text, params=None)
 
 
-def recipe_for(connection: BaseDatabaseWrapper) -> Installer:
+def connection_installer(connection: BaseDatabaseWrapper) -> Installer:
     """Return the installer for a database.
 
     ```python
-    perform(connection, recipe_for(connection).status())
+    perform(connection, connection_installer(connection).status())
     ```
     """
-    return install_recipe(connection.vendor, schema=conf.current().schema)
+    return installer_for(connection.vendor, schema=conf.current().schema)
 
 
-def perform(connection: BaseDatabaseWrapper, script: Script[T]) -> T:
+def perform(connection: BaseDatabaseWrapper, statements: Statements[T]) -> T:
     """Run a script through a connection, in its transaction if open. Outrider's rejections become one-line errors.
 
     ```python
-    perform(connection, recipe_for(connection).install(version=3, lanes=32))
+    perform(connection, connection_installer(connection).install(version=3, lanes=32))
     ```
     """
     with connection.cursor() as cursor:
@@ -108,6 +108,6 @@ def perform(connection: BaseDatabaseWrapper, script: Script[T]) -> T:
             return cursor.fetchall() if cursor.description else ()
 
         try:
-            return recipe_for(connection).run(script, execute)
+            return connection_installer(connection).run(statements, execute)
         except OutriderError as error:
             raise CommandError(str(error)) from error

@@ -20,12 +20,12 @@ from outrider.drivers.connections import (
     translate_errors,
 )
 from outrider.errors import InvalidHandler, TransactionLost, Unreachable
-from outrider.handler_transactions import GENERATOR, TRANSACTION_ENDED, HandlerTransaction, promises_to_wait
+from outrider.handler_transactions import GENERATOR, TRANSACTION_ENDED, HandlerTransaction, returns_awaitable
 
 T = TypeVar("T")
 
 NOT_ASYNCHRONOUS = (
-    "is a plain function, and nobody would wait for what it asks of an asynchronous transaction; write it as "
+    "is a plain function, so its calls to an asynchronous transaction would not be awaited; write it as "
     "`async def`, with `await` before every call of the transaction"
 )
 
@@ -70,7 +70,7 @@ class AsyncHandlerTransaction(HandlerTransaction):
         self._work.abort()
 
     async def _lost(self, error: Exception) -> bool:
-        if self._work.gone:
+        if self._work.is_lost:
             return False
         if is_farewell(error) and not self._work.raw.closed:
             await self._work.raw.probe()
@@ -98,7 +98,7 @@ class AsyncTransactionSource(ABC):
                 try:
                     yield AsyncHandlerTransaction(work)
                 except BaseException:
-                    await _undo(work)
+                    await _roll_back(work)
                     raise
                 await _commit(work)
             finally:
@@ -109,7 +109,7 @@ class AsyncTransactionSource(ABC):
     def check_handler(self, function: Callable[..., Any]) -> str | None:
         if generator := handler_transactions.check_handler(function):
             return generator
-        return None if promises_to_wait(function) else NOT_ASYNCHRONOUS
+        return None if returns_awaitable(function) else NOT_ASYNCHRONOUS
 
     async def close(self) -> None:  # noqa: B027 - most kinds have opened nothing
         """Do nothing: the pool belongs to the application and stays open."""
@@ -137,7 +137,7 @@ async def _called(function: Callable[..., Any], argument: Any, given: Any) -> An
 
 
 async def _commit(work: OpenTransaction) -> None:
-    if work.gone:
+    if work.is_lost:
         raise InvalidHandler(TRANSACTION_ENDED)
     try:
         with translate_errors():
@@ -150,7 +150,7 @@ async def _commit(work: OpenTransaction) -> None:
         raise
 
 
-async def _undo(work: OpenTransaction) -> None:
+async def _roll_back(work: OpenTransaction) -> None:
     """Roll back, or close the connection to make the server roll back.
 
     The error of the block is raised, not an error here.
@@ -175,18 +175,18 @@ class OpenTransaction(ABC):
 
     @property
     @abstractmethod
-    def gone(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether the application has ended the transaction through the driver; the connection may be reused."""
 
     @property
-    def spoilt(self) -> bool:
+    def is_aborted(self) -> bool:
         """Whether the application has swallowed an error that forces a rollback; `settle` then raises."""
         return False
 
     @property
     def ended(self) -> bool:
         """Whether the application has ended the transaction by any means."""
-        return self.gone or not (self.spoilt or self.raw.closed or self.raw.begun)
+        return self.is_lost or not (self.is_aborted or self.raw.closed or self.raw.has_begun)
 
     @abstractmethod
     def begin(self) -> Any:
@@ -210,7 +210,7 @@ class OpenTransaction(ABC):
 
     def abort(self) -> None:
         """Close the connection, if the transaction still owns it."""
-        if not self.gone:
+        if not self.is_lost:
             self.raw.abort()
 
     def forbidden(self, error: BaseException) -> bool:

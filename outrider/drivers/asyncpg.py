@@ -8,7 +8,7 @@ import asyncpg
 
 from outrider.drivers.base import translating_async
 from outrider.errors import NotInTransaction, UsageError
-from outrider.stores.postgres.statements import SCRIPTS
+from outrider.stores.postgres.statements import OPERATIONS
 from outrider.stores.statements import run_statements_async
 
 NO_TRANSACTION = (
@@ -20,15 +20,15 @@ NO_TRANSACTION = (
 def run(conn: Any, operation: str, args: tuple[Any, ...], schema: str) -> Any:
     """Run an operation in the open transaction of the caller."""
     _check(conn)
-    return run_statements_async(SCRIPTS[operation](schema, *args), translating_async(conn.fetch, schema))
+    return run_statements_async(OPERATIONS[operation](schema, *args), translating_async(conn.fetch, schema))
 
 
 def _check(conn: Any) -> None:
     try:
-        closed, begun = conn.is_closed(), conn.is_in_transaction()
+        closed, has_begun = conn.is_closed(), conn.is_in_transaction()
     except asyncpg.InterfaceError as error:
         raise UsageError(f"this connection is no longer yours ({error}); take another and begin again") from error
     if closed:
         raise UsageError("this connection is closed, and its transaction with it; take another and begin again")
-    if not begun:
+    if not has_begun:
         raise NotInTransaction(NO_TRANSACTION)

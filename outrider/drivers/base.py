@@ -1,8 +1,8 @@
 """The interface of every driver module, and the driver of handler transactions.
 
 A driver module has one function, `run(conn, operation, args, schema)`. It performs an operation in the caller's open
-transaction: `stage`, `start_saga`, `deliver_messages`, `participant_enter` or `participant_keep`. The function returns
-the result, or something to await if the connection is asynchronous; `detect` knows which.
+transaction: `stage`, `start_saga`, `deliver_messages`, `participant_enter` or `participant_save_reply`. The function
+returns the result, or something to await if the connection is asynchronous; `detect` knows which.
 """
 
 from __future__ import annotations

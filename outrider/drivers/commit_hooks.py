@@ -25,7 +25,7 @@ def after_commit(conn: Any, call: Call) -> bool:
     with Session.begin() as session:
         after_commit(session, waker)
 
-    A call that fails is logged: the commit stands. The same call asked for twice is made once with SQLAlchemy.
+    A call that fails is logged; the commit remains valid. The same call asked for twice is made once with SQLAlchemy.
     """
     module = driver_of(conn).module
     if module == "outrider.drivers.sqlalchemy":

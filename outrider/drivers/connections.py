@@ -45,9 +45,9 @@ _BY_SQLSTATE: tuple[tuple[tuple[str, ...], type[OutriderError], str], ...] = (
         "the outbox is not installed in {where} ({error}); run: outrider db migrate",
     ),
     (("25006",), UsageError, "{where} is a read replica; let `transactions` lead to the primary"),
-    (("28", "3D000"), UsageError, "{where} refused the connection: {error}; check user, password and database"),
+    (("28", "3D000"), UsageError, "{where} rejected the connection: {error}; check user, password and database"),
     (("42501",), UsageError, "{where}: {error}; grant the role USAGE on the schema and rights on its tables"),
-    (("08P01",), UsageError, "{where} refused how we speak to it ({error}); behind a pooler, prepare no statements"),
+    (("08P01",), UsageError, "{where} does not accept the protocol ({error}); behind a pooler, prepare no statements"),
     (("08", "57P03"), Unreachable, "{where} does not answer ({error}); is it running?"),
     (("40001", "40P01", "55P03", "53", "57", "25P03"), Transient, "{where}: {error}"),
 )
@@ -64,7 +64,7 @@ class RawConnection(Protocol):
         ...
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether the database has a transaction open on the connection."""
         ...
 
@@ -92,7 +92,7 @@ class RawAsyncpg:
         return bool(self.raw.is_closed())
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         return bool(self.raw.is_in_transaction())
 
     async def execute(self, sql: str, *args: Any) -> Any:
@@ -123,7 +123,7 @@ class _Psycopg:
         return bool(self.raw.closed)
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         return self.raw.info.transaction_status.name in {"INTRANS", "INERROR", "ACTIVE"}
 
     def abort(self) -> None:
@@ -175,7 +175,7 @@ class _Sqlite:
             self._connection.interrupt()
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         with suppress(sqlite3.Error, ValueError):
             return self._connection.in_transaction
         return False
@@ -239,13 +239,13 @@ def named_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> Callab
 
 @lru_cache(256)
 def _row(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    places = {name: place for place, name in enumerate(names)}
+    positions = {name: position for position, name in enumerate(names)}
 
     class Row(tuple[Any, ...]):
         __slots__ = ()
 
         def __getitem__(self, key: Any) -> Any:
-            return tuple.__getitem__(self, places[key] if isinstance(key, str) else key)
+            return tuple.__getitem__(self, positions[key] if isinstance(key, str) else key)
 
     return Row
 
@@ -257,10 +257,10 @@ def chain(error: BaseException) -> list[BaseException]:
     ['7']
     """
     found: list[BaseException] = []
-    below: BaseException | None = error
-    while isinstance(below, BaseException) and below not in found:
-        found.append(below)
-        below = getattr(below, "orig", None) or below.__cause__
+    inner: BaseException | None = error
+    while isinstance(inner, BaseException) and inner not in found:
+        found.append(inner)
+        inner = getattr(inner, "orig", None) or inner.__cause__
     return found
 
 
@@ -313,7 +313,7 @@ def translation(error: Exception) -> OutriderError:
 
 
 def _by_sqlstate(code: str, error: Exception) -> OutriderError:
-    for beginnings, kind, said in _BY_SQLSTATE:
+    for beginnings, kind, text in _BY_SQLSTATE:
         if code.startswith(beginnings):
-            return kind(said.format(where=WHERE, error=error))
+            return kind(text.format(where=WHERE, error=error))
     return Permanent(f"{WHERE}: {type(error).__name__}: {error}")

@@ -110,16 +110,16 @@ class DjangoTransaction(OpenTransaction):
             self._raw.execute("BEGIN IMMEDIATE")
 
     @property
-    def gone(self) -> bool:
+    def is_lost(self) -> bool:
         conn = self.connection
         return conn.closed_in_transaction or not conn.in_atomic_block or conn.connection is not self._raw
 
     @property
-    def spoilt(self) -> bool:
+    def is_aborted(self) -> bool:
         return bool(self.connection.needs_rollback)
 
     def begin(self) -> None:
-        if not self.raw.begun:
+        if not self.raw.has_begun:
             self.raw.execute("SELECT 1")
 
     def settle(self) -> None:

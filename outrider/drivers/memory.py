@@ -16,10 +16,10 @@ def run(tx: MemoryTransaction, operation: str, args: tuple[Any, ...], schema: st
     return OPERATIONS[operation](tx, *args)
 
 
-async def stage(tx: MemoryTransaction, drafts: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
+async def stage(tx: MemoryTransaction, request: StageRequest, claim: OptimisticClaim | None) -> list[StagedRow]:
     """Stage events in the transaction."""
     _in_transaction(tx)
-    return await tx.stage(drafts, hold)
+    return await tx.stage(request, claim)
 
 
 async def start_saga(tx: MemoryTransaction, new: NewSaga) -> bool:
@@ -50,13 +50,13 @@ async def participant_enter(tx: MemoryTransaction, participant: str, key: str, p
     return await saga.enter(tx, participant, key, phase)
 
 
-async def participant_keep(tx: MemoryTransaction, participant: str, key: str, phase: Phase, reply: bytes) -> None:
+async def participant_save_reply(tx: MemoryTransaction, participant: str, key: str, phase: Phase, reply: bytes) -> None:
     """Store the reply to a command, as JSON::
 
-    await participant_keep(tx, "stock", key, Phase.ACTION, b'{"reserved": 3}')
+    await participant_save_reply(tx, "stock", key, Phase.ACTION, b'{"reserved": 3}')
     """
     _in_transaction(tx)
-    await saga.keep(tx, participant, key, phase, reply)
+    await saga.save_reply(tx, participant, key, phase, reply)
 
 
 def _in_transaction(tx: MemoryTransaction, do: str = "stage") -> None:
@@ -69,5 +69,5 @@ OPERATIONS: Mapping[str, Callable[..., Awaitable[Any]]] = {
     "start_saga": start_saga,
     "deliver_messages": deliver_messages,
     "participant_enter": participant_enter,
-    "participant_keep": participant_keep,
+    "participant_save_reply": participant_save_reply,
 }

@@ -21,7 +21,7 @@ from outrider.drivers.base import translating, translating_async
 from outrider.drivers.connections import RawAsyncPsycopg, RawPsycopg
 from outrider.drivers.threaded_transactions import ThreadedTransactionSource
 from outrider.errors import NotInTransaction, UsageError
-from outrider.stores.postgres.statements import SCRIPTS, Rows, Script
+from outrider.stores.postgres.statements import OPERATIONS, Rows, Statements
 from outrider.stores.statements import run_statements, run_statements_async
 
 NO_TRANSACTION = (
@@ -48,24 +48,24 @@ def run(conn: Any, operation: str, args: tuple[Any, ...], schema: str) -> Any:
         raise UsageError(
             "this connection was given back to its pool, and is no longer yours; take another and begin again"
         )
-    script = SCRIPTS[operation](schema, *args)
+    statements = OPERATIONS[operation](schema, *args)
     if isinstance(conn, psycopg.AsyncConnection):
-        return _run_async(conn, script, schema)
+        return _run_async(conn, statements, schema)
     if _unclear(conn):
         with conn.pipeline():
             pass
     _check(conn, "with")
     with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        return run_statements(script, translating(partial(_execute, cursor), schema))
+        return run_statements(statements, translating(partial(_execute, cursor), schema))
 
 
-async def _run_async(conn: psycopg.AsyncConnection[Any], script: Script[Any], schema: str) -> Any:
+async def _run_async(conn: psycopg.AsyncConnection[Any], statements: Statements[Any], schema: str) -> Any:
     if _unclear(conn):
         async with conn.pipeline():
             pass
     _check(conn, "async with")
     async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
-        return await run_statements_async(script, translating_async(partial(_execute_async, cursor), schema))
+        return await run_statements_async(statements, translating_async(partial(_execute_async, cursor), schema))
 
 
 def _execute(cursor: psycopg.RawCursor[Any], sql: str, *args: Any) -> Rows:
@@ -92,7 +92,7 @@ def _check(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], block: 
         raise NotInTransaction(NO_TRANSACTION.format(block=block))
 
 
-class _Undo(Exception):
+class _RollBack(Exception):
     """Raised in a block to roll back."""
 
 
@@ -110,7 +110,7 @@ class PsycopgTransaction(OpenTransaction):
         self._block.__enter__()
 
     @property
-    def gone(self) -> bool:
+    def is_lost(self) -> bool:
         # A lost connection is marked as broken.
         return bool(self.connection.closed and not self.connection.broken)
 
@@ -124,7 +124,7 @@ class PsycopgTransaction(OpenTransaction):
         self._block.__exit__(None, None, None)
 
     def rollback(self) -> None:
-        self._block.__exit__(_Undo, _Undo(), None)
+        self._block.__exit__(_RollBack, _RollBack(), None)
 
     def release(self) -> None:
         with suppress(psycopg.Error):
@@ -139,7 +139,7 @@ class PsycopgTransaction(OpenTransaction):
 class AsyncPsycopgTransaction(PsycopgTransaction):
     """An asynchronous transaction of a connection.
 
-    Use `begun` to create a transaction, because the begin is awaited.
+    Use `has_begun` to create a transaction, because the begin is awaited.
     """
 
     SAVEPOINT = "async with conn.transaction(): ..."
@@ -148,7 +148,7 @@ class AsyncPsycopgTransaction(PsycopgTransaction):
         self.connection, self.raw, self._give_back = conn, RawAsyncPsycopg(conn), give_back
         self._level = conn.isolation_level
 
-    async def begun(self) -> OpenTransaction:
+    async def has_begun(self) -> OpenTransaction:
         """Begin the transaction and return the object."""
         if self._level is not READ_COMMITTED:
             await self.connection.set_isolation_level(READ_COMMITTED)
@@ -166,7 +166,7 @@ class AsyncPsycopgTransaction(PsycopgTransaction):
         await self._block.__aexit__(None, None, None)
 
     async def rollback(self) -> None:  # type: ignore[override]
-        await self._block.__aexit__(_Undo, _Undo(), None)
+        await self._block.__aexit__(_RollBack, _RollBack(), None)
 
     async def release(self) -> None:  # type: ignore[override]
         with suppress(psycopg.Error):
@@ -226,7 +226,7 @@ class AsyncPsycopgSource(AsyncTransactionSource):
             raise _no_connection(conn)
         give_back = self._pool.putconn if self._pool is not None else psycopg.AsyncConnection.close
         try:
-            return await AsyncPsycopgTransaction(conn, give_back).begun()
+            return await AsyncPsycopgTransaction(conn, give_back).has_begun()
         except BaseException:
             await give_back(conn)
             raise

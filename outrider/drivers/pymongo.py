@@ -14,19 +14,19 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 
 from outrider.errors import NotInTransaction
 from outrider.stores.mongo import saga, staging
-from outrider.stores.mongo.operations import Steps, run_operations, run_operations_async
+from outrider.stores.mongo.operations import Operations, run_operations, run_operations_async
 
 NO_TRANSACTION = (
     "this session is not in a transaction, so event or saga could not share your change's fate; stage in the callback "
     "of `session.with_transaction(...)`, which runs again after a conflict, or inside `session.start_transaction()`"
 )
 
-SCRIPTS: dict[str, Callable[..., Steps[Any]]] = {
+OPERATIONS: dict[str, Callable[..., Operations[Any]]] = {
     "stage": staging.stage,
     "start_saga": saga.start,
     "deliver_messages": saga.deliver,
     "participant_enter": saga.enter,
-    "participant_keep": saga.keep,
+    "participant_save_reply": saga.save_reply,
 }
 
 
@@ -34,6 +34,6 @@ def run(session: Any, operation: str, args: tuple[Any, ...], schema: str) -> Any
     """Run an operation in the open transaction of the caller."""
     if not session.in_transaction:
         raise NotInTransaction(NO_TRANSACTION)
-    work = SCRIPTS[operation](*args)
+    work = OPERATIONS[operation](*args)
     runs = run_operations_async if isinstance(session, AsyncClientSession) else run_operations
     return runs(work, session, schema)

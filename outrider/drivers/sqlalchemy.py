@@ -39,12 +39,12 @@ AUTOCOMMIT = (
 )
 
 SEVERAL = (
-    "this session works on several databases, and nothing says which one holds the outbox; pass its connection: "
+    "this session works on several databases, and it is unclear which one has the outbox; pass its connection: "
     "session.connection(bind_arguments={'mapper': Order})"
 )
 
 FLUSHING = (
-    "this session is being flushed, and would have to be flushed before the event takes its place; stage in "
+    "this session is being flushed, and must be flushed before the event is inserted; stage in "
     "`before_commit` instead, or pass session.connection()"
 )
 
@@ -100,7 +100,7 @@ def _within(connection: Connection, operation: str, args: Args, schema: str, *, 
     _check_open(connection)
     if not connection.in_transaction():
         raise NotInTransaction(IDLE.format("connection", "async with" if awaited else "with"))
-    raw = begun(connection)
+    raw = has_begun(connection)
     info = driver_of(raw)
     try:
         done = driver(info).run(raw, operation, args, schema)
@@ -115,7 +115,7 @@ def _awaited(work: Any) -> Any:
     return await_only(work)
 
 
-def begun(connection: Connection) -> Any:
+def has_begun(connection: Connection) -> Any:
     """Return the raw connection, and begin the transaction that SQLAlchemy regards as open::
 
     with engine.begin() as connection:
@@ -191,21 +191,21 @@ class SqlalchemyTransaction(OpenTransaction):
             target.execution_options(**_level(target.engine))
             self._transaction = target.begin()
         assert connection is not None
-        self._connection, self.raw = connection, raw_connection(begun(connection))
-        if connection.dialect.name == "sqlite" and not self.raw.begun:
+        self._connection, self.raw = connection, raw_connection(has_begun(connection))
+        if connection.dialect.name == "sqlite" and not self.raw.has_begun:
             raise UsageError(AUTOCOMMIT)
 
     @property
-    def gone(self) -> bool:
+    def is_lost(self) -> bool:
         return self._target.get_transaction() is not self._transaction
 
     @property
-    def spoilt(self) -> bool:
+    def is_aborted(self) -> bool:
         return isinstance(self._target, Session) and not self._target.is_active
 
     def begin(self) -> None:
         # psycopg begins with the first statement.
-        if not self.raw.begun:
+        if not self.raw.has_begun:
             self._connection.exec_driver_sql("SELECT 1")
 
     def settle(self) -> None:
@@ -236,15 +236,15 @@ class AsyncSqlalchemyTransaction(OpenTransaction):
         self.connection, self._inner, self.raw = given, inner, inner.raw
 
     @property
-    def gone(self) -> bool:
-        return self._inner.gone
+    def is_lost(self) -> bool:
+        return self._inner.is_lost
 
     @property
-    def spoilt(self) -> bool:
-        return self._inner.spoilt
+    def is_aborted(self) -> bool:
+        return self._inner.is_aborted
 
     async def begin(self) -> None:
-        if not self.raw.begun:
+        if not self.raw.has_begun:
             await _there(self._inner.begin)
 
     async def settle(self) -> None:
@@ -290,9 +290,9 @@ class AsyncSqlalchemySource(AsyncTransactionSource):
 
     async def begin(self) -> OpenTransaction:
         given = await self._source.connect() if self._connects else self._source()
-        below_it = given.sync_connection if self._connects else given.sync_session
+        inner = given.sync_connection if self._connects else given.sync_session
         try:
-            return AsyncSqlalchemyTransaction(given, await _there(SqlalchemyTransaction, below_it))
+            return AsyncSqlalchemyTransaction(given, await _there(SqlalchemyTransaction, inner))
         except BaseException:
             with suppress(Exception):
                 await given.close()

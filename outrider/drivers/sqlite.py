@@ -38,8 +38,8 @@ async def _run_on_thread(conn: Any, operation: str, args: tuple[Any, ...]) -> An
 
 def stage(
     conn: sqlite3.Connection,
-    drafts: StageRequest,
-    hold: OptimisticClaim | None,
+    request: StageRequest,
+    claim: OptimisticClaim | None,
     *,
     clock: Clock | None = None,
 ) -> list[StagedRow]:
@@ -49,7 +49,7 @@ def stage(
     clock.
     """
     _in_transaction(conn)
-    return staging.stage(conn, drafts, hold, (clock or SystemClock()).now())
+    return staging.stage(conn, request, claim, (clock or SystemClock()).now())
 
 
 def start_saga(conn: sqlite3.Connection, new: NewSaga, *, clock: Clock | None = None) -> bool:
@@ -85,13 +85,13 @@ def participant_enter(
     return run_job(conn, lambda cursor: saga.enter(cursor, participant, key, phase, _seconds(clock)))
 
 
-def participant_keep(conn: sqlite3.Connection, participant: str, key: str, phase: Phase, reply: bytes) -> None:
+def participant_save_reply(conn: sqlite3.Connection, participant: str, key: str, phase: Phase, reply: bytes) -> None:
     """Store the reply to a command, as JSON::
 
-    participant_keep(conn, "stock", key, Phase.ACTION, b'{"reserved": 3}')
+    participant_save_reply(conn, "stock", key, Phase.ACTION, b'{"reserved": 3}')
     """
     _in_transaction(conn)
-    run_job(conn, lambda cursor: saga.keep(cursor, participant, key, phase, reply))
+    run_job(conn, lambda cursor: saga.save_reply(cursor, participant, key, phase, reply))
 
 
 def _seconds(clock: Clock | None) -> float:
@@ -100,10 +100,10 @@ def _seconds(clock: Clock | None) -> float:
 
 def _in_transaction(conn: sqlite3.Connection, what: str = "the event") -> None:
     try:
-        begun = conn.in_transaction
+        has_begun = conn.in_transaction
     except sqlite3.ProgrammingError as error:
         raise UsageError(f"this connection cannot be used ({error}); take another and begin again") from error
-    if not begun:
+    if not has_begun:
         raise NotInTransaction(
             f"the connection has no open transaction, so {what} would not commit together with anything; "
             'execute "BEGIN IMMEDIATE" first, or write your business rows first'
@@ -115,5 +115,5 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "start_saga": start_saga,
     "deliver_messages": deliver_messages,
     "participant_enter": participant_enter,
-    "participant_keep": participant_keep,
+    "participant_save_reply": participant_save_reply,
 }

@@ -111,13 +111,13 @@ class ThreadedTransactionSource(ABC):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HandlerTransaction]:
-        thread = await self._threads.take()
+        thread = await self._threads.get()
         opening = thread.submit(self.begin)
         try:
             with translate_errors():
                 work = await in_time(asyncio.shield(asyncio.wrap_future(opening)))
         except BaseException:
-            self._threads.give_later(thread, thread.submit(_abandon_late, opening))
+            self._threads.put_when_done(thread, thread.submit(_abandon_late, opening))
             raise
         tx = ThreadedHandlerTransaction(thread, work)
         try:
@@ -125,13 +125,13 @@ class ThreadedTransactionSource(ABC):
             await _commit(thread, tx, work)
         except BaseException:
             ending = thread.submit(_abandon, work)
-            self._threads.give_later(thread, ending)
+            self._threads.put_when_done(thread, ending)
             if not tx.left:
-                await _waited(ending, work)
+                await _wait_result(ending, work)
             raise
         releasing = thread.submit(_release, work)
-        self._threads.give_later(thread, releasing)
-        await _waited(releasing, work)
+        self._threads.put_when_done(thread, releasing)
+        await _wait_result(releasing, work)
 
     def check_handler(self, function: Callable[..., Any]) -> str | None:
         if generator := handler_transactions.check_handler(function):
@@ -154,7 +154,7 @@ def _returned(result: Any) -> Any:
 
 
 def _lost(work: OpenTransaction, error: Exception) -> bool:
-    if work.gone:
+    if work.is_lost:
         return False
     if is_farewell(error) and not work.raw.closed:
         work.raw.probe()
@@ -162,7 +162,7 @@ def _lost(work: OpenTransaction, error: Exception) -> bool:
 
 
 async def _commit(thread: Thread, tx: ThreadedHandlerTransaction, work: OpenTransaction) -> None:
-    if work.gone:
+    if work.is_lost:
         raise InvalidHandler(TRANSACTION_ENDED)
     committing = thread.submit(work.commit)
     try:
@@ -177,7 +177,7 @@ async def _commit(thread: Thread, tx: ThreadedHandlerTransaction, work: OpenTran
         raise
 
 
-async def _waited(ending: Future[None], work: OpenTransaction) -> None:
+async def _wait_result(ending: Future[None], work: OpenTransaction) -> None:
     """Wait for the last job of a transaction, with a time limit."""
     try:
         await limited(asyncio.shield(asyncio.wrap_future(ending)))
@@ -255,7 +255,7 @@ class Threads:
         self._idle: list[Thread] = []
         self._closed = False
 
-    async def take(self) -> Thread:
+    async def get(self) -> Thread:
         """Return an idle thread; at the limit, wait until a thread is returned."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -267,7 +267,7 @@ class Threads:
             ) from error
         return self._idle.pop() if self._idle else Thread(self._name)
 
-    def give(self, thread: Thread) -> None:
+    def put(self, thread: Thread) -> None:
         """Return a thread to the idle threads."""
         self._room.release()
         if self._closed:
@@ -275,16 +275,16 @@ class Threads:
         else:
             self._idle.append(thread)
 
-    def give_later(self, thread: Thread, done: Future[Any]) -> None:
+    def put_when_done(self, thread: Thread, done: Future[Any]) -> None:
         """Return a thread to the idle threads when a job is done."""
         loop = asyncio.get_running_loop()
 
-        def back(_: Future[Any]) -> None:
+        def on_done(_: Future[Any]) -> None:
             # Without the event loop the thread cannot be used again.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self.give, thread)
+                loop.call_soon_threadsafe(self.put, thread)
 
-        done.add_done_callback(back)
+        done.add_done_callback(on_done)
 
     async def close(self, farewell: Callable[[], object]) -> None:
         """End all idle threads, after a last job. Busy threads end after their job."""

@@ -54,14 +54,14 @@ class Consumer:
         self._source, self._settings = source, routes.settings
         self._routes = routes
         self._observer = observer or Observers()
-        self._handling = HandlerExecutor(store, routes, self._observer, rng or random.Random())
-        self._upkeep = ConsumerMaintenance(store, routes, self._handling, self._observer)
-        self._lineup = KeyQueues()
+        self._executor = HandlerExecutor(store, routes, self._observer, rng or random.Random())
+        self._maintenance = ConsumerMaintenance(store, routes, self._executor, self._observer)
+        self._queues = KeyQueues()
         self._changed = asyncio.Condition()
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stalled: set[InboxStream] = set()
-        self._under_way: dict[asyncio.Task[None], list[ReceivedEvent]] = {}
+        self._in_flight: dict[asyncio.Task[None], list[ReceivedEvent]] = {}
 
     def stop(self) -> None:
         """Ask for a clean stop: handlers in progress finish and are acked, remaining events stay with the broker."""
@@ -73,7 +73,7 @@ class Consumer:
 
         Events that cannot be held for now do not count.
         """
-        return bool(self._lineup.lines - self._stalled) or self._handling.draining
+        return bool(self._queues.streams - self._stalled) or self._executor.draining
 
     async def run(self) -> None:
         """Consume until asked to stop."""
@@ -81,22 +81,22 @@ class Consumer:
         self._observer.emit(ConsumerStarted(self._routes.consumer, tuple(self._routes.topics)))
         try:
             async with asyncio.TaskGroup() as group:
-                hands = [group.create_task(self._work()) for _ in range(self._settings.concurrency)]
-                group.create_task(self._upkeep.run(self._stopping))
-                watching = group.create_task(self._handling.broken())
+                workers = [group.create_task(self._work()) for _ in range(self._settings.concurrency)]
+                group.create_task(self._maintenance.run(self._stopping))
+                watching = group.create_task(self._executor.wait_for_failure())
                 try:
                     await self._receive()
-                    await self._finish(hands)
+                    await self._finish(workers)
                 finally:
                     # A worker may miss its cancellation if its connection is lost at the same moment.
                     self._stopping.set()
                     watching.cancel()
-                    await self._line_up([])
+                    await self._enqueue([])
         finally:
             # The task group has ended: no task can start another drain.
-            await self._handling.stop()
+            await self._executor.stop()
             await self._source.close()
-        self._observer.emit(ConsumerStopped(self._routes.consumer, unhandled=len(self._lineup)))
+        self._observer.emit(ConsumerStopped(self._routes.consumer, unhandled=len(self._queues)))
 
     async def _receive(self) -> None:
         """Fetch deliveries; without room, only keep the connection alive."""
@@ -108,79 +108,79 @@ class Consumer:
                 received = await self._source.receive(self._room(), self._full())
             except Transient as error:
                 lost = True
-                await self._forget()
-                await self._pause(self._handling.health.failed(str(error)))
+                await self._drop_all()
+                await self._pause(self._executor.health.failed(str(error)))
                 continue
             if lost:
                 lost = False
-                self._handling.health.recovered()
+                self._executor.health.recovered()
             if received:
-                await self._line_up([decode(delivery) for delivery in received])
+                await self._enqueue([decode(delivery) for delivery in received])
 
     def _room(self) -> int:
         """Return how many deliveries to fetch: at most a quarter of the limit, to leave room for other partitions."""
         in_flight_max = self._settings.in_flight_max
-        return max(0, min(in_flight_max - len(self._lineup), max(1, in_flight_max // 4)))
+        return max(0, min(in_flight_max - len(self._queues), max(1, in_flight_max // 4)))
 
     def _full(self) -> frozenset[str]:
         """Return the partitions that have used up their share: a slow partition must not stop other partitions."""
-        return self._lineup.full(max(1, self._settings.in_flight_max // 2))
+        return self._queues.full(max(1, self._settings.in_flight_max // 2))
 
-    async def _line_up(self, events: Sequence[ReceivedEvent]) -> None:
+    async def _enqueue(self, events: Sequence[ReceivedEvent]) -> None:
         async with self._changed:
             for received in events:
-                self._lineup.add(received)
+                self._queues.add(received)
             self._changed.notify_all()
 
     async def _work(self) -> None:
         """Execute ready events until asked to stop."""
-        hand = asyncio.current_task()
-        assert hand is not None
+        worker = asyncio.current_task()
+        assert worker is not None
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._lineup.ready or self._stopping.is_set())
+                await self._changed.wait_for(lambda: self._queues.ready or self._stopping.is_set())
                 if self._stopping.is_set():
                     return
-                events = self._lineup.take(self._settings.batch_max)
-            self._under_way[hand] = events
-            tried = await self._handling.execute(events)
-            for received in tried.done:
+                events = self._queues.take(self._settings.batch_max)
+            self._in_flight[worker] = events
+            result = await self._executor.execute(events)
+            for received in result.done:
                 # Ack last: a crash before the ack delivers again, and the receipt absorbs the duplicate. The other
                 # order loses events.
                 self._source.ack(received.delivery)
-            await self._give_back(events, tried)
+            await self._finish_attempt(events, result)
 
-    async def _give_back(self, events: Sequence[ReceivedEvent], tried: AttemptResult) -> None:
+    async def _finish_attempt(self, events: Sequence[ReceivedEvent], result: AttemptResult) -> None:
         """Remove settled events; let streams with unsettled events rest, and free the remaining streams."""
-        lines = {received.stream for received in events}
+        streams = {received.stream for received in events}
         async with self._changed:
-            self._lineup.done(tried.done)
-            self._handling.forget(self._lineup.put_back(tried.left))
-            self._stalled = (self._stalled - lines) | tried.stalled
+            self._queues.done(result.done)
+            self._executor.forget(self._queues.put_back(result.left))
+            self._stalled = (self._stalled - streams) | result.stalled
             if self._settings.ordering is Ordering.STRICT:
                 # Sequencing keeps the order, whichever event comes first.
-                self._lineup.sort(tried.rest_seconds)
-            self._lineup.free(lines - tried.rest_seconds.keys())
+                self._queues.sort(result.delay_seconds)
+            self._queues.free(streams - result.delay_seconds.keys())
             self._changed.notify_all()
-        for line, seconds in tried.rest_seconds.items():
-            asyncio.get_running_loop().call_later(seconds, self._rested, line)
+        for stream, seconds in result.delay_seconds.items():
+            asyncio.get_running_loop().call_later(seconds, self._end_delay, stream)
 
-    def _rested(self, line: InboxStream) -> None:
-        self._lineup.free([line])
-        self._tasks.add(task := asyncio.create_task(self._line_up([])))
+    def _end_delay(self, stream: InboxStream) -> None:
+        self._queues.free([stream])
+        self._tasks.add(task := asyncio.create_task(self._enqueue([])))
         task.add_done_callback(self._tasks.discard)
 
     async def _revoked(self, partitions: frozenset[str]) -> None:
         """Release partitions: drop events that have not begun, and wait for events in progress."""
         self._observer.emit(PartitionsRevoked(self._routes.consumer, tuple(sorted(partitions))))
         async with self._changed:
-            self._handling.forget(self._lineup.drop(partitions))
-            await self._changed.wait_for(lambda: not any(self._lineup.count(partition) for partition in partitions))
+            self._executor.forget(self._queues.drop(partitions))
+            await self._changed.wait_for(lambda: not any(self._queues.count(partition) for partition in partitions))
 
-    async def _forget(self) -> None:
+    async def _drop_all(self) -> None:
         """Drop events that have not begun: the connection is lost, and the broker redelivers unacked events."""
         async with self._changed:
-            self._handling.forget(self._lineup.drop(self._lineup.partitions))
+            self._executor.forget(self._queues.drop(self._queues.partitions))
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -189,14 +189,14 @@ class Consumer:
         except TimeoutError:
             return
 
-    async def _finish(self, hands: Sequence[asyncio.Task[None]]) -> None:
+    async def _finish(self, workers: Sequence[asyncio.Task[None]]) -> None:
         """Wait for handlers in progress; late handlers are rolled back, and their events are delivered again."""
         async with self._changed:
             self._changed.notify_all()
-        _, late = await asyncio.wait(hands, timeout=self._settings.shutdown_timeout_seconds)
+        _, late = await asyncio.wait(workers, timeout=self._settings.shutdown_timeout_seconds)
         for task in late:
             task.cancel()
-            for received in self._under_way.get(task, []):
+            for received in self._in_flight.get(task, []):
                 seconds, place = self._settings.shutdown_timeout_seconds, (received.delivery.topic, received.stream.key)
                 self._observer.emit(HandlerTimedOut(self._routes.consumer, received.event_id, *place, seconds))
 
@@ -210,9 +210,9 @@ class ConsumerMaintenance:
 
     store: InboxStore
     routes: Routes
-    handling: HandlerExecutor
+    executor: HandlerExecutor
     observer: Observer
-    told: dict[InboxStream, datetime] = field(default_factory=dict)
+    emitted: dict[InboxStream, datetime] = field(default_factory=dict)
     prune_at: float = 0.0
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -221,7 +221,7 @@ class ConsumerMaintenance:
             try:
                 await self.run_maintenance()
             except OutriderError as error:
-                self.handling.health.failed(str(error))
+                self.executor.health.failed(str(error))
             try:
                 async with asyncio.timeout(self.routes.settings.maintenance_interval_seconds):
                     await stopping.wait()
@@ -232,31 +232,31 @@ class ConsumerMaintenance:
         """Run maintenance once."""
         for cause in self.routes.settings.drains:
             for stream in await self.store.draining(self.routes.consumer, STREAMS_MAX, cause=cause):
-                self.handling.drain(stream)
+                self.executor.drain(stream)
         if self.routes.settings.ordering is Ordering.STRICT:
-            await self._tell_of_gaps()
+            await self._emit_gaps()
         if time.monotonic() >= self.prune_at:
             await self._prune()
             self.prune_at = time.monotonic() + PRUNE_SECONDS
 
-    async def _tell_of_gaps(self) -> None:
+    async def _emit_gaps(self) -> None:
         """Emit every overdue gap once; a stream that waits again is emitted again."""
         seconds = self.routes.settings.gap_timeout_seconds
         found = await self.store.overdue(self.routes.consumer, seconds, STREAMS_MAX)
         for stream, seen, waiting, since in found:
-            if self.told.get(stream) != since:
+            if self.emitted.get(stream) != since:
                 self.observer.emit(GapOverdue(self.routes.consumer, stream.topic, stream.key, seen, waiting))
-        self.told = {gap.stream: gap.since for gap in found}
+        self.emitted = {gap.stream: gap.since for gap in found}
 
     async def _prune(self) -> None:
         settings = self.routes.settings
         pruned = await self.store.prune(
             self.routes.consumer, receipt_days=settings.receipt_days, dead_letter_days=settings.dead_letter_days
         )
-        barriers = (
+        participants = (
             0
             if settings.participant_memory_days is None
             else await self.store.prune_participants(settings.participant_memory_days)
         )
-        if any(pruned) or barriers:
-            self.observer.emit(InboxMaintenanceDone(self.routes.consumer, *pruned, barriers))
+        if any(pruned) or participants:
+            self.observer.emit(InboxMaintenanceDone(self.routes.consumer, *pruned, participants))

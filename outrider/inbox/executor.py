@@ -34,7 +34,7 @@ from outrider.telemetry.events import (
     Observer,
 )
 from outrider.telemetry.health import StoreHealth
-from outrider.tracebacks import where
+from outrider.tracebacks import user_frame
 
 BACKOFF = RetryPolicy(base_seconds=0.2, cap_seconds=10)
 
@@ -43,7 +43,7 @@ CONFLICTS = RetryPolicy(base_seconds=0.01, cap_seconds=0.2, jitter=0.5, max_atte
 
 STALL_SECONDS = 1.0
 
-STRANGE_MAX = 100
+UNHANDLED_TYPES_MAX = 100
 
 ERROR_CHARACTERS_MAX = 1000
 
@@ -54,14 +54,14 @@ class AttemptResult:
 
     done: list[ReceivedEvent] = field(default_factory=list)
     left: list[ReceivedEvent] = field(default_factory=list)
-    rest_seconds: dict[InboxStream, float] = field(default_factory=dict)
+    delay_seconds: dict[InboxStream, float] = field(default_factory=dict)
     stalled: set[InboxStream] = field(default_factory=set)
 
     def add(self, other: AttemptResult) -> None:
         """Add the result of another attempt."""
         self.done += other.done
         self.left += other.left
-        self.rest_seconds |= other.rest_seconds
+        self.delay_seconds |= other.delay_seconds
         self.stalled |= other.stalled
 
 
@@ -77,18 +77,18 @@ class HandlerExecutor:
         recovered = partial(ConsumerRecovered, routes.consumer)
         self.health = StoreHealth(observer, unavailable, recovered, BACKOFF, rng)
         self._ending = False
-        self._strange: set[tuple[str, str]] = set()
-        self._broken = asyncio.Event()
+        self._unhandled_types: set[tuple[str, str]] = set()
+        self._failed = asyncio.Event()
         self._error: BaseException | None = None
 
     async def execute(self, events: Sequence[ReceivedEvent]) -> AttemptResult:
         """Try all events in one transaction; after a handler failure, try every event in a separate transaction."""
-        tried = await self._attempt(events)
-        if len(events) == 1 or not tried.left:
-            return tried
-        result = AttemptResult(done=tried.done, rest_seconds=tried.rest_seconds, stalled=tried.stalled)
-        for received in tried.left:
-            if received.stream in result.rest_seconds:
+        attempt = await self._attempt(events)
+        if len(events) == 1 or not attempt.left:
+            return attempt
+        result = AttemptResult(done=attempt.done, delay_seconds=attempt.delay_seconds, stalled=attempt.stalled)
+        for received in attempt.left:
+            if received.stream in result.delay_seconds:
                 result.left.append(received)
             else:
                 result.add(await self._attempt([received]))
@@ -99,17 +99,17 @@ class HandlerExecutor:
         if stream not in self._drains:
             task = asyncio.create_task(self._drain(stream))
             self._drains[stream] = task
-            task.add_done_callback(partial(self._drain_ended, stream))
+            task.add_done_callback(partial(self._on_drain_end, stream))
 
-    def _drain_ended(self, stream: InboxStream, task: asyncio.Task[None]) -> None:
+    def _on_drain_end(self, stream: InboxStream, task: asyncio.Task[None]) -> None:
         self._drains.pop(stream, None)
         if not task.cancelled() and (error := task.exception()):
             self._error = error
-            self._broken.set()
+            self._failed.set()
 
-    async def broken(self) -> None:
+    async def wait_for_failure(self) -> None:
         """Wait until a drain fails with an error that must end the consumer, and raise the error."""
-        await self._broken.wait()
+        await self._failed.wait()
         assert self._error is not None
         raise self._error
 
@@ -122,7 +122,7 @@ class HandlerExecutor:
         """Forget the failed attempts of released events: the next consumer starts again at zero."""
         self._failures.forget(events)
 
-    async def drained(self) -> None:
+    async def wait_for_drains(self) -> None:
         """Wait until all drains have ended."""
         while self._drains:
             await asyncio.wait(self._drains.values())
@@ -137,42 +137,42 @@ class HandlerExecutor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _attempt(self, events: Sequence[ReceivedEvent]) -> AttemptResult:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             done = await self._run(self._transaction.process, events)
         except HandlerFailed as failed:
             if len(events) > 1:
                 return AttemptResult(left=list(events))
-            return _resting(events, await self._count_attempt(failed))
+            return _delayed(events, await self._count_attempt(failed))
         except InvalidHandler:
             raise
         except OutriderError as error:
-            return _resting(events, self.health.failed(str(error)))
-        self._committed(done, time.monotonic() - begun)
+            return _delayed(events, self.health.failed(str(error)))
+        self._committed(done, time.monotonic() - started)
         stalled = [entry.received for entry in done.of(LeftWithBroker)]
-        tried = _resting(stalled, STALL_SECONDS)
-        tried.stalled = {received.stream for received in stalled}
+        attempt = _delayed(stalled, STALL_SECONDS)
+        attempt.stalled = {received.stream for received in stalled}
         # Uses the delivered sequence: a received event may have lost its sequence on the way.
-        kept = [received.delivery for received in stalled]
-        tried.done = [received for received in events if received.delivery not in kept] if kept else list(events)
-        return tried
+        left = [received.delivery for received in stalled]
+        attempt.done = [received for received in events if received.delivery not in left] if left else list(events)
+        return attempt
 
     async def _drain(self, stream: InboxStream) -> None:
         limit, failing = self._routes.settings.batch_max, None
         while not self._ending:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 done = await self._run(self._transaction.process_held, stream, limit)
             except HandlerFailed as failed:
-                alone, limit, failing = limit == 1, 1, failed.received
-                await asyncio.sleep(await self._count_attempt(failed) if alone else 0)
+                single, limit, failing = limit == 1, 1, failed.received
+                await asyncio.sleep(await self._count_attempt(failed) if single else 0)
                 continue
             except InvalidHandler:
                 raise
             except OutriderError as error:
                 await asyncio.sleep(self.health.failed(str(error)))
                 continue
-            self._committed(done, time.monotonic() - begun)
+            self._committed(done, time.monotonic() - started)
             if stream not in done.draining:
                 # Another process may have the stream now. If the stream comes back, attempts are counted from zero.
                 self._failures.forget([failing] if failing else [])
@@ -204,18 +204,18 @@ class HandlerExecutor:
         self.health.recovered()
         self._failures.forget(entry.received for entry in done.entries)
         self._failures.forget(done.duplicates)
-        self._tell(done, seconds)
+        self._emit_outcomes(done, seconds)
         for stream in done.draining:
             self.drain(stream)
 
-    def _tell(self, done: BatchOutcome, seconds: float) -> None:
+    def _emit_outcomes(self, done: BatchOutcome, seconds: float) -> None:
         consumer = self._routes.consumer
         applied, dropped, waiting = (len(done.of(kind)) for kind in (Applied, Ignored, Held))
-        strange = [received for received, outcome in done.entries if outcome is NO_HANDLER]
-        dropped -= len(strange)
-        counts = applied, len(done.duplicates), dropped, waiting, len(strange)
+        unhandled = [received for received, outcome in done.entries if outcome is NO_HANDLER]
+        dropped -= len(unhandled)
+        counts = applied, len(done.duplicates), dropped, waiting, len(unhandled)
         self._observer.emit(Handled(consumer, *counts, seconds=seconds))
-        self._tell_of_types(strange)
+        self._emit_unhandled_types(unhandled)
         for received, outcome in done.of(InboxDeadLettered):
             assert isinstance(outcome, InboxDeadLettered)
             self._observer.emit(
@@ -236,17 +236,17 @@ class HandlerExecutor:
             topic, key, _ = received.stream
             self._observer.emit(HeldEventsFull(consumer, topic, key, done.states[received.stream].waiting))
 
-    def _tell_of_types(self, events: Sequence[ReceivedEvent]) -> None:
+    def _emit_unhandled_types(self, events: Sequence[ReceivedEvent]) -> None:
         """Emit every unhandled type once, up to a limit: any service may write to a topic."""
         for received in events:
             kind = (received.delivery.topic, received.event_type)
-            if kind not in self._strange and len(self._strange) < STRANGE_MAX:
-                self._strange.add(kind)
+            if kind not in self._unhandled_types and len(self._unhandled_types) < UNHANDLED_TYPES_MAX:
+                self._unhandled_types.add(kind)
                 self._observer.emit(NoHandler(self._routes.consumer, *kind))
 
 
-def _resting(events: Sequence[ReceivedEvent], seconds: float) -> AttemptResult:
-    return AttemptResult(left=list(events), rest_seconds={received.stream: seconds for received in events})
+def _delayed(events: Sequence[ReceivedEvent], seconds: float) -> AttemptResult:
+    return AttemptResult(left=list(events), delay_seconds={received.stream: seconds for received in events})
 
 
 @dataclass(slots=True)
@@ -271,8 +271,8 @@ class Failures:
         received, retry = failed.received, self.routes.settings.retry
         known = self.failing.setdefault(received.event_id, Failing())
         known.attempts += 1
-        if failed.hopeless or known.attempts >= retry.max_attempts:
-            reason = DeadLetterReason.PERMANENT_FAILURE if failed.hopeless else failed.reason
+        if failed.is_permanent or known.attempts >= retry.max_attempts:
+            reason = DeadLetterReason.PERMANENT_FAILURE if failed.is_permanent else failed.reason
             policy = self.routes.settings.on_dead_letter
             known.dead_letter = InboxDeadLettered(reason, _failure(failed), policy, known.attempts)
             return 0.0
@@ -303,7 +303,7 @@ class Failures:
 
 
 def _failure(failed: HandlerFailed) -> dict[str, Any]:
-    return {"error": _short(str(failed)), "kind": type(failed.error).__qualname__, "where": where(failed.error)}
+    return {"error": _short(str(failed)), "kind": type(failed.error).__qualname__, "where": user_frame(failed.error)}
 
 
 def _short(text: str) -> str:

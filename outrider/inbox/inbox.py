@@ -24,10 +24,15 @@ class Result(StrEnum):
     DUPLICATE = "duplicate"
     DROPPED = "dropped"
     WAITING = "waiting"
-    BURIED = "buried"
+    DEAD_LETTERED = "dead_lettered"
 
 
-_RESULTS = {Applied: Result.APPLIED, Ignored: Result.DROPPED, Held: Result.WAITING, InboxDeadLettered: Result.BURIED}
+_RESULTS = {
+    Applied: Result.APPLIED,
+    Ignored: Result.DROPPED,
+    Held: Result.WAITING,
+    InboxDeadLettered: Result.DEAD_LETTERED,
+}
 
 
 class Inbox(Router):
@@ -71,7 +76,7 @@ class Inbox(Router):
 
             result = await inbox.process(delivery, bill, consumer="billing")
         """
-        store, routes = self._by_hand(handler, consumer)
+        store, routes = self._require_store(handler, consumer)
         received = decode(delivery)
         try:
             done = await InboxTransaction(store, routes).process([received])
@@ -91,18 +96,18 @@ class Inbox(Router):
 
             handled = await inbox.drain("billing", bill)
         """
-        store, routes = self._by_hand(handler, consumer)
-        handled, met = 0, set[InboxStream]()
+        store, routes = self._require_store(handler, consumer)
+        handled, seen = 0, set[InboxStream]()
         try:
-            while streams := await _may_go(store, routes, met):
-                met |= streams
+            while streams := await _find_draining(store, routes, seen):
+                seen |= streams
                 for stream in streams:
                     handled += await _drain(store, routes, stream)
         except HandlerFailed as failed:
             raise failed.error from None
         return handled
 
-    def _by_hand(self, handler: Handler, consumer: str) -> tuple[InboxStore, Routes]:
+    def _require_store(self, handler: Handler, consumer: str) -> tuple[InboxStore, Routes]:
         if self.store is None:
             raise UsageError(
                 "this inbox has no store; make it with Inbox(store), or run: outrider consume module:inbox"
@@ -123,12 +128,12 @@ async def _drain(store: InboxStore, routes: Routes, stream: InboxStream) -> int:
     return handled
 
 
-async def _may_go(store: InboxStore, routes: Routes, met: set[InboxStream]) -> set[InboxStream]:
-    """Find draining streams, without streams in `met`. Another process has them, or they fill as fast as they drain."""
+async def _find_draining(store: InboxStore, routes: Routes, seen: set[InboxStream]) -> set[InboxStream]:
+    """Find draining streams, except those in `seen`: another process has them, or they fill as fast as they drain."""
     found: set[InboxStream] = set()
     for cause in routes.settings.drains:
-        found |= set(await store.draining(routes.consumer, DRAIN_MAX + len(met), cause=cause))
-    return found - met
+        found |= set(await store.draining(routes.consumer, DRAIN_MAX + len(seen), cause=cause))
+    return found - seen
 
 
 def _result(done: BatchOutcome) -> Result:

@@ -17,14 +17,14 @@ class KeyQueues:
     """Received events that are not settled yet, in one queue per stream."""
 
     def __init__(self) -> None:
-        self._lines: dict[InboxStream, deque[ReceivedEvent]] = {}
+        self._queues: dict[InboxStream, deque[ReceivedEvent]] = {}
         self._free: dict[InboxStream, None] = {}
         self._busy: set[InboxStream] = set()
-        self._shards: Counter[str] = Counter()
-        self._gone: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._revoked: set[str] = set()
 
     def __len__(self) -> int:
-        return self._shards.total()
+        return self._counts.total()
 
     @property
     def ready(self) -> bool:
@@ -34,38 +34,38 @@ class KeyQueues:
     @property
     def partitions(self) -> frozenset[str]:
         """Return the partitions with unsettled events."""
-        return frozenset(self._shards)
+        return frozenset(self._counts)
 
     @property
-    def lines(self) -> AbstractSet[InboxStream]:
+    def streams(self) -> AbstractSet[InboxStream]:
         """Return the streams with unsettled events."""
-        return self._lines.keys()
+        return self._queues.keys()
 
     def count(self, partition: str) -> int:
         """Return the number of unsettled events of a partition."""
-        return self._shards[partition]
+        return self._counts[partition]
 
-    def full(self, per_shard: int) -> frozenset[str]:
-        """Return the partitions with at least `per_shard` unsettled events."""
-        return frozenset(partition for partition, count in self._shards.items() if count >= per_shard)
+    def full(self, limit: int) -> frozenset[str]:
+        """Return the partitions with at least `limit` unsettled events."""
+        return frozenset(partition for partition, count in self._counts.items() if count >= limit)
 
     def add(self, received: ReceivedEvent) -> None:
         """Append an event to the queue of its stream."""
-        line = received.stream
-        if line not in self._lines:
-            self._lines[line] = deque()
-            self._free[line] = None
-        self._lines[line].append(received)
-        self._shards[received.delivery.partition] += 1
+        stream = received.stream
+        if stream not in self._queues:
+            self._queues[stream] = deque()
+            self._free[stream] = None
+        self._queues[stream].append(received)
+        self._counts[received.delivery.partition] += 1
 
     def take(self, limit: int) -> list[ReceivedEvent]:
         """Give out events from the heads of free queues; the queues are busy until `free`."""
         taken: list[ReceivedEvent] = []
         while self._free and len(taken) < limit:
-            line = next(iter(self._free))
-            del self._free[line]
-            self._busy.add(line)
-            queue = self._lines[line]
+            stream = next(iter(self._free))
+            del self._free[stream]
+            self._busy.add(stream)
+            queue = self._queues[stream]
             taken += [queue.popleft() for _ in range(min(len(queue), limit - len(taken)))]
         return taken
 
@@ -79,44 +79,46 @@ class KeyQueues:
 
         Events of a partition that was revoked meanwhile are removed and returned.
         """
-        gone = [received for received in events if received.delivery.partition in self._gone]
+        revoked = [received for received in events if received.delivery.partition in self._revoked]
         for received in reversed(events):
-            if received.delivery.partition not in self._gone:
-                self._lines[received.stream].appendleft(received)
-        self.done(gone)
-        return gone
+            if received.delivery.partition not in self._revoked:
+                self._queues[received.stream].appendleft(received)
+        self.done(revoked)
+        return revoked
 
-    def sort(self, lines: Iterable[InboxStream]) -> None:
+    def sort(self, streams: Iterable[InboxStream]) -> None:
         """Sort queues by sequence: the event for which the rest of a queue waits may have been received last."""
-        for line in lines:
-            if queue := self._lines.get(line):
-                self._lines[line] = deque(sorted(queue, key=lambda received: received.sequence or 0))
+        for stream in streams:
+            if queue := self._queues.get(stream):
+                self._queues[stream] = deque(sorted(queue, key=lambda received: received.sequence or 0))
 
-    def free(self, lines: Iterable[InboxStream]) -> None:
+    def free(self, streams: Iterable[InboxStream]) -> None:
         """Free queues and remove empty queues."""
-        for line in lines:
-            self._busy.discard(line)
-            if self._lines.get(line):
-                self._free[line] = None
+        for stream in streams:
+            self._busy.discard(stream)
+            if self._queues.get(stream):
+                self._free[stream] = None
             else:
-                self._lines.pop(line, None)
+                self._queues.pop(stream, None)
 
     def drop(self, partitions: AbstractSet[str]) -> list[ReceivedEvent]:
         """Remove and return the events of partitions that were not given out. The next owner gets the events."""
-        self._gone |= {partition for partition in partitions if self._shards[partition]}
+        self._revoked |= {partition for partition in partitions if self._counts[partition]}
         dropped: list[ReceivedEvent] = []
-        for line, queue in list(self._lines.items()):
-            self._lines[line] = deque(received for received in queue if received.delivery.partition not in partitions)
+        for stream, queue in list(self._queues.items()):
+            self._queues[stream] = deque(
+                received for received in queue if received.delivery.partition not in partitions
+            )
             dropped += [received for received in queue if received.delivery.partition in partitions]
-            if not self._lines[line] and line not in self._busy:
-                del self._lines[line]
-                self._free.pop(line, None)
+            if not self._queues[stream] and stream not in self._busy:
+                del self._queues[stream]
+                self._free.pop(stream, None)
         self.done(dropped)
         return dropped
 
     def _leave(self, received: ReceivedEvent) -> None:
         partition = received.delivery.partition
-        self._shards[partition] -= 1
-        if self._shards[partition] <= 0:
-            del self._shards[partition]
-            self._gone.discard(partition)
+        self._counts[partition] -= 1
+        if self._counts[partition] <= 0:
+            del self._counts[partition]
+            self._revoked.discard(partition)

@@ -67,7 +67,7 @@ class Applied:
 class Ignored:
     """The event needs no handler: its sequence was seen, the event is a marker, or its type has no handler."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,9 @@ class Routes:
 
     def add(self, topic: str, event_type: str, route: Route) -> None:
         """Register the handler of an event type. Only one is allowed: the order of two would be undefined."""
-        if (known := self.handlers.get((topic, event_type))) is not None:
+        if (existing := self.handlers.get((topic, event_type))) is not None:
             raise UsageError(
-                f"the consumer {self.consumer} has a handler of {event_type} on {topic} already: {known.name}; call "
+                f"the consumer {self.consumer} has a handler of {event_type} on {topic} already: {existing.name}; call "
                 "both from one handler, or give the second a consumer of its own"
             )
         self.handlers[topic, event_type] = route
@@ -107,14 +107,14 @@ class Router:
 
         return register
 
-    def chosen(self, names: Iterable[str]) -> Mapping[str, Routes]:
+    def select(self, names: Iterable[str]) -> Mapping[str, Routes]:
         """Return the consumers named, or all. A consumer with settings and no handler is a misspelt name."""
         for name, routes in self.consumers.items():
             if not routes.handlers:
                 others = [other for other, each in self.consumers.items() if each.handlers]
-                near = get_close_matches(name, others, n=1) or others
-                hint = f"did you mean {near[0]}?" if near else f"register one: {EXAMPLE}"
-                raise UsageError(f"the consumer {name} has settings and no handler; {hint}")
+                close = get_close_matches(name, others, n=1) or others
+                suggestion = f"did you mean {close[0]}?" if close else f"register one: {EXAMPLE}"
+                raise UsageError(f"the consumer {name} has settings and no handler; {suggestion}")
         wanted = list(names) or list(self.consumers)
         unknown = [name for name in wanted if name not in self.consumers]
         if unknown:

@@ -29,17 +29,17 @@ class Accept(NamedTuple):
     after: StreamState
 
 
-class Refuse(NamedTuple):
+class RejectEvent(NamedTuple):
     """Strict ordering is impossible for the event."""
 
     error: str
     after: StreamState
 
 
-Decision = Accept | Refuse | Ignored | Held | LeftWithBroker
+Decision = Accept | RejectEvent | Ignored | Held | LeftWithBroker
 
 
-def decide(received: ReceivedEvent, at: StreamState, settings: ConsumerSettings) -> tuple[Decision, StreamState]:
+def decide(received: ReceivedEvent, state: StreamState, settings: ConsumerSettings) -> tuple[Decision, StreamState]:
     """Decide about one event; return also the state of its stream if the event is held or dropped.
 
     >>> event = ReceivedEvent(None, None, "", None, 7, None, gapless=True)
@@ -47,56 +47,58 @@ def decide(received: ReceivedEvent, at: StreamState, settings: ConsumerSettings)
     (Held(), StreamState(seen=5, cause=<InboxBlockReason.EARLY: 'early'>, waiting=1))
     """
     returning = received.waiting_id is not None
-    if at.cause is InboxBlockReason.DEAD_LETTER or (at.cause in settings.drains and not returning):
-        assert at.cause is not None
-        return _wait(at, at.cause, settings, returning=returning)
+    if state.cause is InboxBlockReason.DEAD_LETTER or (state.cause in settings.drains and not returning):
+        assert state.cause is not None
+        return _hold(state, state.cause, settings, returning=returning)
     if settings.ordering is Ordering.STRICT:
-        return _strict(received, at, settings)
+        return _strict(received, state, settings)
     if received.skipped:
-        return Ignored("the marker of a skipped event"), at
+        return Ignored("the marker of a skipped event"), state
     if settings.ordering is Ordering.MONOTONIC and received.sequence is not None:
-        return _monotonic(received.sequence, at)
-    return Accept(at), at
+        return _monotonic(received.sequence, state)
+    return Accept(state), state
 
 
-def numbered(received: ReceivedEvent, settings: ConsumerSettings) -> ReceivedEvent:
+def drop_uncountable_sequence(received: ReceivedEvent, settings: ConsumerSettings) -> ReceivedEvent:
     """Remove a sequence that strict ordering cannot count: a discarded event would move the stream to its sequence."""
     if settings.ordering is Ordering.STRICT and not (received.gapless or received.skipped):
         return received._replace(sequence=None)
     return received
 
 
-def _monotonic(sequence: int, at: StreamState) -> tuple[Decision, StreamState]:
-    if at.seen is not None and sequence <= at.seen:
-        return Ignored(f"number {sequence} is not above {at.seen}, the last one seen"), at
-    return Accept(at._replace(seen=sequence)), at
+def _monotonic(sequence: int, state: StreamState) -> tuple[Decision, StreamState]:
+    if state.seen is not None and sequence <= state.seen:
+        return Ignored(f"number {sequence} is not above {state.seen}, the last one seen"), state
+    return Accept(state._replace(seen=sequence)), state
 
 
-def _strict(received: ReceivedEvent, at: StreamState, settings: ConsumerSettings) -> tuple[Decision, StreamState]:
+def _strict(received: ReceivedEvent, state: StreamState, settings: ConsumerSettings) -> tuple[Decision, StreamState]:
     sequence = received.sequence
     if sequence is None or not (received.gapless or received.skipped):
-        return Refuse(NOT_OURS, at), at
-    seen = at.seen if at.seen is not None or settings.first_sequence is FirstSequence.FIRST_SEEN else 0
+        return RejectEvent(NOT_OURS, state), state
+    seen = state.seen if state.seen is not None or settings.first_sequence is FirstSequence.FIRST_SEEN else 0
     # Also for a dead-lettered event: after a discard, the stream continues behind the event.
-    at = at._replace(seen=seen)
+    state = state._replace(seen=seen)
     if received.replayed and (seen is None or sequence <= seen):
-        return Accept(at), at
+        return Accept(state), state
     if seen is None:
         # The stream begins here, even if this event is dead-lettered: later events must not begin the stream again.
-        at = at._replace(seen=sequence - 1)
+        state = state._replace(seen=sequence - 1)
     if seen is None or sequence == seen + 1:
         # Early events were held for this event.
-        return Accept(at._replace(seen=sequence, cause=InboxBlockReason.DRAINING if at.waiting else at.cause)), at
+        return Accept(
+            state._replace(seen=sequence, cause=InboxBlockReason.DRAINING if state.waiting else state.cause)
+        ), state
     if sequence <= seen:
-        return Ignored(f"number {sequence} is not above {seen}, the last one seen"), at
-    return _wait(at, InboxBlockReason.EARLY, settings, returning=received.waiting_id is not None)
+        return Ignored(f"number {sequence} is not above {seen}, the last one seen"), state
+    return _hold(state, InboxBlockReason.EARLY, settings, returning=received.waiting_id is not None)
 
 
-def _wait(
-    at: StreamState, cause: InboxBlockReason, settings: ConsumerSettings, *, returning: bool
+def _hold(
+    state: StreamState, cause: InboxBlockReason, settings: ConsumerSettings, *, returning: bool
 ) -> tuple[Decision, StreamState]:
     if returning:
-        return Held(), at._replace(cause=cause)
-    if at.waiting >= settings.held_per_stream_max:
-        return LeftWithBroker(), at
-    return Held(), at._replace(cause=cause, waiting=at.waiting + 1)
+        return Held(), state._replace(cause=cause)
+    if state.waiting >= settings.held_per_stream_max:
+        return LeftWithBroker(), state
+    return Held(), state._replace(cause=cause, waiting=state.waiting + 1)

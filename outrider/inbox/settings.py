@@ -70,7 +70,7 @@ class ConsumerSettings:
             except ValueError:
                 valid = ", ".join(kind)
                 raise InvalidSetting(f"{name} = {getattr(self, name)!r} is not known (valid: {valid})") from None
-        for name in (*_WHOLE, "receipt_days", "participant_memory_days", "maintenance_interval_seconds"):
+        for name in (*_COUNTS, "receipt_days", "participant_memory_days", "maintenance_interval_seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InvalidSetting(f"{name} = {value} cannot work; it must be above 0")
@@ -95,7 +95,7 @@ class ConsumerSettings:
         return self.ordering is not Ordering.OFF
 
 
-_WHOLE = ("held_per_stream_max", "batch_max", "concurrency", "in_flight_max")
+_COUNTS = ("held_per_stream_max", "batch_max", "concurrency", "in_flight_max")
 _SECONDS = (
     "gap_timeout_seconds",
     "handler_timeout_seconds",
@@ -110,12 +110,12 @@ def _check_types(settings: ConsumerSettings) -> None:
     """Reject values of a wrong type early, with the name of the setting."""
     if not isinstance(retry := settings.retry, RetryPolicy):
         raise InvalidSetting(f"retry = {retry!r} is no RetryPolicy; write retry=RetryPolicy(max_attempts=5)")
-    for name in (*_WHOLE, *_SECONDS, *_DAYS):
+    for name in (*_COUNTS, *_SECONDS, *_DAYS):
         value = getattr(settings, name)
-        kinds = (int,) if name in _WHOLE else (int, float)
+        kinds = (int,) if name in _COUNTS else (int, float)
         none_allowed = name in _OPTIONAL and value is None
         if not none_allowed and (isinstance(value, bool) or not isinstance(value, kinds)):
-            wanted = "a whole number" if name in _WHOLE else "a number"
+            wanted = "a whole number" if name in _COUNTS else "a number"
             raise InvalidSetting(f"{name} = {value!r} is not {wanted}, without quotes, such as {name}=10")
 
 

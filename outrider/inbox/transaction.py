@@ -29,7 +29,7 @@ from outrider.inbox.model import (
     StreamState,
 )
 from outrider.inbox.router import Route, Routes
-from outrider.inbox.sequencing import Decision, Refuse, decide, numbered
+from outrider.inbox.sequencing import Decision, RejectEvent, decide, drop_uncountable_sequence
 from outrider.inbox.settings import Ordering
 from outrider.inbox.store import InboxStore
 from outrider.tracebacks import text_of
@@ -52,7 +52,7 @@ class HeldBatch(NamedTuple):
 Batch = Sequence[ReceivedEvent] | HeldBatch
 
 
-class TakenEvents(NamedTuple):
+class BatchInput(NamedTuple):
     """The events of a transaction, the ids of fresh events, and the states of their streams."""
 
     events: Sequence[ReceivedEvent]
@@ -105,15 +105,17 @@ class InboxTransaction:
         outcome = BatchOutcome(drains=self._routes.settings.drains)
         try:
             async with self._store.transaction() as tx:
-                if (taken := await self._take(tx, batch)) is None:
+                if (given := await self._read_batch(tx, batch)) is None:
                     return outcome
-                todo = _decide(taken, self._routes, dead_letter, outcome)
+                todo = _decide(given, self._routes, dead_letter, outcome)
                 seconds = await self._invoke(tx, todo)
                 outcome.entries = [
-                    EventOutcome(event, Applied(seconds[event.event_id]) if isinstance(ends, Route) else ends)
-                    for event, ends in todo
+                    EventOutcome(event, Applied(seconds[event.event_id]) if isinstance(target, Route) else target)
+                    for event, target in todo
                 ]
-                changed = {stream: at for stream, at in outcome.states.items() if at != taken.states.get(stream)}
+                changed = {
+                    stream: state for stream, state in outcome.states.items() if state != given.states.get(stream)
+                }
                 outcome.dead_letters = await self._store.record_outcomes(
                     tx, self._routes.consumer, outcome.entries, changed
                 )
@@ -126,11 +128,11 @@ class InboxTransaction:
             raise await self._attribute(batch, applied[0].received, error) from error
         return outcome
 
-    async def _take(self, tx: Any, batch: Batch) -> TakenEvents | None:
+    async def _read_batch(self, tx: Any, batch: Batch) -> BatchInput | None:
         settings, consumer = self._routes.settings, self._routes.consumer
         if not isinstance(batch, HeldBatch):
             receipts = await self._store.record_receipts(tx, consumer, batch, ordered=settings.ordered)
-            return TakenEvents(batch, receipts.fresh, receipts.states)
+            return BatchInput(batch, receipts.fresh, receipts.states)
         strict = settings.ordering is Ordering.STRICT
         claimed = await self._store.claim_held(
             tx, consumer, batch.stream, by_sequence=strict, limit=batch.limit, early=not strict
@@ -138,19 +140,19 @@ class InboxTransaction:
         if claimed is None:
             return None
         events = [_reopen(held, batch.stream) for held in claimed.waiting]
-        return TakenEvents(events, claimed.fresh, {batch.stream: claimed.state})
+        return BatchInput(events, claimed.fresh, {batch.stream: claimed.state})
 
     async def _invoke(self, tx: Any, todo: Todo) -> dict[UUID, float]:
         """Run handlers in order. Consecutive events with the same batch handler are passed to the handler together."""
         seconds: dict[UUID, float] = {}
-        accepted = [(event, ends) for event, ends in todo if isinstance(ends, Route)]
+        accepted = [(event, target) for event, target in todo if isinstance(target, Route)]
         for route, group in groupby(accepted, key=lambda pair: pair[1]):
             events = [event for event, _ in group]
-            for lot in [events] if route.batch else [[event] for event in events]:
-                begun = time.monotonic()
-                await call(route, lot, tx, self._routes.settings.handler_timeout_seconds)
-                spent = (time.monotonic() - begun) / len(lot)
-                seconds.update(dict.fromkeys((event.event_id for event in lot), spent))
+            for part in [events] if route.batch else [[event] for event in events]:
+                started = time.monotonic()
+                await call(route, part, tx, self._routes.settings.handler_timeout_seconds)
+                spent = (time.monotonic() - started) / len(part)
+                seconds.update(dict.fromkeys((event.event_id for event in part), spent))
         return seconds
 
     async def _attribute(self, batch: Batch, event: ReceivedEvent, error: Permanent | UsageError) -> OutriderError:
@@ -162,7 +164,7 @@ class InboxTransaction:
         """
         if isinstance(error, InvalidHandler):
             route = self._routes.find(event.delivery.topic, event.event_type)
-            return unfit(route, event, error) if route else error
+            return name_handler(route, event, error) if route else error
         if isinstance(error, UsageError) and not await self._passes_without_handlers(batch):
             return error
         return HandlerFailed(event, error.__cause__ or error, DeadLetterReason.MAX_RETRIES_EXCEEDED)
@@ -171,65 +173,65 @@ class InboxTransaction:
         outcome = BatchOutcome()
         try:
             async with self._store.transaction() as tx:
-                if (taken := await self._take(tx, batch)) is None:
+                if (given := await self._read_batch(tx, batch)) is None:
                     return False
                 entries = [
-                    EventOutcome(event, Applied() if isinstance(ends, Route) else ends)
-                    for event, ends in _decide(taken, self._routes, {}, outcome)
+                    EventOutcome(event, Applied() if isinstance(target, Route) else target)
+                    for event, target in _decide(given, self._routes, {}, outcome)
                 ]
                 await self._store.record_outcomes(tx, self._routes.consumer, entries, outcome.states)
-                raise _Rehearsed
-        except _Rehearsed:
+                raise _TrialDone
+        except _TrialDone:
             return True
         except OutriderError:
             return False
 
 
-class _Rehearsed(Exception):
+class _TrialDone(Exception):
     """Raised to roll back a trial transaction."""
 
 
 def _decide(
-    taken: TakenEvents, routes: Routes, dead_letter: Mapping[UUID, InboxDeadLettered], outcome: BatchOutcome
+    given: BatchInput, routes: Routes, dead_letter: Mapping[UUID, InboxDeadLettered], outcome: BatchOutcome
 ) -> Todo:
     """Decide about events in order; every decision sees the stream state after the previous decision."""
     todo: Todo = []
-    met: set[UUID] = set()
-    outcome.states = dict(taken.states)
-    for received in (numbered(received, routes.settings) for received in taken.events):
-        at = outcome.states.get(received.stream, StreamState())
-        if received.event_id not in taken.fresh or received.event_id in met:
+    seen_ids: set[UUID] = set()
+    outcome.states = dict(given.states)
+    for received in (drop_uncountable_sequence(received, routes.settings) for received in given.events):
+        state = outcome.states.get(received.stream, StreamState())
+        if received.event_id not in given.fresh or received.event_id in seen_ids:
             if received.waiting_id is None:
                 outcome.duplicates.append(received)
                 continue
             todo.append((received, HANDLED_BEFORE))
-            _settle(outcome, received, at)
+            _settle(outcome, received, state)
             continue
-        met.add(received.event_id)
-        decision, otherwise = decide(received, at, routes.settings)
-        ends, after = _outcome(received, decision, otherwise, routes, dead_letter.get(received.event_id))
-        todo.append((received, ends))
-        _settle(outcome, received, after, waits=isinstance(ends, Held))
+        seen_ids.add(received.event_id)
+        decision, blocked = decide(received, state, routes.settings)
+        target, after = _outcome(received, decision, blocked, routes, dead_letter.get(received.event_id))
+        todo.append((received, target))
+        _settle(outcome, received, after, waits=isinstance(target, Held))
     return todo
 
 
 def _outcome(
     received: ReceivedEvent,
     decision: Decision,
-    otherwise: StreamState,
+    blocked: StreamState,
     routes: Routes,
     dead_letter: InboxDeadLettered | None,
 ) -> tuple[Route | InboxOutcome, StreamState]:
     if isinstance(decision, Held | LeftWithBroker | Ignored):
-        return decision, otherwise
-    if isinstance(decision, Refuse):
-        return _buried(received, _poison(decision.error, routes), otherwise, decision.after)
+        return decision, blocked
+    if isinstance(decision, RejectEvent):
+        return _dead_letter(received, _poison(decision.error, routes), blocked, decision.after)
     if dead_letter is not None:
-        return _buried(received, dead_letter, otherwise, decision.after)
+        return _dead_letter(received, dead_letter, blocked, decision.after)
     if received.skipped:
         return Ignored("the marker of a skipped event"), decision.after
     if received.event is None:
-        return _buried(received, _poison(received.problem, routes), otherwise, decision.after)
+        return _dead_letter(received, _poison(received.problem, routes), blocked, decision.after)
     return routes.find(received.delivery.topic, received.event_type) or NO_HANDLER, decision.after
 
 
@@ -237,13 +239,13 @@ def _poison(error: str, routes: Routes) -> InboxDeadLettered:
     return InboxDeadLettered(DeadLetterReason.POISON_MESSAGE, {"error": error}, routes.settings.on_dead_letter, 0)
 
 
-def _buried(
-    received: ReceivedEvent, buried: InboxDeadLettered, at: StreamState, after: StreamState
+def _dead_letter(
+    received: ReceivedEvent, letter: InboxDeadLettered, state: StreamState, after: StreamState
 ) -> tuple[InboxOutcome, StreamState]:
     """Dead-letter by policy: the stream continues or is blocked. An event without a key blocks no stream."""
     if not received.keyed:
-        return InboxDeadLettered(buried.reason, buried.failure, OnDeadLetter.SKIP, buried.attempts), after
-    return buried, at._replace(cause=InboxBlockReason.DEAD_LETTER) if buried.policy is OnDeadLetter.BLOCK else after
+        return InboxDeadLettered(letter.reason, letter.failure, OnDeadLetter.SKIP, letter.attempts), after
+    return letter, state._replace(cause=InboxBlockReason.DEAD_LETTER) if letter.policy is OnDeadLetter.BLOCK else after
 
 
 def _settle(outcome: BatchOutcome, received: ReceivedEvent, after: StreamState, *, waits: bool = False) -> None:
@@ -259,12 +261,12 @@ def _settle(outcome: BatchOutcome, received: ReceivedEvent, after: StreamState, 
 
 def _reopen(waiting: HeldEvent, stream: InboxStream) -> ReceivedEvent:
     """Decode a held event with its stored id: decoding an event without an id would make a new id."""
-    opened = decode(waiting.delivery)
-    return opened._replace(
+    received = decode(waiting.delivery)
+    return received._replace(
         event_id=waiting.event_id,
         stream=stream,
         waiting_id=waiting.waiting_id,
-        replayed=opened.replayed or waiting.replayed,
+        replayed=received.replayed or waiting.replayed,
     )
 
 
@@ -276,14 +278,14 @@ class HandlerFailed(OutriderError):
         self.received, self.error, self.reason = received, error, reason
 
     @property
-    def hopeless(self) -> bool:
+    def is_permanent(self) -> bool:
         """Return whether the failure is permanent: another attempt cannot help."""
         return isinstance(self.error, Permanent)
 
 
-async def call(route: Route, lot: list[ReceivedEvent], tx: Any, limit_seconds: float | None) -> None:
+async def call(route: Route, part: list[ReceivedEvent], tx: Any, limit_seconds: float | None) -> None:
     """Call a handler with its events. An error of the handler becomes HandlerFailed; other errors pass unchanged."""
-    events = [received.event for received in lot]
+    events = [received.event for received in part]
     limit = asyncio.timeout(limit_seconds)
     try:
         async with limit:
@@ -291,18 +293,18 @@ async def call(route: Route, lot: list[ReceivedEvent], tx: Any, limit_seconds: f
     except TransactionLost:
         raise
     except InvalidHandler as error:
-        raise unfit(route, lot[0], error) from error
+        raise name_handler(route, part[0], error) from error
     except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and _being_cancelled():
             raise
         if limit.expired():
             late = TimeoutError(f"took longer than handler_timeout_seconds = {limit_seconds}")
             late.__cause__ = error
-            raise HandlerFailed(lot[0], late, DeadLetterReason.PROCESSING_TIMEOUT) from error
-        raise HandlerFailed(lot[0], error, DeadLetterReason.MAX_RETRIES_EXCEEDED) from error
+            raise HandlerFailed(part[0], late, DeadLetterReason.PROCESSING_TIMEOUT) from error
+        raise HandlerFailed(part[0], error, DeadLetterReason.MAX_RETRIES_EXCEEDED) from error
 
 
-def unfit(route: Route, received: ReceivedEvent, error: InvalidHandler) -> InvalidHandler:
+def name_handler(route: Route, received: ReceivedEvent, error: InvalidHandler) -> InvalidHandler:
     """Return an error that names the handler and the event."""
     return InvalidHandler(f"the handler {route.name} {error}; the event was {received.event_type} {received.event_id}")
 

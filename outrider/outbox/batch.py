@@ -46,13 +46,13 @@ class StreamRun(NamedTuple):
 class Wave(NamedTuple):
     """Events to publish at the same time.
 
-    A wave without `runs` holds fetched events that were not grouped by stream. In a `careful` wave, suspects may be
-    among the events, and the publisher inspects every run.
+    A wave without `runs` holds fetched events that were not grouped by stream. In a `has_suspects` wave, suspects may
+    be among the events, and the publisher inspects every run.
     """
 
     events: Sequence[OutboxRow]
     runs: Sequence[StreamRun] | None = None
-    careful: bool = False
+    has_suspects: bool = False
 
 
 class RunResult(NamedTuple):
@@ -71,14 +71,14 @@ class RunResult(NamedTuple):
 class Batch:
     """The events of one pass by stream, and their outcomes so far.
 
-    `_fresh` holds the events in fetch order, as long as every event may be published. The batch groups the events by
-    stream at the first failure, which means never if all events are confirmed.
+    `_ungrouped` holds the events in fetch order, as long as every event may be published. The batch groups the events
+    by stream at the first failure, which means never if all events are confirmed.
     """
 
     def __init__(self) -> None:
         self.confirmed = 0
-        self._fresh: Sequence[OutboxRow] = ()
-        self._fresh_waves: list[Sequence[OutboxRow]] | None = None
+        self._ungrouped: Sequence[OutboxRow] = ()
+        self._ungrouped_waves: list[Sequence[OutboxRow]] | None = None
         self._ready: dict[Stream, list[OutboxRow]] = {}
         self._sent: list[OutboxRow] = []
         self._others: list[Settlement] = []
@@ -92,7 +92,7 @@ class Batch:
         """Sort events into streams that may be published, events to park or defer, and streams to leave alone."""
         batch = cls()
         if not blocked and not due and all(event.readiness == _READY for event in fetched):
-            batch._fresh = fetched
+            batch._ungrouped = fetched
             return batch
         ready, stopped, left = batch._ready, set(blocked), set[Stream]()
         for event in fetched:
@@ -112,7 +112,7 @@ class Batch:
             else:
                 stopped.add(stream)
                 batch._others.append(Settlement(event, stream, Defer()))
-        for found in _unpreceded(due, fetched):
+        for found in _leave_out_preceded(due, fetched):
             batch._plan_due(found)
         return batch
 
@@ -126,16 +126,16 @@ class Batch:
 
         The limit is in events; WAVE_BYTES_MAX applies as well. An event that must be isolated is a separate run.
         """
-        calm = breakers is None or (breakers.is_calm and not self._has_suspects)
-        if self._fresh:
-            if calm:
-                return self._next_fresh(limit, ordered=ordered)
+        healthy = breakers is None or (breakers.is_healthy and not self._has_suspects)
+        if self._ungrouped:
+            if healthy:
+                return self._next_ungrouped(limit, ordered=ordered)
             self._group()
         if not self._ready:
             return None
-        if breakers is not None and not calm:
-            self._ready = dict(sorted(self._ready.items(), key=lambda item: _suspicion(item[1][0], breakers)))
-            return _wave(self._take(limit, ordered=ordered, breakers=breakers), careful=True)
+        if breakers is not None and not healthy:
+            self._ready = dict(sorted(self._ready.items(), key=lambda item: _suspicion_order(item[1][0], breakers)))
+            return _wave(self._take(limit, ordered=ordered, breakers=breakers), has_suspects=True)
         if ordered and self._fits(limit):
             runs = [StreamRun(stream, events) for stream, events in self._ready.items()]
             self._ready = {}
@@ -203,19 +203,19 @@ class Batch:
         else:
             self._others.append(Settlement(events[0], stream, Defer()))
 
-    def _next_fresh(self, limit: int, *, ordered: bool) -> Wave | None:
-        if self._fresh_waves is None:
-            waves = [self._fresh] if ordered else split_by_stream(self._fresh)
+    def _next_ungrouped(self, limit: int, *, ordered: bool) -> Wave | None:
+        if self._ungrouped_waves is None:
+            waves = [self._ungrouped] if ordered else split_by_stream(self._ungrouped)
             # Taken from the end, because a list gives its last element away without moving the others.
-            self._fresh_waves = [portion for wave in waves for portion in portions(wave, limit)][::-1]
-        return Wave(self._fresh_waves.pop()) if self._fresh_waves else None
+            self._ungrouped_waves = [part for wave in waves for part in split_by_size(wave, limit)][::-1]
+        return Wave(self._ungrouped_waves.pop()) if self._ungrouped_waves else None
 
     def _group(self) -> None:
         sent = {event.event_id for event in self._sent}
-        for event in self._fresh:
+        for event in self._ungrouped:
             if event.event_id not in sent:
                 self._ready.setdefault(event.stream, []).append(event)
-        self._fresh, self._fresh_waves = (), None
+        self._ungrouped, self._ungrouped_waves = (), None
 
     def _take(self, limit: int, *, ordered: bool, breakers: CircuitBreakers | None = None) -> list[StreamRun]:
         runs: list[StreamRun] = []
@@ -291,7 +291,7 @@ def split_by_stream(events: Iterable[OutboxRow]) -> list[list[OutboxRow]]:
     return split
 
 
-def portions(events: Sequence[OutboxRow], limit: int) -> list[Sequence[OutboxRow]]:
+def split_by_size(events: Sequence[OutboxRow], limit: int) -> list[Sequence[OutboxRow]]:
     """Split events, in order, into portions of at most `limit` events and WAVE_BYTES_MAX."""
     if len(events) <= limit and payload_bytes(events) <= WAVE_BYTES_MAX:
         return [events]
@@ -306,15 +306,15 @@ def portions(events: Sequence[OutboxRow], limit: int) -> list[Sequence[OutboxRow
     return list(split)
 
 
-def _wave(runs: Sequence[StreamRun], *, careful: bool = False) -> Wave:
-    return Wave([event for run in runs for event in run.events], runs, careful)
+def _wave(runs: Sequence[StreamRun], *, has_suspects: bool = False) -> Wave:
+    return Wave([event for run in runs for event in run.events], runs, has_suspects)
 
 
-def _suspicion(head: OutboxRow, breakers: CircuitBreakers) -> tuple[bool, int]:
+def _suspicion_order(head: OutboxRow, breakers: CircuitBreakers) -> tuple[bool, int]:
     return must_isolate(head, breakers), breakers.isolated_failures(head.event_id)
 
 
-def _unpreceded(due: Iterable[DueStream], fetched: Sequence[OutboxRow]) -> Iterable[DueStream]:
+def _leave_out_preceded(due: Iterable[DueStream], fetched: Sequence[OutboxRow]) -> Iterable[DueStream]:
     """Leave out streams with a fetched event before the held events: that event is parked, or a writer publishes it."""
     streams = {found.stream: found for found in due}
     for event in fetched if streams else ():

@@ -1,10 +1,10 @@
 """Circuit breakers and poison detection: an outage counts no attempt, and a poison message is found. Pure.
 
 Every destination has a `CircuitBreaker` and a `PoisonDetector`; the empty name is the connection to the broker. A
-failure that hits several messages at once proves nothing about a single message. All unresolved messages become
-suspects, and after a successful probe the relay publishes suspects one at a time. An isolated failure becomes a strike
-only when the destination is known to work: another message is confirmed, or a probe succeeds while there is a single
-isolated failure. After three strikes the event counts as poison.
+failure that hits several messages at once proves nothing about a single message. All messages with an unknown result
+become suspects, and after a successful probe the relay publishes suspects one at a time. An isolated failure becomes a
+strike only when the destination is known to work: another message is confirmed, or a probe succeeds while there is a
+single isolated failure. After three strikes the event counts as poison.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PoisonDetector:
     isolated_failures: dict[UUID, int] = field(default_factory=dict)
     strikes: dict[UUID, int] = field(default_factory=dict)
     _unproven: set[UUID] = field(default_factory=set)
-    _counted: set[UUID] = field(default_factory=set)
+    _is_numbered: set[UUID] = field(default_factory=set)
 
     def failed(self, events: Iterable[OutboxRow], *, isolated: bool) -> None:
         """Suspect the events that were in flight when the destination failed."""
@@ -65,19 +65,19 @@ class PoisonDetector:
         self.suspects.update(found)
         if isolated:
             self._unproven |= found.keys()
-            self._counted -= found.keys()
+            self._is_numbered -= found.keys()
             self.isolated_failures.update((known, self.isolated_failures.get(known, 0) + 1) for known in found)
 
     def outage(self) -> None:
         """Drop unproven failures: after a failed probe the destination is known to be down for every message."""
         self._unproven.clear()
-        self._counted.clear()
+        self._is_numbered.clear()
 
     def probe_passed(self) -> None:
         """Count a strike if exactly one event failed in isolation; several failures prove nothing."""
         if len(self._unproven) == 1:
             self._strike(self._unproven)
-            self._counted |= self._unproven
+            self._is_numbered |= self._unproven
 
     def confirmed(self, event_id: UUID) -> None:
         """Count strikes for all other isolated failures: the confirmed message shows a working destination."""
@@ -95,7 +95,7 @@ class PoisonDetector:
         self.isolated_failures.pop(event_id, None)
         self.strikes.pop(event_id, None)
         self._unproven.discard(event_id)
-        self._counted.discard(event_id)
+        self._is_numbered.discard(event_id)
 
     def clear_lanes(self, lanes: set[int]) -> None:
         """Forget the events of lanes that the relay has lost or released."""
@@ -104,7 +104,7 @@ class PoisonDetector:
 
     def _strike(self, event_ids: set[UUID]) -> None:
         # A failure is a single strike, even if a probe and then a confirmed message both prove it.
-        for event_id in event_ids - self._counted:
+        for event_id in event_ids - self._is_numbered:
             self.strikes[event_id] = self.strikes.get(event_id, 0) + 1
 
 
@@ -128,7 +128,7 @@ class CircuitBreakers:
         self._destinations: dict[str, Destination] = {}
 
     @property
-    def is_calm(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return whether no destination has failed lately; then events need no inspection."""
         return not self._destinations
 

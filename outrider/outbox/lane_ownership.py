@@ -22,7 +22,7 @@ from outrider.outbox.settings import LEASE_MARGIN, RelaySettings
 from outrider.outbox.store import OutboxStore
 from outrider.telemetry.events import LanesClaimed, LanesReleased, LeaseLost, Observer
 
-Dropped = Callable[[set[int]], None]
+OnDropped = Callable[[set[int]], None]
 """Called with the lanes that the relay has lost or released."""
 
 SHARES = (0.80, 0.15, 0.05)
@@ -66,26 +66,26 @@ class LaneOwnership:
     clock: Clock
     observer: Observer
     rng: random.Random
-    dropped: Dropped
+    on_dropped: OnDropped
     lease: Lease = field(init=False)
-    _joining: bool = True
+    _first: bool = True
     _trusted_until: float = float("-inf")
     _to_release: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.lease = Lease(self._fresh_name())
+        self.lease = Lease(self._new_name())
 
     async def heartbeat(self) -> bool:
         """Renew the heartbeat, then move towards a fair share of the lanes; return True if lanes were claimed."""
         sent = self.clock.boot_seconds()
-        pulse = await self.store.heartbeat(self.lease.owner, self.settings.lease_seconds, joining=self._joining)
-        if pulse is None:
-            self._lose_everything()
+        result = await self.store.heartbeat(self.lease.owner, self.settings.lease_seconds, first=self._first)
+        if result is None:
+            self._on_lease_lost()
             return False
-        self._joining = False
+        self._first = False
         self._trusted_until = sent + self.settings.lease_seconds * LEASE_MARGIN
         change = rebalance(
-            self.lease.epochs, pulse.free_lanes, lanes=self.store.lanes, relays=pulse.relays, rng=self.rng
+            self.lease.epochs, result.free_lanes, lanes=self.store.lanes, relays=result.relays, rng=self.rng
         )
         self._to_release = set(change.release)
         return bool(change.claim) and await self._claim(change.claim)
@@ -119,38 +119,38 @@ class LaneOwnership:
         try:
             await self.store.release(lease)
         except OutriderError:
-            self._lose_everything()
+            self._on_lease_lost()
         else:
             self._drop(lease)
 
     async def _claim(self, wanted: tuple[int, ...]) -> bool:
         try:
-            won = await self.store.claim(self.lease.owner, wanted)
+            claimed = await self.store.claim(self.lease.owner, wanted)
         except OutriderError:
             # The claim may have succeeded; then the lanes would have no worker as long as this name is alive.
-            self._lose_everything()
+            self._on_lease_lost()
             raise
-        if won.epochs:
-            self.lease = Lease(self.lease.owner, {**self.lease.epochs, **won.epochs})
-            self.observer.emit(LanesClaimed(self.lease.owner, tuple(won.epochs)))
-        return bool(won.epochs)
+        if claimed.epochs:
+            self.lease = Lease(self.lease.owner, {**self.lease.epochs, **claimed.epochs})
+            self.observer.emit(LanesClaimed(self.lease.owner, tuple(claimed.epochs)))
+        return bool(claimed.epochs)
 
     def _drop(self, lost: Lease) -> None:
         """Give up lanes, except lanes that were claimed again at a later epoch in the meantime."""
-        gone = {lane for lane, epoch in lost.epochs.items() if self.lease.epochs.get(lane) == epoch}
-        gone = gone if lost.owner == self.lease.owner else set()
-        self.lease = self.lease.without(gone)
-        self._to_release -= gone
-        self.dropped(gone)
+        dropped = {lane for lane, epoch in lost.epochs.items() if self.lease.epochs.get(lane) == epoch}
+        dropped = dropped if lost.owner == self.lease.owner else set()
+        self.lease = self.lease.without(dropped)
+        self._to_release -= dropped
+        self.on_dropped(dropped)
 
-    def _lose_everything(self) -> None:
+    def _on_lease_lost(self) -> None:
         self.observer.emit(LeaseLost(self.lease.owner, tuple(self.lease.epochs)))
         self._drop(self.lease)
         self._trusted_until = float("-inf")
-        self.lease = Lease(self._fresh_name())
-        self._joining = True
+        self.lease = Lease(self._new_name())
+        self._first = True
 
-    def _fresh_name(self) -> str:
+    def _new_name(self) -> str:
         return f"relay-{self.rng.getrandbits(48):012x}"
 
 
@@ -162,8 +162,8 @@ class Rebalance:
     release: tuple[int, ...]
 
 
-def _in_band(lanes_given: Iterable[int], band: int, lanes: int) -> list[int]:
-    return sorted(lane for lane in lanes_given if lane // lanes == band)
+def _in_band(chosen: Iterable[int], band: int, lanes: int) -> list[int]:
+    return sorted(lane for lane in chosen if lane // lanes == band)
 
 
 def quotas(
@@ -180,9 +180,9 @@ def quotas(
     backlog = {lane // lanes for lane in full if lane in owned}
     weight = sum(SHARES[band] for band in backlog)
     parts: Mapping[int, float] = {band: SHARES[band] / weight for band in backlog}
-    crowd = {band: sum(1 for lane in full if lane in owned and lane // lanes == band) for band in backlog}
+    full_lanes = {band: sum(1 for lane in full if lane in owned and lane // lanes == band) for band in backlog}
     return {
-        lane: max(floor, int(batch_max * parts[lane // lanes] / crowd[lane // lanes])) if lane in full else floor
+        lane: max(floor, int(batch_max * parts[lane // lanes] / full_lanes[lane // lanes])) if lane in full else floor
         for lane in owned
     }
 

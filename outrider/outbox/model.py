@@ -75,7 +75,7 @@ class Transition:
 
     sources: tuple[State, ...]
     target: State
-    why: str
+    description: str
 
 
 S = State
@@ -83,22 +83,26 @@ S = State
 
 TRANSITIONS: dict[str, Transition] = {
     "stage": Transition((), S.PENDING, "the business transaction commits"),
-    "stage_optimistic": Transition((), S.OPTIMISTIC, "the writer holds the event to publish it straight after commit"),
+    "stage_optimistic": Transition(
+        (), S.OPTIMISTIC, "the writer claims the event, to publish it right after the commit"
+    ),
     "claim": Transition(
-        (S.PENDING, S.OPTIMISTIC, S.FAILED, S.DEFERRED, S.PARKED), S.CLAIMED, "the lane's owner takes it in flight"
+        (S.PENDING, S.OPTIMISTIC, S.FAILED, S.DEFERRED, S.PARKED), S.CLAIMED, "the owner of the lane publishes it"
     ),
     "release": Transition((S.CLAIMED,), S.PENDING, "the owner stops or loses its lease before a publish result"),
-    "confirm": Transition((S.CLAIMED,), S.SENT, "the broker has it"),
-    "confirm_optimistic": Transition((S.OPTIMISTIC,), S.SENT, "the broker has it from the writer"),
+    "confirm": Transition((S.CLAIMED,), S.SENT, "the broker has confirmed it"),
+    "confirm_optimistic": Transition((S.OPTIMISTIC,), S.SENT, "the broker has confirmed it to the writer"),
     "yield_optimistic": Transition((S.OPTIMISTIC,), S.PENDING, "the writer leaves it to the relay"),
     "retry": Transition((S.CLAIMED,), S.FAILED, "an attempt failed and is due again later"),
     "defer": Transition((S.CLAIMED,), S.DEFERRED, "it is not yet due, or its destination is down"),
     "park": Transition((S.CLAIMED,), S.PARKED, "it waits behind the head of its stream"),
     "dead_letter": Transition(
-        (S.CLAIMED, S.PENDING, S.FAILED, S.DEFERRED, S.PARKED), S.DEAD_LETTER, "attempts are spent, or a person says so"
+        (S.CLAIMED, S.PENDING, S.FAILED, S.DEFERRED, S.PARKED),
+        S.DEAD_LETTER,
+        "no attempt is left, or an operator gave the command",
     ),
-    "replay": Transition((S.DEAD_LETTER,), S.PENDING, "a person sends it again, late"),
-    "resume": Transition((S.DEAD_LETTER,), S.PARKED, "a person sends it again at the head of its held stream"),
+    "replay": Transition((S.DEAD_LETTER,), S.PENDING, "an operator replays it, late"),
+    "resume": Transition((S.DEAD_LETTER,), S.PARKED, "an operator replays it at the head of its blocked stream"),
 }
 
 
@@ -120,16 +124,16 @@ def allowed(state: State) -> dict[str, State]:
     >>> allowed(State.OPTIMISTIC)["confirm_optimistic"]
     <State.SENT: 'sent'>
     """
-    return {name: move.target for name, move in TRANSITIONS.items() if state in move.sources}
+    return {name: transition.target for name, transition in TRANSITIONS.items() if state in transition.sources}
 
 
-def guard(move: str) -> tuple[State, ...]:
+def guard(transition: str) -> tuple[State, ...]:
     """Return the stored states of a row from which a transition may be written.
 
     >>> State.PARKED in guard("confirm")
     True
     """
-    sources = TRANSITIONS[move].sources
+    sources = TRANSITIONS[transition].sources
     if State.CLAIMED not in sources:
         return sources
     return tuple(dict.fromkeys(s for source in sources for s in _stored(source)))
@@ -139,7 +143,7 @@ def _stored(state: State) -> tuple[State, ...]:
     return TRANSITIONS["claim"].sources if state is State.CLAIMED else (state,)
 
 
-def stored_moves() -> list[tuple[State, State]]:
+def stored_transitions() -> list[tuple[State, State]]:
     """Return every (from, to) that a row of the outbox may make by an update; the store rejects all others."""
     written = [name for name in TRANSITIONS if name not in UNWRITTEN]
     pairs = {(source, TRANSITIONS[name].target) for name in written for source in guard(name)}
@@ -158,8 +162,8 @@ def sql_list(states: Iterable[State]) -> str:
 def mermaid() -> str:
     """Draw the table as a Mermaid state diagram."""
     lines = ["stateDiagram-v2"]
-    for name, move in TRANSITIONS.items():
-        lines += [f"    {source} --> {move.target}: {name}" for source in move.sources or ("[*]",)]
+    for name, transition in TRANSITIONS.items():
+        lines += [f"    {source} --> {transition.target}: {name}" for source in transition.sources or ("[*]",)]
     lines.append(f"    {State.SENT} --> [*]")
     return "\n".join(lines)
 
@@ -227,8 +231,8 @@ class Lease:
 
     def without(self, lanes: Iterable[int]) -> Lease:
         """Return the lease without the given lanes."""
-        gone = set(lanes)
-        return Lease(self.owner, {lane: epoch for lane, epoch in self.epochs.items() if lane not in gone})
+        dropped = set(lanes)
+        return Lease(self.owner, {lane: epoch for lane, epoch in self.epochs.items() if lane not in dropped})
 
 
 class HeartbeatResult(NamedTuple):

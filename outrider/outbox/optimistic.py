@@ -24,14 +24,14 @@ from outrider.outbox.batch import Batch
 from outrider.outbox.model import PARK, OptimisticClaim, StagedRow, StageRequest
 from outrider.outbox.publisher import publish
 from outrider.outbox.store import OutboxStore
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.telemetry.events import Observer, Observers, OptimisticSent, StoreUnavailable
 from outrider.wire import encode
 
-Place = Callable[[Any, StageRequest, OptimisticClaim | None], Awaitable[list[StagedRow]]]
+Insert = Callable[[Any, StageRequest, OptimisticClaim | None], Awaitable[list[StagedRow]]]
 """Insert events through a connection of any driver."""
 
-PlaceSync = Callable[[Any, StageRequest, OptimisticClaim | None], list[StagedRow]]
+InsertSync = Callable[[Any, StageRequest, OptimisticClaim | None], list[StagedRow]]
 """Insert events through a synchronous connection."""
 
 AfterCommit = Callable[[Any, Callable[[], object]], bool]
@@ -43,8 +43,8 @@ class OptimisticBatch:
     """The events that a transaction staged through a writer."""
 
     writer: OptimisticWriter
-    hold: OptimisticClaim
-    held: list[UUID] = field(default_factory=list)
+    claim: OptimisticClaim
+    claimed_ids: list[UUID] = field(default_factory=list)
     staged: bool = False
 
     async def stage(self, conn: Any, *events: Event) -> list[UUID]:
@@ -72,12 +72,12 @@ class OptimisticWriter:
             await outbox.stage(conn, Event("order.placed", {"id": order_id}, aggregate_id=order_id))
 
     If the driver has a commit hook, call `enlist` with the connection or session instead. `enlist` needs
-    `after_commit`, and synchronous code needs `place_sync`. `loop` is the event loop of store, broker and sends; the
+    `after_commit`, and synchronous code needs `insert_sync`. `loop` is the event loop of store, broker and sends; the
     default is the loop that runs when the writer is created::
 
         outbox = outrider.Outbox()
         writer = OptimisticWriter(
-            store, broker, outbox.place, place_sync=outbox.place_sync, after_commit=after_commit, loop=shared().loop
+            store, broker, outbox.insert, insert_sync=outbox.insert_sync, after_commit=after_commit, loop=shared().loop
         )
     """
 
@@ -85,9 +85,9 @@ class OptimisticWriter:
         self,
         store: OutboxStore,
         broker: Broker,
-        place: Place,
+        insert: Insert,
         *,
-        place_sync: PlaceSync | None = None,
+        insert_sync: InsertSync | None = None,
         after_commit: AfterCommit | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         rules: StagingRules | None = None,
@@ -98,8 +98,8 @@ class OptimisticWriter:
         clock: Clock | None = None,
     ) -> None:
         self.enabled = enabled
-        self._store, self._broker, self._place = store, broker, place
-        self._place_sync, self._after_commit, self._loop = place_sync, after_commit, loop or _running_loop()
+        self._store, self._broker, self._insert = store, broker, insert
+        self._insert_sync, self._after_commit, self._loop = insert_sync, after_commit, loop or _running_loop()
         self._rules = rules or StagingRules()
         self._timeout_seconds, self._pause_seconds = timeout_seconds, pause_seconds
         self._observer, self._clock = observer or Observers(), clock or SystemClock()
@@ -124,11 +124,11 @@ class OptimisticWriter:
             await outbox.stage(session, Event("order.placed", {"id": 7}, aggregate_id="7"))
         """
         if self._after_commit is None or self._loop is None:
-            raise UsageError("this writer cannot be told of commits; make it with after_commit=... and loop=...")
+            raise UsageError("this writer has no commit hook; create it with after_commit=... and loop=...")
         batch, loop = self.batch(), self._loop
         if not self._after_commit(conn, lambda: loop.call_soon_threadsafe(self._send_soon, batch)):
             kind = f"{type(conn).__module__}.{type(conn).__qualname__}"
-            raise UsageError(f"a {kind} does not tell when it has committed; use: async with writer.transaction(...)")
+            raise UsageError(f"a {kind} does not report its commit; use: async with writer.transaction(...)")
         return batch
 
     def batch(self) -> OptimisticBatch:
@@ -138,20 +138,20 @@ class OptimisticWriter:
 
     async def stage(self, conn: Any, batch: OptimisticBatch, events: Sequence[Event]) -> list[UUID]:
         """Stage events in the caller's transaction, claimed by the writer where order allows a claim."""
-        checked = drafts(events, self._rules)
-        return _noted(batch, checked, await self._place(conn, checked, self._hold_for(batch, checked)))
+        request = validate_events(events, self._rules)
+        return _record_staged(batch, request, await self._insert(conn, request, self._claim_for(batch, request)))
 
     def stage_sync(self, conn: Any, batch: OptimisticBatch, events: Sequence[Event]) -> list[UUID]:
         """Stage events through a synchronous connection."""
-        if self._place_sync is None:
-            raise UsageError("this writer stages asynchronously only; make it with place_sync=outbox.place_sync")
-        checked = drafts(events, self._rules)
-        return _noted(batch, checked, self._place_sync(conn, checked, self._hold_for(batch, checked)))
+        if self._insert_sync is None:
+            raise UsageError("this writer stages asynchronously only; create it with insert_sync=outbox.insert_sync")
+        request = validate_events(events, self._rules)
+        return _record_staged(batch, request, self._insert_sync(conn, request, self._claim_for(batch, request)))
 
     async def send(self, batch: OptimisticBatch) -> None:
         """Publish a committed batch. The relay delivers the events that fail here."""
         try:
-            if batch.held:
+            if batch.claimed_ids:
                 await self._send(batch)
             elif batch.staged:
                 await self._store.notify()
@@ -169,23 +169,23 @@ class OptimisticWriter:
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    def _hold_for(self, batch: OptimisticBatch, checked: StageRequest) -> OptimisticClaim | None:
+    def _claim_for(self, batch: OptimisticBatch, request: StageRequest) -> OptimisticClaim | None:
         # An event that is not due yet must not be published early, and later events must not overtake it.
-        deferred = any(draft.available_at is not None for draft in (*checked.plain, *checked.numbered))
-        return batch.hold if self._willing() and not deferred else None
+        deferred = any(new.available_at is not None for new in (*request.plain, *request.numbered))
+        return batch.claim if self._may_send() and not deferred else None
 
-    def _willing(self) -> bool:
+    def _may_send(self) -> bool:
         return self.enabled and self._clock.boot_seconds() >= self._paused_until
 
     async def _send(self, batch: OptimisticBatch) -> None:
-        begun = self._clock.boot_seconds()
-        events = await self._store.renew_claim(batch.hold, batch.held)
-        confirmed = await self._publish(events, begun + self._timeout_seconds)
+        started = self._clock.boot_seconds()
+        events = await self._store.renew_claim(batch.claim, batch.claimed_ids)
+        confirmed = await self._publish(events, started + self._timeout_seconds)
         yielded = [event.event_id for event in events if event.event_id not in confirmed]
-        await self._store.settle_claim(batch.hold, confirmed, yielded)
+        await self._store.settle_claim(batch.claim, confirmed, yielded)
         if yielded:
             await self._store.notify()
-        self._observer.emit(OptimisticSent(len(confirmed), len(yielded), self._clock.boot_seconds() - begun))
+        self._observer.emit(OptimisticSent(len(confirmed), len(yielded), self._clock.boot_seconds() - started))
 
     async def _publish(self, events: list[OutboxRow], deadline: float) -> list[UUID]:
         """Publish events until the deadline; return the confirmed events. A stream ends at its first failure."""
@@ -208,10 +208,10 @@ class OptimisticWriter:
         self._paused_until = self._clock.boot_seconds() + self._pause_seconds
 
 
-def _noted(batch: OptimisticBatch, checked: StageRequest, placed: list[StagedRow]) -> list[UUID]:
-    batch.held += [row.event_id for row in placed if row.optimistic]
-    batch.staged |= bool(placed)
-    return list(checked.ids)
+def _record_staged(batch: OptimisticBatch, request: StageRequest, inserted: list[StagedRow]) -> list[UUID]:
+    batch.claimed_ids += [row.event_id for row in inserted if row.optimistic]
+    batch.staged |= bool(inserted)
+    return list(request.ids)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -31,7 +31,7 @@ ERROR_MAX = 2_000
 MayPublish = Callable[[], bool]
 """Returns True if a wave may begin now."""
 
-_KIND: dict[type[Any], str] = {Nacked: "refused", Rejected: "rejected", Unknown: "unresolved"}
+_KIND: dict[type[Any], str] = {Nacked: "nacked", Rejected: "rejected", Unknown: "unknown"}
 
 
 class SharedExclusiveLock:
@@ -91,7 +91,7 @@ class BatchPublisher:
             wave = batch.next_wave(limit, ordered=ordered, breakers=self.breakers)
             if wave is None:
                 return
-            if not wave.careful and (messages := self._encode_all(wave.events)):
+            if not wave.has_suspects and (messages := self._encode_all(wave.events)):
                 if not await self._send(batch, wave, messages, may_publish):
                     return
                 continue
@@ -109,7 +109,7 @@ class BatchPublisher:
             if not may_publish():  # Waiting for the lock may have taken the rest of the lease.
                 return False
             results = await publish(self.broker, messages, self.policy.settings.publish_timeout_seconds)
-        if self.breakers.is_calm and results.count(CONFIRMED) == len(results):
+        if self.breakers.is_healthy and results.count(CONFIRMED) == len(results):
             batch.confirm(wave)
         else:
             destinations = {e.event_id: m for e, m in zip(wave.events, messages, strict=True)}
@@ -132,9 +132,9 @@ class BatchPublisher:
         together: list[Message] = []
         suspects: list[EncodedWave] = []
         for run, messages in [found for run in batch.runs_of(wave) if (found := self._encode(batch, run))]:
-            if wave.careful and self._stopped(batch, run, messages[0]):
+            if wave.has_suspects and self._stop_if_unpublishable(batch, run, messages[0]):
                 continue
-            if wave.careful and must_isolate(run.events[0], self.breakers):
+            if wave.has_suspects and must_isolate(run.events[0], self.breakers):
                 suspects.append(EncodedWave(Wave(run.events, [run]), messages, isolated=True))
             else:
                 runs.append(run)
@@ -157,7 +157,7 @@ class BatchPublisher:
             batch.put_back(stream, events[len(messages) :])
         return StreamRun(stream, events[: len(messages)]), messages
 
-    def _stopped(self, batch: Batch, run: StreamRun, message: Message) -> bool:
+    def _stop_if_unpublishable(self, batch: Batch, run: StreamRun, message: Message) -> bool:
         """Stop a run that cannot be published now: the destination is down, or the head is poison."""
         destination = self.broker.destination(message)
         if self.breakers.is_open(""):

@@ -106,7 +106,7 @@ class Relay:
             RetryPolicy(base_seconds=SOON_SECONDS, cap_seconds=SOON_SECONDS, jitter=0),
         )
         self._stopping = asyncio.Event()
-        self._wake_keeper = asyncio.Event()
+        self._wake_heartbeat = asyncio.Event()
         self._wakes = [asyncio.Event() for _ in range(self.settings.workers)]
 
     @property
@@ -131,7 +131,7 @@ class Relay:
         lease = await self.ownership.lease_for(worker)
         if not lease.epochs or self.breakers.is_open(""):
             return 0
-        begun = self.clock.boot_seconds()
+        started = self.clock.boot_seconds()
         quotas = self._quotas.quotas(lease.epochs)
         fetched = await self.store.fetch(lease, quotas)
         self.ownership.check(lease, fetched.lanes)
@@ -143,7 +143,7 @@ class Relay:
         settlements = batch.settlements
         settled = await self._settle(lease, settlements) if settlements else 0
         if settlements.confirmed or settlements.others:
-            spent = published - publishing, self.clock.boot_seconds() - begun
+            spent = published - publishing, self.clock.boot_seconds() - started
             self.observer.emit(PassCompleted(len(fetched.events), batch.confirmed, settled, *spent))
         return settled
 
@@ -158,8 +158,8 @@ class Relay:
 
     async def run_maintenance(self) -> None:
         """Remove dead relays; if the duty falls to this relay, also prepare partitions and apply retention."""
-        for swept in await self.store.maintenance.sweep():
-            self.observer.emit(RelaySwept(swept.relay, swept.lanes))
+        for dead in await self.store.maintenance.sweep():
+            self.observer.emit(RelaySwept(dead.relay, dead.lanes))
         if await self.store.maintenance.take_duty(PRUNE_DUTY, self.settings.maintenance_interval_seconds):
             await self.store.maintenance.prepare()
             pruned = await self.store.maintenance.prune(self.settings.retention)
@@ -173,13 +173,13 @@ class Relay:
         self.observer.emit(RelayStarted(self.name, len(self.lease.epochs)))
         async with self.store.listen(self.wake), asyncio.TaskGroup() as tasks:
             duties = [
-                tasks.create_task(self._loop(self.heartbeat, self.settings.heartbeat_seconds, self._wake_keeper)),
+                tasks.create_task(self._loop(self.heartbeat, self.settings.heartbeat_seconds, self._wake_heartbeat)),
                 tasks.create_task(
                     self._loop(self.run_maintenance, self.settings.maintenance_interval_seconds, asyncio.Event())
                 ),
-                tasks.create_task(self._probing()),
+                tasks.create_task(self._run_probes()),
             ]
-            await asyncio.gather(*(tasks.create_task(self._working(n)) for n in range(self.settings.workers)))
+            await asyncio.gather(*(tasks.create_task(self._run_worker(n)) for n in range(self.settings.workers)))
             for duty in duties:
                 duty.cancel()
         await self._leave()
@@ -202,18 +202,18 @@ class Relay:
         for event in self._wakes:
             event.set()
 
-    async def _working(self, worker: int) -> None:
+    async def _run_worker(self, worker: int) -> None:
         idle_seconds = self.settings.poll_seconds_min
         while not self._stopping.is_set():
             self._wakes[worker].clear()
             try:
-                moved = await self.run_once(worker)
+                settled = await self.run_once(worker)
             except OutriderError as error:
                 # Also errors that are not transient: the relay reports the error and continues, because other lanes may
                 # work.
                 self._health.failed(str(error))
-                moved = 0
-            if moved:
+                settled = 0
+            if settled:
                 idle_seconds = self.settings.poll_seconds_min
                 continue
             due = self._next_due_seconds.get(worker)
@@ -237,7 +237,7 @@ class Relay:
                 self._health.recovered()
                 pause = seconds
 
-    async def _probing(self) -> None:
+    async def _run_probes(self) -> None:
         while True:
             wait = await self.probe()
             await asyncio.sleep(self.settings.breaker_seconds_base / 2 if wait is None else wait)
@@ -267,7 +267,7 @@ class Relay:
             return await self.store.settle(lease, settlements) + len(settlements.emptied)
         except OutriderError:
             await self.ownership.release_after_failed_settle(lease)
-            self._wake_keeper.set()
+            self._wake_heartbeat.set()
             raise
 
 

@@ -14,7 +14,7 @@ from outrider.drivers.detect import Mode, driver, driver_of, kind_of
 from outrider.errors import UsageError
 from outrider.event import Event
 from outrider.outbox.model import OptimisticClaim, StagedRow, StageRequest
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.stores.queries import identifier
 
 Stage = Callable[..., Awaitable[list[UUID]]]
@@ -47,31 +47,31 @@ class Outbox:
 
     async def stage(self, conn: Any, *events: Event) -> list[UUID]:
         """Stage events in the caller's open transaction; return their ids. See `outrider.stage`."""
-        checked = drafts(events, self.rules)
-        await self.place(conn, checked, None)
+        request = validate_events(events, self.rules)
+        await self.insert(conn, request, None)
         self._wake_after(conn)
-        return list(checked.ids)
+        return list(request.ids)
 
     def stage_sync(self, conn: Any, *events: Event) -> list[UUID]:
         """Stage events through a synchronous connection. See `outrider.stage_sync`."""
-        checked = drafts(events, self.rules)
-        self.place_sync(conn, checked, None)
+        request = validate_events(events, self.rules)
+        self.insert_sync(conn, request, None)
         self._wake_after(conn)
-        return list(checked.ids)
+        return list(request.ids)
 
-    async def place(self, conn: Any, checked: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
+    async def insert(self, conn: Any, request: StageRequest, claim: OptimisticClaim | None) -> list[StagedRow]:
         """Insert checked events through the driver of the connection."""
-        placed: list[StagedRow] = await self.perform(
-            conn, "stage", checked, hold, instead="outrider.stage_sync(conn, ...)"
+        inserted: list[StagedRow] = await self.perform(
+            conn, "stage", request, claim, instead="outrider.stage_sync(conn, ...)"
         )
-        return placed
+        return inserted
 
-    def place_sync(self, conn: Any, checked: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
+    def insert_sync(self, conn: Any, request: StageRequest, claim: OptimisticClaim | None) -> list[StagedRow]:
         """Insert checked events through a synchronous connection."""
-        placed: list[StagedRow] = self.perform_sync(
-            conn, "stage", checked, hold, instead="await outrider.stage(conn, ...)"
+        inserted: list[StagedRow] = self.perform_sync(
+            conn, "stage", request, claim, instead="await outrider.stage(conn, ...)"
         )
-        return placed
+        return inserted
 
     async def perform(self, conn: Any, operation: str, *arguments: Any, instead: str = ASYNC_ONLY) -> Any:
         """Run a driver's named operation inside the caller's open transaction; return the result.
@@ -97,7 +97,7 @@ class Outbox:
 
     def _wake_after(self, conn: Any) -> None:
         if self.wake is not None and not after_commit(conn, self.wake):
-            _later(self.wake)
+            _call_later(self.wake)
 
 
 default = Outbox()
@@ -121,7 +121,7 @@ async def stage(conn: Any, *events: Event) -> list[UUID]:
 def stage_sync(conn: Any, *events: Event) -> list[UUID]:
     """Stage events without an event loop, through psycopg, sqlite3, SQLAlchemy, Django or pymongo.
 
-    The same promise as `stage`::
+    The same guarantee as `stage`::
 
         with transaction.atomic():
             order.save()
@@ -130,7 +130,7 @@ def stage_sync(conn: Any, *events: Event) -> list[UUID]:
     return default.stage_sync(conn, *events)
 
 
-def _later(call: Callable[[], object]) -> None:
+def _call_later(call: Callable[[], object]) -> None:
     """Call a moment later, on the running event loop of the thread, or else on a background loop."""
     try:
         asyncio.get_running_loop().call_later(WAKE_SECONDS, call)

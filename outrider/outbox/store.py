@@ -133,7 +133,7 @@ class OutboxStore(Protocol):
     admin: OutboxAdmin
     maintenance: OutboxMaintenance
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
         """Join, or renew a heartbeat; return None if the heartbeat had expired: then every lane may be lost."""
         ...
 
@@ -172,11 +172,11 @@ class OutboxStore(Protocol):
         """
         ...
 
-    async def renew_claim(self, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+    async def renew_claim(self, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
         """Renew the claim of a writer after its commit; return the rows that are still claimed."""
         ...
 
-    async def settle_claim(self, hold: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
+    async def settle_claim(self, claim: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         """Settle rows that a writer still claims: confirmed rows leave the outbox, yielded rows become pending."""
         ...
 

@@ -64,27 +64,27 @@ class StagingRules:
         return next(found, self.payload_bytes_max)
 
 
-def drafts(events: Sequence[Event], rules: StagingRules) -> StageRequest:
+def validate_events(events: Sequence[Event], rules: StagingRules) -> StageRequest:
     """Check events and prepare them for a driver; with a duplicate id, the first event wins.
 
-    >>> drafts([Event("order.placed", {})], StagingRules()).plain[0].topic
+    >>> validate_events([Event("order.placed", {})], StagingRules()).plain[0].topic
     'events.order.placed'
     """
     several = len(events) > 1
-    made = [_draft(event, rules, f"events[{index}]." if several else "") for index, event in enumerate(events)]
+    prepared = [_prepare(event, rules, f"events[{index}]." if several else "") for index, event in enumerate(events)]
     first = {
-        draft.event_id: (draft, _counted(event)) for event, draft in reversed(list(zip(events, made, strict=True)))
+        new.event_id: (new, _is_numbered(event)) for event, new in reversed(list(zip(events, prepared, strict=True)))
     }
-    chosen = [first[event_id] for event_id in dict.fromkeys(draft.event_id for draft in made)]
-    plain = [draft for draft, counted in chosen if not counted]
-    numbered = [draft for draft, counted in chosen if counted]
-    _check_mixture(plain, numbered)
+    chosen = [first[event_id] for event_id in dict.fromkeys(new.event_id for new in prepared)]
+    plain = [new for new, counted in chosen if not counted]
+    numbered = [new for new, counted in chosen if counted]
+    _check_numbering(plain, numbered)
     supplied = any(event.event_id is not None for event in events)
-    return StageRequest(plain, numbered, supplied, tuple(draft.event_id for draft in made))
+    return StageRequest(plain, numbered, supplied, tuple(new.event_id for new in prepared))
 
 
 def validate_edit(
-    letter: Mapping[str, Any],
+    dead_letter: Mapping[str, Any],
     rules: StagingRules,
     *,
     payload: str | None = None,
@@ -100,40 +100,40 @@ def validate_edit(
         content = None if payload is None else json.loads(payload)
     except ValueError as error:
         raise InvalidEvent("payload", f"it is not JSON ({error})", "pass one JSON value") from error
-    changed = Event(letter["event_type"], content, headers=headers or {}, topic=topic or letter["topic"])
-    draft = _draft(changed, rules, "")
-    return DeadLetterEdit(None if payload is None else draft.payload, dict(headers or {}), topic and draft.topic)
+    changed = Event(dead_letter["event_type"], content, headers=headers or {}, topic=topic or dead_letter["topic"])
+    new = _prepare(changed, rules, "")
+    return DeadLetterEdit(None if payload is None else new.payload, dict(headers or {}), topic and new.topic)
 
 
-def _counted(event: Event) -> bool:
+def _is_numbered(event: Event) -> bool:
     # An event without a key is alone in its stream, and needs no number.
     return event.sequence == "auto" and (event.key is not None or event.aggregate_id is not None)
 
 
-def _check_mixture(plain: list[NewEvent], numbered: list[NewEvent]) -> None:
+def _check_numbering(plain: list[NewEvent], numbered: list[NewEvent]) -> None:
     """Reject a stream with numbered and unnumbered events in the same call: order and numbers would have no meaning."""
-    both = {_stream(draft) for draft in plain} & {_stream(draft) for draft in numbered} if numbered else set()
+    both = {_stream(new) for new in plain} & {_stream(new) for new in numbered} if numbered else set()
     if both:
         topic, key, _ = min(both)
         remedy = "use sequence='auto' for all events of a stream or for none"
         raise InvalidEvent("sequence", f"the stream of key {key!r} on {topic} is numbered for some events only", remedy)
 
 
-def _stream(draft: NewEvent) -> tuple[str, str, int]:
-    return draft.topic, draft.key or draft.aggregate_id or str(draft.event_id), band_of(draft.priority)
+def _stream(new: NewEvent) -> tuple[str, str, int]:
+    return new.topic, new.key or new.aggregate_id or str(new.event_id), band_of(new.priority)
 
 
-def _draft(event: Event, rules: StagingRules, at: str) -> NewEvent:
-    _check_kind(event, at)
-    _check_fields(event, at)
-    topic = _topic(event, rules, at)
+def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
+    _check_kind(event, prefix)
+    _check_fields(event, prefix)
+    topic = _topic(event, rules, prefix)
     return NewEvent(
         event_id=event.event_id or uuid7(),
         event_type=event.event_type,
         aggregate_type=event.aggregate_type,
         aggregate_id=event.aggregate_id,
-        payload=payload_text(event.payload, rules.limit_of(topic), f"{at}payload"),
-        headers=_headers(event, at),
+        payload=payload_text(event.payload, rules.limit_of(topic), f"{prefix}payload"),
+        headers=_headers(event, prefix),
         topic=topic,
         key=event.key,
         routing_key=event.routing_key,
@@ -148,29 +148,31 @@ def _draft(event: Event, rules: StagingRules, at: str) -> NewEvent:
     )
 
 
-def _check_kind(event: object, at: str) -> None:
+def _check_kind(event: object, prefix: str) -> None:
     if not isinstance(event, Event):
         remedy = "unpack it: stage(conn, *events)" if isinstance(event, list | tuple) else "pass Event(...)"
-        raise InvalidEvent(at.rstrip(".") or "event", f"a {type(event).__name__} is not an Event", remedy)
+        raise InvalidEvent(prefix.rstrip(".") or "event", f"a {type(event).__name__} is not an Event", remedy)
 
 
-def _check_fields(event: Event, at: str) -> None:
+def _check_fields(event: Event, prefix: str) -> None:
     if event.event_id is not None and not isinstance(event.event_id, UUID):
-        raise InvalidEvent(f"{at}event_id", f"{event.event_id!r} is not a UUID", "pass uuid.UUID(...)")
+        raise InvalidEvent(f"{prefix}event_id", f"{event.event_id!r} is not a UUID", "pass uuid.UUID(...)")
     for name in _TEXT_FIELDS:
-        _check_text(getattr(event, name), f"{at}{name}", required=name == "event_type")
-    _check_number(event.priority, 0, 9, f"{at}priority")
-    _check_number(event.schema_version, 1, 2**31 - 1, f"{at}schema_version")
+        _check_text(getattr(event, name), f"{prefix}{name}", required=name == "event_type")
+    _check_number(event.priority, 0, 9, f"{prefix}priority")
+    _check_number(event.schema_version, 1, 2**31 - 1, f"{prefix}schema_version")
     if event.max_attempts is not None:
-        _check_number(event.max_attempts, 1, 32_767, f"{at}max_attempts")
+        _check_number(event.max_attempts, 1, 32_767, f"{prefix}max_attempts")
     if isinstance(event.sequence, str) and event.sequence != "auto":
-        raise InvalidEvent(f"{at}sequence", f"{event.sequence!r} is not a sequence", 'use "auto" or a whole number')
+        raise InvalidEvent(f"{prefix}sequence", f"{event.sequence!r} is not a sequence", 'use "auto" or a whole number')
     if event.sequence not in (None, "auto"):
-        _check_number(event.sequence, 0, 2**63 - 1, f"{at}sequence")
+        _check_number(event.sequence, 0, 2**63 - 1, f"{prefix}sequence")
     if event.retry is not None and not isinstance(event.retry, RetryPolicy):
-        raise InvalidEvent(f"{at}retry", f"{event.retry!r} is no policy", "pass RetryPolicy(max_attempts=5), or None")
+        raise InvalidEvent(
+            f"{prefix}retry", f"{event.retry!r} is no policy", "pass RetryPolicy(max_attempts=5), or None"
+        )
     for name in ("created_at", "available_at"):
-        _check_time(getattr(event, name), f"{at}{name}")
+        _check_time(getattr(event, name), f"{prefix}{name}")
 
 
 def _check_text(value: Any, path: str, *, required: bool = False) -> None:
@@ -201,33 +203,35 @@ def _check_time(value: Any, path: str) -> None:
         raise InvalidEvent(path, f"the year {value.year} is out of range", f"use {_YEARS.start} to {_YEARS.stop - 1}")
 
 
-def _topic(event: Event, rules: StagingRules, at: str) -> str:
+def _topic(event: Event, rules: StagingRules, prefix: str) -> str:
     if event.topic is not None:
-        _check_text(event.topic, f"{at}topic")
+        _check_text(event.topic, f"{prefix}topic")
     topic = event.topic or rules.topic_rule(event.event_type, None, event.routing_key)
     if not TOPIC.fullmatch(topic) or topic in (".", ".."):
         remedy = "use letters, digits, '.', '_' and '-', at most 249"
-        raise InvalidEvent(f"{at}topic", f"{topic!r} has characters a broker refuses", remedy)
+        raise InvalidEvent(f"{prefix}topic", f"{topic!r} has characters that brokers reject", remedy)
     return topic
 
 
-def _headers(event: Event, at: str) -> str:
+def _headers(event: Event, prefix: str) -> str:
     if not isinstance(event.headers, Mapping):
-        raise InvalidEvent(f"{at}headers", f"{event.headers!r:.80} is no mapping", 'pass {"name": "value"}')
+        raise InvalidEvent(f"{prefix}headers", f"{event.headers!r:.80} is no mapping", 'pass {"name": "value"}')
     for name, value in event.headers.items():
-        path = f"{at}headers.{name}"
+        path = f"{prefix}headers.{name}"
         if not _HEADER.fullmatch(str(name)):
-            raise InvalidEvent(path, "the name has characters a broker refuses", "use letters, digits, '.', '_', '-'")
+            raise InvalidEvent(
+                path, "the name has characters that brokers reject", "use letters, digits, '.', '_', '-'"
+            )
         if name in _RESERVED:
-            raise InvalidEvent(path, "the name is filled in by outrider", "choose another")
+            raise InvalidEvent(path, "the name is reserved for outrider", "choose another")
         if not isinstance(value, str):
             raise InvalidEvent(path, f"{value!r} is not a text", "pass a string")
         if name in _TRACE and not _TRACE[name].fullmatch(value):
-            raise InvalidEvent(path, f"{value!r} is not a W3C {name}", "pass it on as it came, or leave it out")
+            raise InvalidEvent(path, f"{value!r} is not a W3C {name}", "pass it on unchanged, or leave it out")
         problem = bad_characters(value) or ("it has a line break" if "\n" in value or "\r" in value else None)
         if problem:
             raise InvalidEvent(path, problem, "remove it")
-    headers = {**event.headers, **(GAPLESS if _counted(event) else {})}
+    headers = {**event.headers, **(GAPLESS if _is_numbered(event) else {})}
     return json.dumps(headers, ensure_ascii=False) if headers else "{}"
 
 
@@ -251,11 +255,11 @@ def payload_text(payload: Any, bytes_max: int, path: str) -> str:
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise next(
-            _findings(payload, path), InvalidEvent(path, f"it is not JSON ({error})", "pass JSON values")
+            _find_problems(payload, path), InvalidEvent(path, f"it is not JSON ({error})", "pass JSON values")
         ) from error
     if "\\u0000" in text:
-        for finding in _findings(payload, path):
-            raise finding
+        for problem in _find_problems(payload, path):
+            raise problem
     if size > bytes_max:
         raise InvalidEvent(
             path, f"it has {size} bytes, the destination takes {bytes_max}", "stage a reference to it instead"
@@ -274,17 +278,17 @@ def _plain(value: Any) -> str:
     raise TypeError(type(value).__name__)
 
 
-def _findings(value: Any, path: str, depth: int = 0) -> Iterator[InvalidEvent]:
-    """Walk a rejected payload to find the place and the reason of the error. Runs only after a failure."""
+def _find_problems(value: Any, path: str, depth: int = 0) -> Iterator[InvalidEvent]:
+    """Walk a rejected payload to find the path and the reason of the error. Runs only after a failure."""
     if depth > _DEPTH_MAX:
         yield InvalidEvent(path, "it is nested too deeply or contains itself", "flatten it")
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _findings_in_key(name, path)
-            yield from _findings(item, f"{path}.{name}", depth + 1)
+            yield from _find_key_problems(name, path)
+            yield from _find_problems(item, f"{path}.{name}", depth + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _findings(item, f"{path}[{index}]", depth + 1)
+            yield from _find_problems(item, f"{path}[{index}]", depth + 1)
     elif problem := _problem(value):
         yield InvalidEvent(path, *problem)
 
@@ -304,7 +308,7 @@ def _problem(value: Any) -> tuple[str, str] | None:
     return f"a {type(value).__name__} is not JSON", "convert it to text, number, list or object"
 
 
-def _findings_in_key(name: Any, path: str) -> Iterator[InvalidEvent]:
+def _find_key_problems(name: Any, path: str) -> Iterator[InvalidEvent]:
     if not isinstance(name, str):
         yield InvalidEvent(path, f"the key {name!r} is not a text", "use strings as keys")
     elif problem := bad_characters(name):

@@ -21,17 +21,19 @@ class Reply(NamedTuple):
     payload: Any
 
 
-REMEDY = 'write run.stage(Event("order.placed", {"order": "A-7"})), with one event after the other'
+REMEDY = 'write context.stage(Event("order.placed", {"order": "A-7"})), with one event after the other'
 
 
 class NothingToAwait:
-    """The return value of `run.stage`: events are staged with the commit, so there is nothing to await."""
+    """The return value of `context.stage`: events are staged with the commit, so there is nothing to await."""
 
     def __repr__(self) -> str:
         return "<staged with the commit>"
 
     def __await__(self) -> Iterator[Any]:
-        raise InvalidHandler("awaits run.stage(…), which has nothing to wait for; write run.stage(…) without await")
+        raise InvalidHandler(
+            "awaits context.stage(…), which has nothing to wait for; write context.stage(…) without await"
+        )
 
 
 NOTHING_TO_AWAIT = NothingToAwait()
@@ -44,9 +46,9 @@ class StepContext(Generic[S]):
     `key` is the idempotency key. All attempts of the action and of the compensation have the same key; `phase` tells
     action and compensation apart.
 
-    >>> run = StepContext({"paid": False}, UUID(int=7), "…:charge", 1, "A-7")
-    >>> _ = run.stage(Event("order.charged", {}))
-    >>> run.staged[0].saga_id
+    >>> context = StepContext({"paid": False}, UUID(int=7), "…:charge", 1, "A-7")
+    >>> _ = context.stage(Event("order.charged", {}))
+    >>> context.staged[0].saga_id
     '00000000-0000-0000-0000-000000000007'
     """
 
@@ -63,7 +65,7 @@ class StepContext(Generic[S]):
 
         An event without a saga id gets the id of the saga::
 
-            run.stage(Event("order.placed", {"order": run.state.order_id}))
+            context.stage(Event("order.placed", {"order": context.state.order_id}))
         """
         for event in events:
             if not isinstance(event, Event):

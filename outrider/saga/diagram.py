@@ -50,7 +50,7 @@ class Details(NamedTuple):
 
     begin: list[str]
     end: list[str]
-    of: Mapping[StepKey, list[str]]
+    labels: Mapping[StepKey, list[str]]
     classes: Mapping[StepKey, str]
     more: list[str]
 
@@ -92,9 +92,9 @@ def mermaid_run(definition: Definition, record: SagaRecord, audit: Iterable[Mapp
     if instance.last_error:
         end.append(_short(instance.last_error))
     lines = {(entry.step, entry.phase): entry for entry in record.journal}
-    details = {step_key: list(_told(entry, record)) for step_key, entry in lines.items()}
+    details = {step_key: list(_entry_labels(entry, record)) for step_key, entry in lines.items()}
     classes = {step_key: entry.status.value for step_key, entry in lines.items()}
-    more = [*_gone(definition, lines, details), *_changes(audit)]
+    more = [*_undefined_entries(definition, lines, details), *_changes(audit)]
     return _picture(definition, Details(begin, end, details, classes, more))
 
 
@@ -142,10 +142,10 @@ def _picture(definition: Definition, details: Details) -> str:
 
 def _nodes(step: Step, number: int, details: Details) -> Iterator[str]:
     left, right = SHAPES[step.kind]
-    told = details.of.get((step.name, Phase.ACTION), [])
-    yield f"s{number}{left}{label([step.name, *_kind(step), *told])}{right}"
+    lines_told = details.labels.get((step.name, Phase.ACTION), [])
+    yield f"s{number}{left}{label([step.name, *_kind(step), *lines_told])}{right}"
     if step.compensation:
-        compensated = details.of.get((step.name, Phase.COMPENSATION), [])
+        compensated = details.labels.get((step.name, Phase.COMPENSATION), [])
         yield f"u{number}{left}{label([_compensation_name(step.compensation), *compensated])}{right}"
 
 
@@ -191,7 +191,7 @@ def _classes(definition: Definition, numbers: Mapping[str, int], details: Detail
                 yield f"class {node} {found}"
 
 
-def _told(entry: JournalEntry, record: SagaRecord) -> Iterator[str]:
+def _entry_labels(entry: JournalEntry, record: SagaRecord) -> Iterator[str]:
     attempts = "1 attempt" if entry.attempts == 1 else f"{entry.attempts} attempts"
     yield f"{entry.status}, {attempts}" if entry.attempts else entry.status
     if entry.started_at:
@@ -204,7 +204,7 @@ def _told(entry: JournalEntry, record: SagaRecord) -> Iterator[str]:
         yield _short(entry.error)
 
 
-def _gone(
+def _undefined_entries(
     definition: Definition, lines: Mapping[StepKey, JournalEntry], details: Mapping[StepKey, list[str]]
 ) -> Iterator[str]:
     """Show journal entries that are missing in the definition; without them the diagram would be wrong."""
@@ -218,8 +218,8 @@ def _changes(audit: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Show when and why the status changed; only the latest changes, if there are many."""
     changes = [note for note in audit if note["old_status"] != note["new_status"]]
     if changes:
-        told = [f"{_moment(note['at'])} {note['new_status']}: {note['what']}" for note in changes[-CHANGES_MAX:]]
-        yield f"trail>{label(told)}]"
+        lines_told = [f"{_moment(note['at'])} {note['new_status']}: {note['what']}" for note in changes[-CHANGES_MAX:]]
+        yield f"trail>{label(lines_told)}]"
         yield "ended -.- trail"
 
 

@@ -52,40 +52,43 @@ def explain(record: SagaRecord, definition: Definition | None = None) -> Explana
     """
     view = SagaSnapshot(record, definition)
     if record.instance.status in (Status.COMPLETED, Status.COMPENSATED):
-        return Explanation(tuple(_over(view)))
+        return Explanation(tuple(_ended_reasons(view)))
     if record.instance.status is Status.FAILED:
-        reasons = (*_failed(view), *_orders(view), *_kept(view), *_unheard(view))
-        return Explanation(reasons, (*worker(view), *ways_out(view)))
-    return Explanation((*_open(view), *_orders(view), *_kept(view), _owner(view)), (*worker(view), *what_helps(view)))
+        reasons = (*_failed(view), *_operator_commands(view), *_unread_replies(view), *_unattended(view))
+        return Explanation(reasons, (*worker(view), *suggest_for_failed(view)))
+    return Explanation(
+        (*_open(view), *_operator_commands(view), *_unread_replies(view), _owner(view)),
+        (*worker(view), *suggest_for_open(view)),
+    )
 
 
-def _over(view: SagaSnapshot) -> Iterator[str]:
+def _ended_reasons(view: SagaSnapshot) -> Iterator[str]:
     instance = view.record.instance
-    for entry in view.of(Phase.ACTION, StepStatus.REJECTED, StepStatus.FAILED):
+    for entry in view.entries(Phase.ACTION, StepStatus.REJECTED, StepStatus.FAILED):
         yield f"step {entry.step} {_ended(entry)}"
-    what = "everything is done" if instance.status is Status.COMPLETED else "what was done before is compensated"
-    yield f"{instance.status} at {view.at(instance.ended_at)}: {what}, and nothing more happens"
+    what = "everything is done" if instance.status is Status.COMPLETED else "the steps done before are compensated"
+    yield f"{instance.status} at {view.at(instance.ended_at)}: {what}, and no more steps will run"
 
 
 def _failed(view: SagaSnapshot) -> Iterator[str]:
-    failed = view.of(view.phase, StepStatus.FAILED)
+    failed = view.entries(view.phase, StepStatus.FAILED)
     for entry in failed:
         yield f"{_named(entry)} has failed after {_attempts(entry)}: {entry.error or 'no reason was given'}"
-        if entry.is_unresolved and (act := view.act(entry)) and act.command:
-            which = "another answer" if _not_applied(entry) else "the answer"
-            yield f"should {which} to {_named(entry)} come after all, that settles it"
+        if entry.is_unresolved and (action := view.action(entry)) and action.command:
+            which = "another reply" if _not_applied(entry) else "the reply"
+            yield f"if {which} to {_named(entry)} arrives late, it settles the step"
     if not failed:
         yield view.record.instance.last_error or "it has failed, and no reason was given"
-    yield f"it stands still since {view.at(view.record.instance.ended_at)}, until a person decides"
+    yield f"it is stopped since {view.at(view.record.instance.ended_at)}, until an operator decides"
 
 
 def _open(view: SagaSnapshot) -> Iterator[str]:
-    waiting = view.of(view.phase, *OPEN)
+    waiting = view.entries(view.phase, *OPEN)
     for entry in waiting:
         yield _retrying(view, entry) if entry.status is StepStatus.RETRYING else _started(view, entry)
-    for entry in view.of(view.phase, StepStatus.FAILED):
+    for entry in view.entries(view.phase, StepStatus.FAILED):
         yield f"{_named(entry)} has failed after {_attempts(entry)}: {entry.error or 'no reason was given'}"
-    if view.phase is Phase.COMPENSATION and (planned := view.of(view.phase, StepStatus.PLANNED)):
+    if view.phase is Phase.COMPENSATION and (planned := view.entries(view.phase, StepStatus.PLANNED)):
         yield f"still to be compensated: {', '.join(entry.step for entry in planned)}"
     if not waiting:
         yield "no step has begun yet" if not view.record.journal else "the next step is to begin"
@@ -94,39 +97,42 @@ def _open(view: SagaSnapshot) -> Iterator[str]:
 def _retrying(view: SagaSnapshot, entry: JournalEntry) -> str:
     if entry.error is None:
         return f"{_named(entry)} is to be begun, due {view.at(entry.due_at)}"
-    act = view.act(entry)
-    of = f" of {act.retry.max_attempts}" if act else ""
+    action = view.action(entry)
+    total = f" of {action.retry.max_attempts}" if action else ""
     return (
-        f"{_named(entry)} did not succeed in attempt {entry.attempts}{of}: {entry.error}; "
+        f"{_named(entry)} did not succeed in attempt {entry.attempts}{total}: {entry.error}; "
         f"the next attempt is due {view.at(entry.due_at)}"
     )
 
 
 def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
-    step, act = view.step(entry), view.act(entry)
-    command = act.command if act else None
-    if step is None or act is None:
+    step, action = view.step(entry), view.action(entry)
+    command = action.command if action else None
+    if step is None or action is None:
         return _unknown_kind(view, entry)
     if step.kind is StepKind.SLEEP:
-        return f"{_named(entry)} lets time pass until {view.at(entry.due_at)}"
+        return f"{_named(entry)} sleeps until {view.at(entry.due_at)}"
     if command and not command.event_type:
         then = f"; if it has not come by {view.at(entry.due_at)}, that counts as rejected" if entry.due_at else ""
         return f"{_named(entry)} waits for the event {command.reply} since {view.at(entry.started_at)}{then}"
     if command:
         replies = " or ".join(reply for reply in (command.reply, command.rejection) if reply)
-        return f"waits for reply {replies} of {_named(entry)}, {_asked(view, entry, act)}"
+        return f"waits for reply {replies} of {_named(entry)}, {_asked(view, entry, action)}"
     begun = f"attempt {entry.attempts}, begun {view.at(entry.started_at)}"
-    if view.attended:
+    if view.is_attended:
         return f"{_named(entry)} is being done, {begun}"
-    return f"{_named(entry)} was being done when its worker let go of it, {begun}; the next one does it again, same key"
+    return (
+        f"{_named(entry)} was running when its worker released it, {begun}; the next worker runs it again with "
+        "the same key"
+    )
 
 
-def _asked(view: SagaSnapshot, entry: JournalEntry, act: StepAction) -> str:
+def _asked(view: SagaSnapshot, entry: JournalEntry, action: StepAction) -> str:
     if entry.undelivered:
-        return f"and costs it nothing: {entry.error}; the next look is due {view.at(entry.due_at)}"
+        return f"and no attempt is counted: {entry.error}; the next look is due {view.at(entry.due_at)}"
     times = "asked once" if entry.attempts == 1 else f"asked {entry.attempts} times"
-    again = entry.attempts < act.retry.max_attempts
-    then = "it is asked again after" if again else "after the last attempt, a person must look from"
+    again = entry.attempts < action.retry.max_attempts
+    then = "it is asked again after" if again else "after the last attempt, an operator must decide from"
     return f"{times} since {view.at(entry.started_at)}; {then} {view.at(entry.due_at)}"
 
 
@@ -136,38 +142,38 @@ def _unknown_kind(view: SagaSnapshot, entry: JournalEntry) -> str:
     return f"{_named(entry)} {what}, attempt {entry.attempts}, begun {view.at(entry.started_at)}{until}"
 
 
-def _orders(view: SagaSnapshot) -> Iterator[str]:
+def _operator_commands(view: SagaSnapshot) -> Iterator[str]:
     for message in view.record.messages:
         if message.kind is MessageKind.OPERATOR:
             when = _once(view) if message.name == "compensate" else "next"
             command = message.name.replace("_", "-")
-            yield f"{actor_of(message)} ordered {command} {view.at(message.posted_at)}: a worker acts on it {when}"
+            yield f"{actor_of(message)} commanded {command} {view.at(message.delivered_at)}: a worker applies it {when}"
 
 
 def _once(view: SagaSnapshot) -> str:
     """Name the condition of a waiting compensate command: the pivot or running calls must end first."""
-    for entry in view.of(Phase.ACTION, *OPEN):
+    for entry in view.entries(Phase.ACTION, *OPEN):
         step = view.step(entry)
         if step and step.pivot and step.kind in OUTSIDE:
-            return f"once the pivot {entry.step} has come to an end"
-        if step and step.kind is StepKind.CALL and entry.status is StepStatus.STARTED and view.attended:
-            return f"once the call {entry.step} has come to an end"
+            return f"once the pivot {entry.step} has ended"
+        if step and step.kind is StepKind.CALL and entry.status is StepStatus.STARTED and view.is_attended:
+            return f"once the call {entry.step} has ended"
     return "next"
 
 
-def _kept(view: SagaSnapshot) -> Iterator[str]:
+def _unread_replies(view: SagaSnapshot) -> Iterator[str]:
     for message in view.record.messages:
         if message.kind is MessageKind.REPLY:
-            why = "nobody has read it yet" if message in view.unread else _keeper(view, message)
-            yield f"the event {message.name} came {view.at(message.posted_at)}: {why}"
+            reason = "no turn has read it yet" if message in view.unread else _reason_kept(view, message)
+            yield f"the event {message.name} came {view.at(message.delivered_at)}: {reason}"
 
 
-def _keeper(view: SagaSnapshot, message: SagaMessage) -> str:
+def _reason_kept(view: SagaSnapshot, message: SagaMessage) -> str:
     """Name the step for which a reply is kept because the reply could not be applied. Other replies are early."""
-    for entry in view.of(view.phase, StepStatus.RETRYING, StepStatus.FAILED):
-        act = view.act(entry)
-        if act and act.command and message.name in (act.command.reply, act.command.rejection):
-            how = "which could not take it in" if _not_applied(entry) else "which retry makes take it"
+    for entry in view.entries(view.phase, StepStatus.RETRYING, StepStatus.FAILED):
+        action = view.action(entry)
+        if action and action.command and message.name in (action.command.reply, action.command.rejection):
+            how = "which could not apply it" if _not_applied(entry) else "which applies it after retry"
             return f"kept for {_named(entry)}, {how}"
     failed = view.definition is None and view.record.instance.status is Status.FAILED
     return "kept for a step that has failed, or is still to come" if failed else "kept for a step that is still to come"
@@ -176,21 +182,21 @@ def _keeper(view: SagaSnapshot, message: SagaMessage) -> str:
 def _owner(view: SagaSnapshot) -> str:
     owner, overdue = view.record.instance.owner, view.overdue_seconds
     if overdue >= GRACE_SECONDS:
-        held = f"; {owner} held it until then, and has not renewed its claim" if owner else ""
+        owner_text = f"; {owner} held it until then, and has not renewed its claim" if owner else ""
         return (
-            f"overdue since {view.at(view.due_at)}: nobody works on it{held}. No worker that holds {view.what_runs_it} "
-            "is running, or all of them are busy"
+            f"overdue since {view.at(view.due_at)}: no worker runs it{owner_text}. No worker that holds "
+            f"{view.definition_name} is running, or all of them are busy"
         )
     if overdue >= 0:
-        return f"it is due now, and the next worker that holds {view.what_runs_it} takes it"
+        return f"it is due now, and the next worker that holds {view.definition_name} takes it"
     if owner:
         return f"{owner} works on it, and has it until {view.at(view.due_at)}, or longer if it renews that"
     if view.due_at is None:
-        return "no worker need look at it before an answer or an order comes"
-    return f"no worker need look at it before {view.at(view.due_at)}, or an answer or an order comes"
+        return "no worker need look at it before a reply or an operator command arrives"
+    return f"no worker need look at it before {view.at(view.due_at)}, or a reply or an operator command arrives"
 
 
-def _unheard(view: SagaSnapshot) -> Iterator[str]:
+def _unattended(view: SagaSnapshot) -> Iterator[str]:
     """Report that no worker will execute an operator command. Without a command, a failed saga needs no worker."""
     if view.overdue_seconds >= GRACE_SECONDS:
         yield _owner(view)
@@ -224,42 +230,45 @@ class Suggestion(NamedTuple):
     effect: str
 
 
-def ways_out(view: SagaSnapshot) -> Iterator[Suggestion]:
+def suggest_for_failed(view: SagaSnapshot) -> Iterator[Suggestion]:
     """Yield the operator commands that a failed saga accepts."""
     saga_id = view.record.instance.saga_id
-    refused = any(_rejected_by_reply(entry) for entry in view.of(view.phase, StepStatus.FAILED))
-    but = "; a participant that has refused gives the same answer under the same key" if refused else ""
-    if not view.of(view.phase, StepStatus.FAILED):
-        yield Suggestion(f"outrider saga retry {saga_id}", "goes on where it stood, once that is put right")
+    refused = any(_rejected_by_reply(entry) for entry in view.entries(view.phase, StepStatus.FAILED))
+    but = "; a participant that has rejected gives the same answer under the same key" if refused else ""
+    if not view.entries(view.phase, StepStatus.FAILED):
+        yield Suggestion(f"outrider saga retry {saga_id}", "continues where it stopped, after the cause is removed")
     else:
-        yield Suggestion(f"outrider saga retry {saga_id}", f"tries again what has failed, as often as at first{but}")
         yield Suggestion(
-            f"outrider saga mark-done {saga_id}", "goes on as if that were done, if you have settled it by hand"
+            f"outrider saga retry {saga_id}", f"tries the failed steps again, with a new budget of attempts{but}"
         )
-    if view.phase is Phase.ACTION and not view.stands(view.pivot, StepStatus.DONE):
         yield Suggestion(
-            f"outrider saga compensate {saga_id}", f"compensates what is done or may have happened{_but(view)}"
+            f"outrider saga mark-done {saga_id}", "counts the failed steps as done, if you have settled them by hand"
+        )
+    if view.phase is Phase.ACTION and not view.has_status(view.pivot, StepStatus.DONE):
+        yield Suggestion(
+            f"outrider saga compensate {saga_id}",
+            f"compensates the steps that are done or may have happened{_but(view)}",
         )
 
 
 def worker(view: SagaSnapshot) -> Iterator[Suggestion]:
     """Yield the command that runs a worker, if the saga has been overdue for some time."""
     if view.overdue_seconds >= GRACE_SECONDS:
-        yield Suggestion(RUN, f"runs a worker, if {view.what_runs_it} is among its sagas")
+        yield Suggestion(RUN, f"runs a worker, if {view.definition_name} is among its sagas")
 
 
-def what_helps(view: SagaSnapshot) -> Iterator[Suggestion]:
+def suggest_for_open(view: SagaSnapshot) -> Iterator[Suggestion]:
     """Yield the operator commands that an active saga accepts."""
-    saga_id, waiting = view.record.instance.saga_id, view.of(view.phase, *OPEN)
+    saga_id, waiting = view.record.instance.saga_id, view.entries(view.phase, *OPEN)
     if any(entry.status is StepStatus.RETRYING for entry in waiting):
         yield Suggestion(f"outrider saga retry {saga_id}", "makes the next attempt due now")
     if any(_awaited(view, entry) for entry in waiting):
         yield Suggestion(
-            f"outrider saga mark-done {saga_id}", "counts what it waits for as done, if you know that it is"
+            f"outrider saga mark-done {saga_id}", "counts the awaited steps as done, if you know that they are"
         )
-    if view.phase is Phase.ACTION and not view.stands(view.pivot, StepStatus.DONE):
+    if view.phase is Phase.ACTION and not view.has_status(view.pivot, StepStatus.DONE):
         yield Suggestion(
-            f"outrider saga compensate {saga_id}", f"gives it up, and compensates what is done{_but(view)}"
+            f"outrider saga compensate {saga_id}", f"gives it up, and compensates the steps that are done{_but(view)}"
         )
 
 
@@ -267,16 +276,16 @@ def _but(view: SagaSnapshot) -> str:
     """Name the limits of a compensation: steps without a compensation that may have happened, and a finished pivot."""
     if view.definition is None:
         return ", unless its pivot is done"
-    outside = [(entry, view.step(entry)) for entry in view.of(Phase.ACTION, StepStatus.FAILED, *OPEN)]
+    outside = [(entry, view.step(entry)) for entry in view.entries(Phase.ACTION, StepStatus.FAILED, *OPEN)]
     left = [entry.step for entry, step in outside if step and step.kind in OUTSIDE and step.compensation is None]
     return f"; see first that {', '.join(left)} did not happen, since it has no compensation" if left else ""
 
 
 def _awaited(view: SagaSnapshot, entry: JournalEntry) -> bool:
-    step, act = view.step(entry), view.act(entry)
-    if step is None or act is None:
+    step, action = view.step(entry), view.action(entry)
+    if step is None or action is None:
         return view.record.instance.owner is None and entry.status is StepStatus.STARTED
-    return act.command is not None or step.kind is StepKind.SLEEP
+    return action.command is not None or step.kind is StepKind.SLEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,24 +300,24 @@ class SagaSnapshot:
         """Return the current phase. Before compensation starts, compensations are at most planned."""
         instance = self.record.instance
         if instance.status is Status.FAILED:
-            begun = any(entry.status is not StepStatus.PLANNED for entry in self.of(Phase.COMPENSATION))
+            begun = any(entry.status is not StepStatus.PLANNED for entry in self.entries(Phase.COMPENSATION))
             return Phase.COMPENSATION if begun else Phase.ACTION
         return Phase.COMPENSATION if instance.status is Status.COMPENSATING else Phase.ACTION
 
-    def of(self, phase: Phase, *status: StepStatus) -> list[JournalEntry]:
+    def entries(self, phase: Phase, *status: StepStatus) -> list[JournalEntry]:
         found = [e for e in self.record.journal if e.phase is phase and (not status or e.status in status)]
         return sorted(found, key=lambda entry: entry.position)
 
     def step(self, entry: JournalEntry) -> Step | None:
         return self.definition.steps.get(entry.step) if self.definition else None
 
-    def act(self, entry: JournalEntry) -> StepAction | None:
+    def action(self, entry: JournalEntry) -> StepAction | None:
         if (step := self.step(entry)) is None:
             return None
         return step.action if entry.phase is Phase.ACTION else step.compensation
 
-    def stands(self, step: str | None, *status: StepStatus) -> bool:
-        return any(entry.step == step for entry in self.of(Phase.ACTION, *status))
+    def has_status(self, step: str | None, *status: StepStatus) -> bool:
+        return any(entry.step == step for entry in self.entries(Phase.ACTION, *status))
 
     @property
     def pivot(self) -> str | None:
@@ -318,7 +327,7 @@ class SagaSnapshot:
     @property
     def unread(self) -> list[SagaMessage]:
         """Return messages that arrived after the last turn."""
-        return [message for message in self.record.messages if message.posted_at > self.record.instance.updated_at]
+        return [message for message in self.record.messages if message.delivered_at > self.record.instance.updated_at]
 
     @property
     def due_at(self) -> datetime | None:
@@ -326,7 +335,7 @@ class SagaSnapshot:
         instance = self.record.instance
         times = [instance.wake_at] if instance.wake_at else []
         if instance.owner is None:
-            times += [message.posted_at for message in self.unread]
+            times += [message.delivered_at for message in self.unread]
         return min(times, default=None)
 
     @property
@@ -334,11 +343,11 @@ class SagaSnapshot:
         return (self.record.now - self.due_at).total_seconds() if self.due_at else -1.0
 
     @property
-    def attended(self) -> bool:
+    def is_attended(self) -> bool:
         return self.record.instance.owner is not None and self.overdue_seconds < 0
 
     @property
-    def what_runs_it(self) -> str:
+    def definition_name(self) -> str:
         return f"version {self.record.instance.definition_version} of {self.record.instance.saga_type}"
 
     def at(self, moment: datetime | None) -> str:

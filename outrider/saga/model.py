@@ -162,7 +162,7 @@ class SagaMessage(NamedTuple):
     key: str | None
     body: bytes
     event_id: UUID
-    posted_at: datetime
+    delivered_at: datetime
 
 
 class NewSagaMessage(NamedTuple):
@@ -255,4 +255,4 @@ class SagaPruned(NamedTuple):
 
     sagas: int
     notes: int
-    barriers: int
+    participants: int

@@ -19,12 +19,12 @@ from outrider.outbox.staging import Outbox, default
 from outrider.retry import RetryPolicy
 from outrider.saga.execution.step_executor import ANSWERED_HEADER, KEY_HEADER, PHASE_HEADER
 from outrider.saga.model import ParticipantEntry, Phase
-from outrider.saga.replies import unfit_key
+from outrider.saga.replies import key_problem
 
-Doing = Callable[[Event, Any], Any]
+CommandFunction = Callable[[Event, Any], Any]
 """Takes the command and the transaction and returns the reply; async or synchronous."""
 
-KEPT = (
+REPLY_FIELDS = (
     *("event_type", "payload", "aggregate_type", "aggregate_id", "headers", "topic", "key", "routing_key"),
     *("priority", "schema_version", "saga_id", "max_attempts"),
 )
@@ -65,7 +65,7 @@ class Participant:
 
         @inbox.handler("stock.reserve", consumer="stock", topic="stock")
         async def reserve(command, tx):
-            await stock.act(tx, command, take_from_shelf)
+            await stock.execute(tx, command, take_from_shelf)
 
         @inbox.handler("stock.release", consumer="stock", topic="stock")
         async def release(command, tx):
@@ -74,10 +74,10 @@ class Participant:
 
     def __init__(self, participant: str, *, outbox: Outbox = default) -> None:
         if not participant or not isinstance(participant, str):
-            raise UsageError("a barrier needs the participant's name, the same for ever: Participant('stock')")
+            raise UsageError("a participant needs a name that never changes: Participant('stock')")
         self.participant, self._outbox = participant, outbox
 
-    async def act(self, tx: Any, command: Event, do: Doing) -> CommandOutcome:
+    async def execute(self, tx: Any, command: Event, do: CommandFunction) -> CommandOutcome:
         """Execute a command once, and reply.
 
         `do` gets the command and the transaction, and returns the reply or a Rejection::
@@ -88,15 +88,15 @@ class Participant:
                     return Rejection(Event("stock.refused", {}))
                 return Event("stock.reserved", {"reservation": command.payload["order"]})
 
-            await stock.act(tx, command, take_from_shelf)
+            await stock.execute(tx, command, take_from_shelf)
         """
-        asked = _read(command, Phase.ACTION)
-        entered = await self._enter(tx, asked.key, asked.phase)
-        if entered.fresh:
-            return await self._answer(tx, asked, await _done(do, command, tx))
-        return CommandOutcome.BARRED if entered.barred else await self._repeat(tx, asked, entered.reply)
+        request = _read(command, Phase.ACTION)
+        entry = await self._enter(tx, request.key, request.phase)
+        if entry.fresh:
+            return await self._answer(tx, request, await _call(do, command, tx))
+        return CommandOutcome.BARRED if entry.barred else await self._repeat(tx, request, entry.reply)
 
-    async def compensate(self, tx: Any, command: Event, do: Doing, *, nothing: Event) -> CommandOutcome:
+    async def compensate(self, tx: Any, command: Event, do: CommandFunction, *, nothing: Event) -> CommandOutcome:
         """Compensate an action once, and reply; reply with `nothing` if the action never arrived or was rejected.
 
         If the command says that the action was confirmed, the action is compensated even after its entry was pruned.
@@ -104,44 +104,46 @@ class Participant:
 
             await stock.compensate(tx, command, put_back, nothing=Event("stock.released", {}))
         """
-        asked = _read(command, Phase.COMPENSATION)
-        entered = await self._enter(tx, asked.key, asked.phase)
-        if not entered.fresh:
-            return await self._repeat(tx, asked, entered.reply)
-        never_came = entered.barred and command.headers.get(ANSWERED_HEADER) != "true"
-        if never_came or await self._refused(tx, asked.key):
-            return await self._answer(tx, asked, nothing)
-        reply = await _done(do, command, tx)
+        request = _read(command, Phase.COMPENSATION)
+        entry = await self._enter(tx, request.key, request.phase)
+        if not entry.fresh:
+            return await self._repeat(tx, request, entry.reply)
+        never_arrived = entry.barred and command.headers.get(ANSWERED_HEADER) != "true"
+        if never_arrived or await self._was_rejected(tx, request.key):
+            return await self._answer(tx, request, nothing)
+        reply = await _call(do, command, tx)
         if isinstance(reply, Rejection):
             raise UsageError(
                 f"the compensation of {command.event_type} cannot reject; return the reply, or raise to be tried again"
             )
-        return await self._answer(tx, asked, reply)
+        return await self._answer(tx, request, reply)
 
     async def _enter(self, tx: Any, key: str, phase: Phase) -> ParticipantEntry:
-        entered: ParticipantEntry = await self._outbox.perform(tx, "participant_enter", self.participant, key, phase)
-        return entered
+        entry: ParticipantEntry = await self._outbox.perform(tx, "participant_enter", self.participant, key, phase)
+        return entry
 
-    async def _refused(self, tx: Any, key: str) -> bool:
+    async def _was_rejected(self, tx: Any, key: str) -> bool:
         """Tell whether the action was rejected. The action is already recorded, so the call only reads."""
         action = await self._enter(tx, key, Phase.ACTION)
         return action.reply is not None and bool(json.loads(action.reply)["rejection"])
 
-    async def _answer(self, tx: Any, asked: _Command, answer: Event | Rejection) -> CommandOutcome:
-        reply = _addressed(answer.reply if isinstance(answer, Rejection) else answer, asked)
+    async def _answer(self, tx: Any, request: _Command, answer: Event | Rejection) -> CommandOutcome:
+        reply = _address(answer.reply if isinstance(answer, Rejection) else answer, request)
         # Stage first: staging checks the reply and explains an error.
         await self._outbox.stage(tx, reply)
-        kept = _written(reply, rejection=isinstance(answer, Rejection))
-        await self._outbox.perform(tx, "participant_keep", self.participant, asked.key, asked.phase, kept)
+        stored_reply = _encode_reply(reply, rejection=isinstance(answer, Rejection))
+        await self._outbox.perform(
+            tx, "participant_save_reply", self.participant, request.key, request.phase, stored_reply
+        )
         return CommandOutcome.DONE
 
-    async def _repeat(self, tx: Any, asked: _Command, kept: bytes | None) -> CommandOutcome:
-        if kept is None:
+    async def _repeat(self, tx: Any, request: _Command, stored_reply: bytes | None) -> CommandOutcome:
+        if stored_reply is None:
             raise Permanent(
-                f"{asked.event.event_type} with the key {asked.key} came before, and its handler committed without a "
-                "reply; let what act() and compensate() raise pass through the handler"
+                f"{request.event.event_type} with the key {request.key} came before, and its handler committed without "
+                "a reply; let the errors of execute() and compensate() pass through the handler"
             )
-        fields = json.loads(kept)["reply"]
+        fields = json.loads(stored_reply)["reply"]
         retry = fields.pop("retry")
         await self._outbox.stage(tx, Event(**fields, retry=RetryPolicy.from_json(retry) if retry else None))
         return CommandOutcome.REPEATED
@@ -149,26 +151,26 @@ class Participant:
 
 def _read(command: Event, phase: Phase) -> _Command:
     """Read the command headers of an event. An invalid event is a permanent error."""
-    key, said = command.headers.get(KEY_HEADER), command.headers.get(PHASE_HEADER)
-    if not key or not said:
+    key, phase_text = command.headers.get(KEY_HEADER), command.headers.get(PHASE_HEADER)
+    if not key or not phase_text:
         raise Permanent(
             f"{command.event_type} is no command of a saga: its headers {KEY_HEADER} and {PHASE_HEADER} are missing; "
-            "handle it without a barrier"
+            "handle it without a participant"
         )
-    if wrong := unfit_key(key):
+    if wrong := key_problem(key):
         raise Permanent(f"{command.event_type} is no command of a saga: its header {KEY_HEADER} {wrong}")
-    if said not in list(Phase):
+    if phase_text not in list(Phase):
         raise Permanent(
-            f"{command.event_type} is no command of a saga: its header {PHASE_HEADER} is {said[:40]!r}; there are "
-            f"{', '.join(Phase)}"
+            f"{command.event_type} is no command of a saga: its header {PHASE_HEADER} is {phase_text[:40]!r}; there "
+            f"are {', '.join(Phase)}"
         )
-    if said != phase:
-        right = "compensate" if said == Phase.COMPENSATION else "act"
-        raise Permanent(f"{command.event_type} came with the phase {said}; let its handler call {right}()")
+    if phase_text != phase:
+        right = "compensate" if phase_text == Phase.COMPENSATION else "execute"
+        raise Permanent(f"{command.event_type} came with the phase {phase_text}; let its handler call {right}()")
     return _Command(command, key, phase)
 
 
-async def _done(do: Doing, command: Event, tx: Any) -> Event | Rejection:
+async def _call(do: CommandFunction, command: Event, tx: Any) -> Event | Rejection:
     reply = do(command, tx)
     reply = await reply if inspect.isawaitable(reply) else reply
     if isinstance(reply, Event | Rejection):
@@ -178,23 +180,23 @@ async def _done(do: Doing, command: Event, tx: Any) -> Event | Rejection:
     )
 
 
-def _addressed(reply: Event, asked: _Command) -> Event:
+def _address(reply: Event, request: _Command) -> Event:
     """Add the saga id and the key of the step to a reply, so that the reply finds its saga."""
-    saga_id = asked.event.saga_id or asked.key.partition(":")[0]
-    told = {KEY_HEADER: asked.key, "causation_id": str(asked.event.event_id)}
-    if trace := asked.event.headers.get("traceparent"):
-        told["traceparent"] = trace
+    saga_id = request.event.saga_id or request.key.partition(":")[0]
+    headers = {KEY_HEADER: request.key, "causation_id": str(request.event.event_id)}
+    if trace := request.event.headers.get("traceparent"):
+        headers["traceparent"] = trace
     return replace(
         reply,
         saga_id=saga_id,
         key=reply.key or reply.aggregate_id or saga_id,
-        headers={**told, **reply.headers, KEY_HEADER: asked.key},
+        headers={**headers, **reply.headers, KEY_HEADER: request.key},
     )
 
 
-def _written(reply: Event, *, rejection: bool) -> bytes:
+def _encode_reply(reply: Event, *, rejection: bool) -> bytes:
     """Encode a reply as JSON. Staging has checked the reply, and encodes the same types as text."""
-    fields = {name: getattr(reply, name) for name in KEPT}
+    fields = {name: getattr(reply, name) for name in REPLY_FIELDS}
     fields |= {"headers": dict(reply.headers), "retry": reply.retry.to_json() if reply.retry else None}
     return json.dumps({"rejection": rejection, "reply": fields}, default=_plain).encode()
 

@@ -22,7 +22,7 @@ from outrider.saga.definition.validation import Function
 from outrider.saga.execution.step_executor import KEY_HEADER
 from outrider.saga.model import MessageKind, NewSagaMessage
 from outrider.telemetry.events import Observer, Observers, ReplyOfUnknownSaga, ReplyWithoutSaga
-from outrider.tracebacks import text_of, where
+from outrider.tracebacks import text_of, user_frame
 
 COPY = "copy saga_id and saga_key from the command, or use Participant"
 
@@ -38,11 +38,11 @@ class ReplyHandler:
 
     Call `deliver` in a handler, or use `outrider saga run`, which registers all handlers::
 
-        intake = ReplyHandler(sagas)
+        replies = ReplyHandler(sagas)
 
         @inbox.handler("stock.reserved", consumer="saga.order")
         async def reserved(event, tx):
-            await intake.deliver("order", event, tx)
+            await replies.deliver("order", event, tx)
     """
 
     def __init__(self, sagas: SagaRegistry, outbox: Outbox = default, observer: Observer | None = None) -> None:
@@ -68,12 +68,12 @@ class ReplyHandler:
 
     async def deliver(self, saga_type: str, event: Event, tx: Any) -> bool:
         """Deliver an event to its saga of a type; False if there is no saga, or the saga already has the event."""
-        saga_id = self._owner(saga_type, event)
+        saga_id = self._find_saga(saga_type, event)
         if saga_id is not None:
-            message = _mail(saga_type, saga_id, event)
+            message = _message(saga_type, saga_id, event)
             if await self._outbox.perform(tx, "deliver_messages", [message]):
                 return True
-        if saga_id is None and not self._correlating(saga_type, event.event_type):
+        if saga_id is None and not self._correlate_functions(saga_type, event.event_type):
             kinds = {step.kind for step in self._steps(saga_type) if event.event_type in step.replies}
             remedy = COPY if StepKind.REQUEST in kinds else CORRELATE
             self._observer.emit(ReplyWithoutSaga(saga_type, event.event_id, event.event_type, remedy))
@@ -81,16 +81,16 @@ class ReplyHandler:
             self._observer.emit(ReplyOfUnknownSaga(saga_type, saga_id, event.event_id, event.event_type))
         return False
 
-    def _owner(self, saga_type: str, event: Event) -> UUID | None:
-        carried = _uuid(event.saga_id)
-        if carried is not None and event.headers.get(KEY_HEADER, "").startswith(f"{carried}:"):
-            return carried
-        for correlate in self._correlating(saga_type, event.event_type):
-            if (found := _correlated(correlate, event)) is not None:
+    def _find_saga(self, saga_type: str, event: Event) -> UUID | None:
+        carried_id = _uuid(event.saga_id)
+        if carried_id is not None and event.headers.get(KEY_HEADER, "").startswith(f"{carried_id}:"):
+            return carried_id
+        for correlate in self._correlate_functions(saga_type, event.event_type):
+            if (found := _correlation_id(correlate, event)) is not None:
                 return saga_id_of(saga_type, found)
-        return carried
+        return carried_id
 
-    def _correlating(self, saga_type: str, event_type: str) -> list[Function]:
+    def _correlate_functions(self, saga_type: str, event_type: str) -> list[Function]:
         """Return the correlate functions for an event type, later versions first."""
         steps = reversed(self._steps(saga_type))
         return [step.correlate for step in steps if step.correlate and event_type in step.replies]
@@ -100,11 +100,11 @@ class ReplyHandler:
         return [step for saga in sagas for step in saga.definition.steps.values()]
 
 
-def _mail(saga_type: str, saga_id: UUID, event: Event) -> NewSagaMessage:
+def _message(saga_type: str, saga_id: UUID, event: Event) -> NewSagaMessage:
     """Build a message from an event. Raises Permanent for an event that no store can keep."""
     key = event.headers.get(KEY_HEADER)
-    if key and (wrong := unfit_key(key)):
-        raise Permanent(f"{event.event_type} answers no step: its header {KEY_HEADER} {wrong}; {COPY}")
+    if key and (problem := key_problem(key)):
+        raise Permanent(f"{event.event_type} answers no step: its header {KEY_HEADER} {problem}; {COPY}")
     try:
         body = json.dumps(event.payload, allow_nan=False).encode()
     except ValueError as error:
@@ -112,15 +112,15 @@ def _mail(saga_type: str, saga_id: UUID, event: Event) -> NewSagaMessage:
     return NewSagaMessage(saga_id, MessageKind.REPLY, event.event_type, key, body, event.event_id or uuid7(), saga_type)
 
 
-def _correlated(correlate: Function, event: Event) -> str | None:
+def _correlation_id(correlate: Function, event: Event) -> str | None:
     """Return the correlation id of an event. An exception is permanent, because the function would raise again."""
     try:
         found: str | None = correlate(event)
     except Exception as error:
-        name, place = getattr(correlate, "__qualname__", repr(correlate)), where(error)
-        said = f"{type(error).__name__}: {text_of(error)}" + (f" ({place})" if place else "")
+        name, location = getattr(correlate, "__qualname__", repr(correlate)), user_frame(error)
+        error_text = f"{type(error).__name__}: {text_of(error)}" + (f" ({location})" if location else "")
         remedy = f"let it return None for a {event.event_type} that belongs to no saga"
-        raise Permanent(f"correlate={name} raised {said}; {remedy}") from error
+        raise Permanent(f"correlate={name} raised {error_text}; {remedy}") from error
     return found
 
 
@@ -131,10 +131,10 @@ def _uuid(text: str | None) -> UUID | None:
         return None
 
 
-def unfit_key(key: str) -> str | None:
+def key_problem(key: str) -> str | None:
     """Return the reason why a text cannot be the key of a step, or None.
 
-    >>> unfit_key("x" * 2000)
+    >>> key_problem("x" * 2000)
     'is longer than 1000 bytes'
     """
     if "\0" in key or any("\ud800" <= character <= "\udfff" for character in key):

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 Rows = Sequence[Sequence[Any]]
 
-Script = Generator[str, Rows, T]
+Statements = Generator[str, Rows, T]
 """A generator that yields SQL texts, receives their rows and returns a result."""
 
 LANES_MAX = 1024
@@ -131,7 +131,7 @@ class Installer:
 
     run = staticmethod(run_statements)
 
-    def install(self, version: int, lanes: int) -> Script[list[MigrationStep]]:
+    def install(self, version: int, lanes: int) -> Statements[list[MigrationStep]]:
         """Run and return the pending steps up to a version."""
         check_lanes(lanes)
         yield from self.prepare()
@@ -144,12 +144,12 @@ class Installer:
             yield self.texts[name]
         return done
 
-    def prepare(self) -> Script[None]:
+    def prepare(self) -> Statements[None]:
         """Create the table of records."""
         for name in self.turn + self.begin:
             yield self.texts[name]
 
-    def apply(self, step: MigrationStep, lanes: int) -> Script[bool]:
+    def apply(self, step: MigrationStep, lanes: int) -> Statements[bool]:
         """Run and record one step, unless recorded before. A changed text is rejected."""
         for name in self.turn:
             yield self.texts[name]
@@ -169,11 +169,11 @@ class Installer:
         names = (*self.turn, *self.begin)
         return [*(self.texts[name] for name in names), *texts, *(self.texts[name] for name in self._finish(steps))]
 
-    def status(self) -> Script[list[MigrationProgress]]:
+    def status(self) -> Statements[list[MigrationProgress]]:
         """Return the progress of each migration."""
         return progress(self.steps(1), (yield from self.applied()))
 
-    def remove(self, version: int) -> Script[list[str]]:
+    def remove(self, version: int) -> Statements[list[str]]:
         """Remove a version and all later versions; return their names. Unfinished events or sagas are an error."""
         for name in self.turn:
             yield self.texts[name]
@@ -195,13 +195,13 @@ class Installer:
             texts.append(fill(self.texts["forget"], {"version": str(version)}))
         return [*texts, self.texts["forget_all"]] if bare and versions else texts
 
-    def applied(self) -> Script[dict[tuple[int, str], str]]:
+    def applied(self) -> Statements[dict[tuple[int, str], str]]:
         """Return the checksums of the recorded steps, by version and name."""
         [[there]] = yield self.texts["has_record"]
         rows = (yield self.texts["applied"]) if there else ()
         return {(version, step): checksum for version, step, checksum in rows}
 
-    def lanes(self, wanted: int) -> Script[int]:
+    def lanes(self, wanted: int) -> Statements[int]:
         """Return the installed number of lanes, or the wanted number before the first installation."""
         [[there]] = yield self.texts["has_lanes"]
         rows = (yield self.texts["lanes"]) if there else ()
@@ -216,7 +216,7 @@ class Installer:
         wanted = self.finish or {}
         return [wanted[version] for version in sorted({step.version for step in done}) if version in wanted]
 
-    def _check(self, each: MigrationProgress) -> Script[None]:
+    def _check(self, each: MigrationProgress) -> Statements[None]:
         name, subject = each.migration, _subject(each.migration)
         if each.state == "partial":
             raise UsageError(f"{name} is only partly installed, so it cannot be taken back; migrate forwards first")

@@ -48,13 +48,13 @@ def fill(body: str, constants: Mapping[str, str]) -> str:
 
 def constants(schema: str = "") -> dict[str, str]:
     """Return the constants of every file: the schema, and the guards from the table of state transitions."""
-    guards = {f"{move}_guard": model.sql_list(model.guard(move)) for move in model.TRANSITIONS}
+    guards = {f"{transition}_guard": model.sql_list(model.guard(transition)) for transition in model.TRANSITIONS}
     return {
         "schema": schema and identifier(schema),
         "fetchable": model.sql_list(model.FETCHABLE),
         "waiting": model.sql_list(model.WAITING),
         "stored": model.sql_list(model.STORED),
-        "stored_moves": ", ".join(f"('{source}', '{target}')" for source, target in model.stored_moves()),
+        "stored_transitions": ", ".join(f"('{source}', '{target}')" for source, target in model.stored_transitions()),
         **guards,
     }
 

@@ -63,10 +63,10 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def place_of(stream: InboxStream) -> InboxStream:
+def stream_key_of(stream: InboxStream) -> InboxStream:
     """Return a stream under the name of its row. Only an unreadable topic has a different name.
 
-    >>> place_of(InboxStream("orders", "A-1"))
+    >>> stream_key_of(InboxStream("orders", "A-1"))
     InboxStream(topic='orders', key='A-1', band=1)
     """
     topic = clean(stream.topic)
@@ -111,17 +111,17 @@ class HeldRow(NamedTuple):
 
     @classmethod
     def of(cls, received: ReceivedEvent) -> HeldRow:
-        _, raw_key, body, headers, partition, place, _ = received.delivery
+        _, raw_key, body, headers, partition, position, _ = received.delivery
         return cls(
             received.event_id,
             received.event_type,
-            *place_of(received.stream),
+            *stream_key_of(received.stream),
             received.sequence,
             raw_key,
             headers_text(headers),
             body,
             clean(partition),
-            clean(place),
+            clean(position),
             received.replayed,
         )
 
@@ -150,7 +150,7 @@ class InboxWriteSet:
     withdrawn: list[UUID] = field(default_factory=list)
     parked: list[ReceivedEvent] = field(default_factory=list)
     left: list[UUID] = field(default_factory=list)
-    buried: list[tuple[ReceivedEvent, InboxDeadLettered]] = field(default_factory=list)
+    dead_letter: list[tuple[ReceivedEvent, InboxDeadLettered]] = field(default_factory=list)
     added: Counter[InboxStream] = field(default_factory=Counter)
 
     @classmethod
@@ -162,20 +162,20 @@ class InboxWriteSet:
             if isinstance(outcome, Applied):
                 writes.seconds[received.event_id] = outcome.seconds
             if isinstance(outcome, InboxDeadLettered):
-                writes.buried.append((received, outcome))
+                writes.dead_letter.append((received, outcome))
             if received.waiting_id is None:
-                writes._come(received, outcome)
+                writes._received(received, outcome)
             elif not isinstance(outcome, Held):
-                writes._go(received, outcome)
+                writes._left(received, outcome)
         return writes
 
-    def _come(self, received: ReceivedEvent, outcome: InboxOutcome) -> None:
+    def _received(self, received: ReceivedEvent, outcome: InboxOutcome) -> None:
         if isinstance(outcome, Held | InboxDeadLettered):
             self.parked.append(received)
         if isinstance(outcome, Held):
             self.added[received.stream] += 1
 
-    def _go(self, received: ReceivedEvent, outcome: InboxOutcome) -> None:
+    def _left(self, received: ReceivedEvent, outcome: InboxOutcome) -> None:
         self.added[received.stream] -= 1
         if not isinstance(outcome, InboxDeadLettered):
             self.left.append(received.event_id)
@@ -186,10 +186,10 @@ def only_applied(entries: Sequence[EventOutcome]) -> bool:
     return all(type(entry.outcome) is Applied and entry.received.waiting_id is None for entry in entries)
 
 
-def may_go(cause: InboxBlockReason | None, *, early: bool) -> bool:
+def can_drain(cause: InboxBlockReason | None, *, early: bool) -> bool:
     """Return whether the held events of a stream may be handled, given the reason of the block.
 
-    >>> may_go(InboxBlockReason.EARLY, early=False)
+    >>> can_drain(InboxBlockReason.EARLY, early=False)
     False
     """
     return cause is InboxBlockReason.DRAINING or (early and cause is InboxBlockReason.EARLY)

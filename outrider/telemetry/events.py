@@ -271,7 +271,7 @@ class ConsumerBroken(TelemetryEvent):
 
 @dataclass(frozen=True, slots=True)
 class GapOverdue(TelemetryEvent):
-    """Events wait for a missing predecessor longer than the gap timeout. They stay held; an operator should look."""
+    """Events wait for a missing predecessor longer than the gap timeout. They stay held; an operator should act."""
 
     consumer: str
     topic: str
@@ -326,7 +326,7 @@ class InboxMaintenanceDone(TelemetryEvent):
     consumer: str
     receipts: int
     dead_letters: int
-    barriers: int = 0
+    participants: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,14 +418,14 @@ class SagaStepRolledBack(TelemetryEvent):
 
 @dataclass(frozen=True, slots=True)
 class SagaTaskLeaked(TelemetryEvent):
-    """A call ignores its cancellation and continues beside later work. `strays` is the number of leaked tasks."""
+    """A call ignores its cancellation and continues beside later work. `tasks` is the number of leaked tasks."""
 
     saga_id: UUID
     saga_type: str
     step: str
     phase: str
     attempt: int
-    strays: int
+    tasks: int
 
     level: ClassVar[str] = "error"
 
@@ -494,13 +494,13 @@ class SagaMaintenanceDone(TelemetryEvent):
 
     sagas: int
     notes: int
-    barriers: int
+    participants: int
 
 
 class Observer(Protocol):
     """Gets telemetry events."""
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Handle a telemetry event; must not block and must not raise."""
         ...
 
@@ -514,7 +514,7 @@ class Observers:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(observers)
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Pass the telemetry event to all observers."""
         for observer in self._observers:
-            observer.emit(fact)
+            observer.emit(event)

@@ -43,12 +43,12 @@ class LogObserver:
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self.logger = logger or logging.getLogger("outrider")
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Log the telemetry event; return at once if the level is disabled."""
-        level = logging.getLevelNamesMapping()[fact.level.upper()]
+        level = logging.getLevelNamesMapping()[event.level.upper()]
         if self.logger.isEnabledFor(level):
             closely = self.logger.isEnabledFor(logging.DEBUG)
-            self.logger.log(level, words(type(fact)), extra=_extra(fact, closely=closely))
+            self.logger.log(level, words(type(event)), extra=_extra(event, closely=closely))
 
 
 def configure_logging(
@@ -120,11 +120,11 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
 
-def _extra(fact: TelemetryEvent, *, closely: bool) -> dict[str, Any]:
+def _extra(event: TelemetryEvent, *, closely: bool) -> dict[str, Any]:
     """Return the fields; a name that logging reserves gets an underscore."""
-    named = {field.name: getattr(fact, field.name) for field in fields(fact)}
-    listed = {f"{name}_list": named[name] for name in fact.counted} if closely else {}
-    named |= {name: len(named[name]) for name in fact.counted}
+    named = {field.name: getattr(event, field.name) for field in fields(event)}
+    listed = {f"{name}_list": named[name] for name in event.counted} if closely else {}
+    named |= {name: len(named[name]) for name in event.counted}
     return {f"{name}_" if name in _STANDARD else name: value for name, value in (named | listed).items()}
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from outrider.brokers.base import CONFIRMED, Capabilities, Confirmed, Nacked, PublishResult, Rejected, Unknown
-from outrider.checks import CheckResult, ok, refuse
+from outrider.checks import CheckResult, fail, ok
 from outrider.errors import Unreachable
 from outrider.event import Message
 from outrider.telemetry.events import TelemetryEvent
@@ -45,16 +45,16 @@ class MemoryBroker:
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Publish messages with the scripted results."""
         self.calls.append([message.message_id for message in messages])
-        verdicts = [self._verdict(message) for message in messages]
-        breaking = next((v for v in verdicts if isinstance(v, Unknown) and not v.destination), None)
+        results = [self._result(message) for message in messages]
+        breaking = next((v for v in results if isinstance(v, Unknown) and not v.destination), None)
         if breaking is not None:
             return [breaking] * len(messages)
         if self.capabilities.ordered:
-            verdicts = _in_order(messages, verdicts)
-        self.log += [m for m, verdict in zip(messages, verdicts, strict=True) if isinstance(verdict, Confirmed)]
-        return verdicts
+            results = _nack_after_failures(messages, results)
+        self.log += [m for m, result in zip(messages, results, strict=True) if isinstance(result, Confirmed)]
+        return results
 
-    def _verdict(self, message: Message) -> PublishResult:
+    def _result(self, message: Message) -> PublishResult:
         if "" in self.down:
             return Unknown("the broker is down")
         if message.topic in self.down:
@@ -71,7 +71,7 @@ class MemoryBroker:
     async def check(self, topics: Sequence[str]) -> list[CheckResult]:
         """Report the topics that are down."""
         down = [topic for topic in topics if self.down & {"", topic}]
-        found = refuse("memory-broker", f"down: {', '.join(down)}", "bring it back") if down else None
+        found = fail("memory-broker", f"down: {', '.join(down)}", "bring it back") if down else None
         return [found or ok("memory-broker", "up")]
 
     def destination(self, message: Message) -> str:
@@ -82,14 +82,14 @@ class MemoryBroker:
         """Do nothing: there is no connection."""
 
 
-def _in_order(messages: Sequence[Message], verdicts: list[PublishResult]) -> list[PublishResult]:
+def _nack_after_failures(messages: Sequence[Message], results: list[PublishResult]) -> list[PublishResult]:
     """Fail every message after a failure in the same stream, as an ordered broker guarantees."""
     failed: dict[tuple[str, str], bool] = defaultdict(bool)
     kept: list[PublishResult] = []
-    for message, verdict in zip(messages, verdicts, strict=True):
+    for message, result in zip(messages, results, strict=True):
         stream = (message.topic, message.key)
-        kept.append(Nacked("an earlier message of its stream failed") if failed[stream] else verdict)
-        failed[stream] |= isinstance(verdict, Nacked | Rejected | Unknown)
+        kept.append(Nacked("an earlier message of its stream failed") if failed[stream] else result)
+        failed[stream] |= isinstance(result, Nacked | Rejected | Unknown)
     return kept
 
 
@@ -127,12 +127,12 @@ class RecordingObserver:
     """
 
     def __init__(self) -> None:
-        self.facts: list[TelemetryEvent] = []
+        self.events: list[TelemetryEvent] = []
 
-    def emit(self, fact: TelemetryEvent) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         """Record the telemetry event."""
-        self.facts.append(fact)
+        self.events.append(event)
 
     def of(self, kind: type[F]) -> list[F]:
         """Return the telemetry events of one type."""
-        return [fact for fact in self.facts if isinstance(fact, kind)]
+        return [event for event in self.events if isinstance(event, kind)]

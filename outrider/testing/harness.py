@@ -48,7 +48,7 @@ class Harness(ABC):
 
     def __init__(self, store: OutboxStore, clock: ManualClock) -> None:
         self.store, self.clock = store, clock
-        self.notebook = RecordingObserver()
+        self.observer = RecordingObserver()
 
     @abstractmethod
     def transaction(self) -> AbstractAsyncContextManager[Any]:
@@ -80,12 +80,12 @@ class Harness(ABC):
         plain = {"workers": 1, "retry": RetryPolicy(jitter=0, max_attempts=3)}
         made = RelaySettings(**{**plain, **settings})
         rng = random.Random(seed)
-        return Relay(self.store, broker, made, clock=self.clock, observer=self.notebook, rng=rng)
+        return Relay(self.store, broker, made, clock=self.clock, observer=self.observer, rng=rng)
 
     def writer(self, broker: Broker, **options: Any) -> OptimisticWriter:
         """Make an optimistic writer."""
-        place = outrider.Outbox().place
-        return OptimisticWriter(self.store, broker, place, clock=self.clock, observer=self.notebook, **options)
+        insert = outrider.Outbox().insert
+        return OptimisticWriter(self.store, broker, insert, clock=self.clock, observer=self.observer, **options)
 
     async def works(self, *relays: Relay) -> int:
         """Run the relays in turn until all are idle; return the number of passes that changed a row."""
@@ -150,7 +150,7 @@ class InboxBench(ABC):
 
     def __init__(self, store: InboxStore, clock: ManualClock) -> None:
         self.store, self.clock = store, clock
-        self.notebook = RecordingObserver()
+        self.observer = RecordingObserver()
         self.failing: dict[str, list[BaseException]] = {}
 
     @abstractmethod
@@ -189,24 +189,24 @@ class InboxBench(ABC):
         plain = {"retry": RetryPolicy(base_seconds=0.01, cap_seconds=0.01, jitter=0, max_attempts=3)}
         return Routes(consumer, ConsumerSettings(**{**plain, **settings}), {(TOPIC, TYPE): Route(self.handler)})
 
-    def consumer(self, consumer: str = "billing", **settings: Any) -> Hand:
+    def consumer(self, consumer: str = "billing", **settings: Any) -> ConsumerHarness:
         """Make a consumer that a test runs step by step."""
-        return Hand(self, self.routes(consumer, **settings))
+        return ConsumerHarness(self, self.routes(consumer, **settings))
 
 
-class Hand:
+class ConsumerHarness:
     """A consumer without a source: the test delivers the events."""
 
     def __init__(self, bench: InboxBench, routes: Routes) -> None:
         self._bench = bench
         self.routes = routes
-        self.handling = HandlerExecutor(bench.store, routes, bench.notebook, random.Random(0))
-        self._upkeep = ConsumerMaintenance(bench.store, routes, self.handling, bench.notebook)
+        self.executor = HandlerExecutor(bench.store, routes, bench.observer, random.Random(0))
+        self._maintenance = ConsumerMaintenance(bench.store, routes, self.executor, bench.observer)
 
     async def deliver(self, *deliveries: Delivery) -> int:
         """Handle deliveries together; return how many may be acked."""
-        tried = await self.handling.execute([decode(delivery) for delivery in deliveries])
-        return len(tried.done)
+        result = await self.executor.execute([decode(delivery) for delivery in deliveries])
+        return len(result.done)
 
     async def deliver_all(self, deliveries: Sequence[Delivery], *, times: int = 20) -> None:
         """Deliver events one after another, each until it may be acked; then run all drains."""
@@ -220,10 +220,10 @@ class Hand:
 
     async def drain(self) -> None:
         """Run all drains to their end, including drains that another process left behind."""
-        await self.handling.drained()
-        await self._upkeep.run_maintenance()
-        await self.handling.drained()
+        await self.executor.wait_for_drains()
+        await self._maintenance.run_maintenance()
+        await self.executor.wait_for_drains()
 
-    async def tend(self) -> None:
+    async def run_maintenance(self) -> None:
         """Run maintenance once."""
-        await self._upkeep.run_maintenance()
+        await self._maintenance.run_maintenance()

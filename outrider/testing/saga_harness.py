@@ -58,7 +58,7 @@ FINGERPRINT = '[["reserve","request","c",[]]]'
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-class _Asked(NamedTuple):
+class _SentCommand(NamedTuple):
     """A command and the saga that sent it."""
 
     event: Event
@@ -67,15 +67,15 @@ class _Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SeenSaga:
-    """The status of a saga. `why` explains in plain words the reason for waiting, like `outrider saga explain`."""
+class SagaView:
+    """The status of a saga. `reasons` explains in plain words the reason for waiting, like `outrider saga explain`."""
 
     status: Status
     state: Any
     current_step: str | None
     last_error: str | None
     needs_attention: bool
-    why: tuple[str, ...]
+    reasons: tuple[str, ...]
 
 
 class SagaHarness:
@@ -93,14 +93,14 @@ class SagaHarness:
     def __init__(
         self, sagas: Any, store: SagaStore | None = None, *, clock: ManualClock | None = None, seed: int = 0
     ) -> None:
-        self.sagas, self.notebook = SagaRegistry.of(sagas), RecordingObserver()
+        self.sagas, self.observer = SagaRegistry.of(sagas), RecordingObserver()
         self.clock = clock or (ManualClock() if store is None else None)
         self.store: Any = SagaRecorder(store or MemorySagas(MemoryStore(clock=self.clock)))
         self.outbox = RecorderOutbox(recorder=self.store)
-        self._intake = ReplyHandler(self.sagas, self.outbox, self.notebook)
+        self._replies = ReplyHandler(self.sagas, self.outbox, self.observer)
         rng = random.Random(seed)
         self.worker = SagaWorker(
-            self.store, self.sagas, self.store.stage, SagaSettings(), self.notebook, clock=self.clock, rng=rng
+            self.store, self.sagas, self.store.stage, SagaSettings(), self.observer, clock=self.clock, rng=rng
         )
         self._answered: set[UUID | None] = set()
 
@@ -127,9 +127,7 @@ class SagaHarness:
             if not await self.worker.run_once():
                 return
             await self.worker.rest()
-        raise AssertionError(
-            f"sagas still action after {ROUNDS_MAX} rounds; does a step put itself off without a delay?"
-        )
+        raise AssertionError(f"sagas still advance after {ROUNDS_MAX} rounds; is a step retried without a delay?")
 
     async def reply(self, step: str, payload: Any = None, *, correlation_id: str | None = None) -> None:
         """Answer the last command of a step or of its compensation, as a participant does.
@@ -138,18 +136,18 @@ class SagaHarness:
 
             await harness.reply("reserve", {"reservation": "R-1"})
         """
-        asked = self._asked(step, correlation_id)
-        await self._arrives(asked, asked.command.reply or "", payload)
+        found = self._find_command(step, correlation_id)
+        await self._deliver(found, found.command.reply or "", payload)
 
-    async def refuse(self, step: str, payload: Any = None, *, correlation_id: str | None = None) -> None:
+    async def reject(self, step: str, payload: Any = None, *, correlation_id: str | None = None) -> None:
         """Reject the last command of a step, as a participant does::
 
-        await harness.refuse("reserve", {"reason": "sold out"})
+        await harness.reject("reserve", {"reason": "sold out"})
         """
-        asked = self._asked(step, correlation_id)
-        if asked.command.rejection is None:
-            raise UsageError(f"{asked.command.event_type} cannot be refused; declare rejection=… at the step {step}")
-        await self._arrives(asked, asked.command.rejection, payload)
+        found = self._find_command(step, correlation_id)
+        if found.command.rejection is None:
+            raise UsageError(f"{found.command.event_type} cannot be rejected; declare rejection=… at the step {step}")
+        await self._deliver(found, found.command.rejection, payload)
 
     async def event(self, event_type: str, payload: Any = None, *, correlation_id: str | None = None) -> bool:
         """Deliver an event that is not a reply to a command; return whether a saga received the event.
@@ -159,21 +157,21 @@ class SagaHarness:
             assert await harness.event("parcel.collected", {"order": "A-7"})
         """
         got = False
-        for saga_type in self._intake.saga_types:
-            if event_type in {kind for _, kind in self._intake.replies(saga_type)}:
+        for saga_type in self._replies.saga_types:
+            if event_type in {kind for _, kind in self._replies.replies(saga_type)}:
                 saga_id = None if correlation_id is None else str(saga_id_of(saga_type, correlation_id))
                 event = Event(event_type, {} if payload is None else payload, saga_id=saga_id, event_id=uuid4())
                 async with self.store.transaction() as tx:
-                    got |= await self._intake.deliver(saga_type, event, tx)
+                    got |= await self._replies.deliver(saga_type, event, tx)
         await self.run()
         return got
 
-    async def order(self, verb: str, correlation_id: str, **fields: Any) -> None:
+    async def send_command(self, command: str, correlation_id: str, **fields: Any) -> None:
         """Send an operator command: `retry`, `compensate` or `mark_done`; the last can also set fields of the state."""
         body = json.dumps({"actor": "test", **({"set": fields} if fields else {})}).encode()
         saga_id = (await self._record(correlation_id)).instance.saga_id
         async with self.store.transaction() as tx:
-            await self.store.deliver(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, verb, None, body, uuid4())])
+            await self.store.deliver(tx, [NewSagaMessage(saga_id, MessageKind.OPERATOR, command, None, body, uuid4())])
         await self.run()
 
     async def advance(self, *, seconds: float) -> None:
@@ -188,13 +186,13 @@ class SagaHarness:
         self.clock.advance(seconds=seconds)
         await self.run()
 
-    async def saga(self, correlation_id: str) -> SeenSaga:
+    async def saga(self, correlation_id: str) -> SagaView:
         """Return the status of a saga, and its state as the steps see it."""
         record = await self._record(correlation_id)
         instance = record.instance
         saga = self.sagas.find(instance.saga_type, instance.definition_version)
         assert saga is not None, "it was found among them"
-        return SeenSaga(
+        return SagaView(
             instance.status,
             decode(saga.state_type, instance.state),
             instance.current_step,
@@ -203,13 +201,13 @@ class SagaHarness:
             explain(record, saga.definition).reasons,
         )
 
-    def _asked(self, step: str, correlation_id: str | None) -> _Asked:
+    def _find_command(self, step: str, correlation_id: str | None) -> _SentCommand:
         for event in reversed(self.commands):
             saga_id, _, name = event.headers[KEY_HEADER].partition(":")
             saga, command = self._sender(event, step)
             mine = correlation_id is None or (saga and saga_id == str(saga_id_of(saga.saga_type, correlation_id)))
             if saga and command and name == step and mine and event.event_id not in self._answered:
-                return _Asked(event, saga, command)
+                return _SentCommand(event, saga, command)
         sent = ", ".join(
             f"{event.event_type} ({event.headers[KEY_HEADER].partition(':')[2]})" for event in self.commands
         )
@@ -219,18 +217,18 @@ class SagaHarness:
         compensates = event.headers[PHASE_HEADER] == Phase.COMPENSATION
         for saga in self.sagas:
             found = saga.definition.steps.get(step)
-            act = (found.compensation if compensates else found.action) if found else None
-            if act and act.command and act.command.event_type == event.event_type:
-                return saga, act.command
+            action = (found.compensation if compensates else found.action) if found else None
+            if action and action.command and action.command.event_type == event.event_type:
+                return saga, action.command
         return None, None
 
-    async def _arrives(self, asked: _Asked, event_type: str, payload: Any) -> None:
-        self._answered.add(asked.event.event_id)
-        headers = {KEY_HEADER: asked.event.headers[KEY_HEADER]}
+    async def _deliver(self, found: _SentCommand, event_type: str, payload: Any) -> None:
+        self._answered.add(found.event.event_id)
+        headers = {KEY_HEADER: found.event.headers[KEY_HEADER]}
         body = {} if payload is None else payload
-        event = Event(event_type, body, saga_id=asked.event.saga_id, headers=headers, event_id=uuid4())
+        event = Event(event_type, body, saga_id=found.event.saga_id, headers=headers, event_id=uuid4())
         async with self.store.transaction() as tx:
-            await self._intake.deliver(asked.saga.saga_type, event, tx)
+            await self._replies.deliver(found.saga.saga_type, event, tx)
         await self.run()
 
     async def _record(self, correlation_id: str) -> SagaRecord:
@@ -378,9 +376,9 @@ class SagaBench(ABC):
         if inspect.isawaitable(ended):
             await ended
 
-    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
+    async def call_driver(self, command: str, tx: Any, *args: Any) -> Any:
         """Call a function of the driver."""
-        result = self.driver.run(connection_of(tx), verb, args, "outrider")
+        result = self.driver.run(connection_of(tx), command, args, "outrider")
         return await result if inspect.isawaitable(result) else result
 
     @asynccontextmanager
@@ -398,10 +396,10 @@ class SagaBench(ABC):
                 assert await self.store.start(tx, saga)
         return [saga.saga_id for saga in sagas]
 
-    async def deliver(self, *mail: NewSagaMessage) -> int:
+    async def deliver(self, *messages: NewSagaMessage) -> int:
         """Deliver messages in a separate transaction."""
         async with self.store.transaction() as tx:
-            return await self.store.deliver(tx, mail)
+            return await self.store.deliver(tx, messages)
 
     async def claim(
         self, worker: str = "ann", definitions: Collection[tuple[str, int]] = (ORDER,), limit: int = 10
@@ -409,15 +407,15 @@ class SagaBench(ABC):
         """Claim sagas."""
         return await self.store.claim(worker, definitions, limit=limit, lease_seconds=LEASE_SECONDS)
 
-    async def take(self, worker: str = "ann") -> SagaRecord:
+    async def claim_one(self, worker: str = "ann") -> SagaRecord:
         """Claim a saga; exactly one must be claimable."""
         [record] = await self.claim(worker)
         return record
 
-    async def taken(self, correlation_id: str = "A-7") -> SagaRecord:
+    async def start_and_claim(self, correlation_id: str = "A-7") -> SagaRecord:
         """Start a saga and claim it."""
         await self.start(new_saga(correlation_id))
-        return await self.take()
+        return await self.claim_one()
 
     async def save(self, record: SagaRecord, *, claim: Claim | None = None, **turn: Any) -> datetime:
         """Save a turn in a separate transaction; fields of the instance and of the turn may be passed by name."""
@@ -434,7 +432,7 @@ class SagaBench(ABC):
         """Save a turn that releases the saga."""
         return await self.save(record, release=True, **turn)
 
-    async def shown(self, saga_id: UUID) -> SagaRecord:
+    async def show(self, saga_id: UUID) -> SagaRecord:
         """Return a saga that must exist."""
         record = await self.store.admin.show(saga_id)
         assert record is not None

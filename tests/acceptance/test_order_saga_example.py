@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from examples.order_saga import ledger, orders, places
+from examples.order_saga import ledger, orders, services
 from examples.order_saga.ledger import Line, add_up
 from examples.order_saga.orders import END_AUDIT, MISFORTUNES
 from examples.order_saga.stock import FREE_AT_FIRST
@@ -53,7 +53,7 @@ def unlucky(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the orders that met with something, by what it was; all others have completed."""
     numbers = dict(zip(range(0, 12, 3), MISFORTUNES, strict=True))
     lucky = [saga for number, saga in enumerate(found["sagas"]) if number not in numbers]
-    assert {(saga["status"], saga["trouble"]) for saga in lucky} == {("completed", None)}
+    assert {(saga["status"], saga["problem"]) for saga in lucky} == {("completed", None)}
     return {name: found["sagas"][number] for number, name in numbers.items()}
 
 
@@ -70,10 +70,10 @@ def check_all_well(found: dict[str, Any], count: int) -> None:
 def check_misfortunes(found: dict[str, Any]) -> None:
     assert found["statuses"] == {"completed": 8, "compensated": 2, "failed": 2}
     met = unlucky(found)
-    assert (met["stock"]["status"], met["stock"]["trouble"]) == ("compensated", "there is no unicorn on the shelf")
-    assert (met["payment"]["status"], met["payment"]["trouble"]) == ("compensated", "the card has expired")
+    assert (met["stock"]["status"], met["stock"]["problem"]) == ("compensated", "there is no unicorn on the shelf")
+    assert (met["payment"]["status"], met["payment"]["problem"]) == ("compensated", "the card has expired")
     assert (met["shipping"]["status"], met["shipping"]["needs_attention"]) == ("failed", True)
-    assert met["shipping"]["trouble"] == "no carrier goes to Atlantis"
+    assert met["shipping"]["problem"] == "no carrier goes to Atlantis"
     assert (met["compensation"]["status"], met["compensation"]["needs_attention"]) == ("failed", True)
     assert "locked by an audit" in met["compensation"]["error"]
     books = found["ledger"]
@@ -120,7 +120,7 @@ def test_a_person_brings_failed_orders_to_a_good_end(tmp_path: Path) -> None:
 @pytest.mark.kafka
 def test_on_postgresql_and_kafka_it_is_the_same_twice_in_a_row(empty_database: str, kafka: str, tmp_path: Path) -> None:
     servers = ["--store", empty_database, "--broker", f"kafka://{kafka}"]
-    url = places.Places(tmp_path, empty_database).store_url(places.SHOP)
+    url = services.Locations(tmp_path, empty_database).store_url(services.SHOP)
     mark = url.partition("//")[2].removesuffix("shop")
     check_all_well(run(tmp_path, "--orders", "20", *servers, mark=mark), 20)
     found = run(tmp_path, "--orders", "12", *servers, *FAILING, mark=mark)
@@ -175,7 +175,7 @@ def test_what_cannot_work_is_said_in_a_line(tmp_path: Path, options: list[str], 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("module", [ledger, orders, places], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [ledger, orders, services], ids=lambda module: module.__name__)
 def test_its_examples_are_true(module: ModuleType) -> None:
     tried = doctest.testmod(module)
     assert (tried.failed, tried.attempted > 0) == (0, True)

@@ -54,9 +54,9 @@ class FaultMaker:
         destination = self.rng.choice(("", *self.topics))
         self.broker_model.down[destination] = self.broker_model.down.get(destination, 0) + 1
         self.record.note("broker", "down", (destination or "all",))
-        asyncio.get_running_loop().call_later(self.rng.uniform(0.2, 8), self._over, destination)
+        asyncio.get_running_loop().call_later(self.rng.uniform(0.2, 8), self._ended_reasons, destination)
 
-    def _over(self, destination: str) -> None:
+    def _ended_reasons(self, destination: str) -> None:
         self.broker_model.down[destination] -= 1
         self.record.note("broker", "up", (destination or "all",))
 

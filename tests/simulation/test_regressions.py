@@ -25,7 +25,7 @@ from outrider.outbox.model import (
     Settlement,
     Settlements,
 )
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.stores.memory import MemoryStore
 from outrider.testing import ManualClock, MemoryBroker
 from tests.simulation.virtual import VirtualClock, VirtualLoop
@@ -77,11 +77,11 @@ async def put(
 ) -> None:
     async with store.transaction() as tx:
         events = [Event("changed", {}, key=key, topic="orders", priority=priority) for key in keys]
-        await Outbox().place(tx, drafts(events, StagingRules()), claim)
+        await Outbox().insert(tx, validate_events(events, StagingRules()), claim)
 
 
 async def owner_of(store: MemoryStore) -> Lease:
-    await store.heartbeat("relay", 1e6, joining=True)
+    await store.heartbeat("relay", 1e6, first=True)
     return await store.claim("relay", list(store.tables.lanes))
 
 
@@ -96,7 +96,7 @@ def test_lanes_won_by_a_claim_whose_answer_was_lost_are_worked_on_again() -> Non
     store.lost_claims = 1
 
     async def life() -> None:
-        await store.heartbeat("rival", 3, joining=True)
+        await store.heartbeat("rival", 3, first=True)
         await MemoryStore.claim(store, "rival", [0, 1, 2])
         await put(store, "A")
         await run_for(relay_of(loop, store, broker), 60)

@@ -27,7 +27,7 @@ from outrider.saga.planner import compensation, operator_commands, replies, resu
 from outrider.saga.planner import journal as journals
 from outrider.saga.planner.actions import CallAction
 from outrider.saga.planner.journal import OPEN, Journal, StepKey
-from outrider.saga.planner.planner import halted
+from outrider.saga.planner.planner import is_halted
 from outrider.stores.memory import MemoryTransaction
 from outrider.stores.memory import saga as memory_saga
 from tests.simulation.sagas.world import Unsound, run
@@ -57,43 +57,43 @@ def what_timed_out_did_not_happen(patch: pytest.MonkeyPatch) -> None:
     def refuse(journal: Journal, entry: JournalEntry, error: str) -> None:
         journal.settle(entry, StepStatus.REJECTED, error)
 
-    patch.setattr(results, "unknown", refuse)
+    patch.setattr(results, "apply_unknown_outcome", refuse)
 
 
 def compensating_does_not_wait_for_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(compensation, "let_go", lambda journal: True)
+    patch.setattr(compensation, "stop_idle_steps", lambda journal: True)
 
 
 def steps_are_compensated_first_to_last(patch: pytest.MonkeyPatch) -> None:
-    go_back = compensation.go_back
+    start_next_compensation = compensation.start_next_compensation
 
     def go_forth(journal: Journal) -> None:
-        planned = journal.of(Phase.COMPENSATION, (StepStatus.PLANNED,))
-        if planned and not journal.of(Phase.COMPENSATION, OPEN):
+        planned = journal.entries(Phase.COMPENSATION, (StepStatus.PLANNED,))
+        if planned and not journal.entries(Phase.COMPENSATION, OPEN):
             return journal.start(planned[-1])
-        return go_back(journal)
+        return start_next_compensation(journal)
 
-    patch.setattr(compensation, "go_back", go_forth)
+    patch.setattr(compensation, "start_next_compensation", go_forth)
 
 
 def a_failed_compensation_stops_the_others(patch: pytest.MonkeyPatch) -> None:
-    go_back = compensation.go_back
+    start_next_compensation = compensation.start_next_compensation
 
     def stop(journal: Journal) -> None:
-        if journal.of(Phase.COMPENSATION, (StepStatus.FAILED,)) and not journal.of(Phase.COMPENSATION, OPEN):
-            return journal.become(Status.FAILED)
-        return go_back(journal)
+        if journal.entries(Phase.COMPENSATION, (StepStatus.FAILED,)) and not journal.entries(Phase.COMPENSATION, OPEN):
+            return journal.set_status(Status.FAILED)
+        return start_next_compensation(journal)
 
-    patch.setattr(compensation, "go_back", stop)
+    patch.setattr(compensation, "start_next_compensation", stop)
 
 
 def a_failed_compensation_counts_as_done(patch: pytest.MonkeyPatch) -> None:
-    become = Journal.become
+    set_status = Journal.set_status
 
     def pretend(journal: Journal, status: Status) -> None:
-        become(journal, Status.COMPENSATED if status is Status.FAILED and journal.begun else status)
+        set_status(journal, Status.COMPENSATED if status is Status.FAILED and journal.is_compensating else status)
 
-    patch.setattr(Journal, "become", pretend)
+    patch.setattr(Journal, "set_status", pretend)
 
 
 def there_is_a_way_back_after_the_pivot(patch: pytest.MonkeyPatch) -> None:
@@ -109,50 +109,50 @@ def a_command_that_waited_for_the_pivot_does_not_care_what_came_of_it(patch: pyt
 
 
 def an_attempt_that_raised_tells_what_came_of_an_earlier_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(results, "_earlier_doubt", lambda entry: None)
+    patch.setattr(results, "_earlier_uncertainty", lambda entry: None)
 
 
 def an_answer_that_comes_late_counts_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    would_take = replies._would_take
+    would_take = replies._can_take
 
     def only_open(journal: Journal, place: StepKey, mail: SagaMessage) -> bool:
-        return journal.stands(place, *OPEN) and would_take(journal, place, mail)
+        return journal.has_status(place, *OPEN) and would_take(journal, place, mail)
 
-    patch.setattr(replies, "_would_take", only_open)
+    patch.setattr(replies, "_can_take", only_open)
 
 
 def a_command_to_compensate_leaves_out_what_may_have_happened(patch: pytest.MonkeyPatch) -> None:
     def only_done(journal: Journal, entry: JournalEntry) -> bool:
         return journal.step(entry).compensation is not None and entry.status is StepStatus.DONE
 
-    patch.setattr(compensation, "to_be_compensated", only_done)
+    patch.setattr(compensation, "needs_compensation", only_done)
 
 
 def a_call_that_raised_did_not_happen(patch: pytest.MonkeyPatch) -> None:
     def refuse(journal: Journal, entry: JournalEntry, error: str, after: str = "") -> None:
         journal.settle(entry, StepStatus.REJECTED, after + error)
 
-    patch.setattr(results, "rejected_but_perhaps_done", refuse)
+    patch.setattr(results, "reject_and_compensate", refuse)
 
 
 def what_a_lost_worker_had_begun_is_left_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(results, "pick_up", lambda journal: None)
+    patch.setattr(results, "restart_interrupted", lambda journal: None)
 
 
 def an_early_event_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replies, "_may_wait", lambda journal, place: journal.stands(place, *OPEN))
+    patch.setattr(replies, "_can_wait", lambda journal, place: journal.has_status(place, *OPEN))
 
 
 def late_replies_are_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replies, "tidy", lambda journal: None)
+    patch.setattr(replies, "drop_unneeded", lambda journal: None)
 
 
 def deadlines_come_before_replies(patch: pytest.MonkeyPatch) -> None:
     read = replies.read
 
     def read_late(journal: Journal) -> None:
-        if not halted(journal):
-            results.pass_time(journal)
+        if not is_halted(journal):
+            results.apply_deadlines(journal)
         read(journal)
 
     patch.setattr(replies, "read", read_late)
@@ -160,9 +160,9 @@ def deadlines_come_before_replies(patch: pytest.MonkeyPatch) -> None:
 
 def a_command_that_has_not_left_counts_an_attempt(patch: pytest.MonkeyPatch) -> None:
     def count(journal: Journal, entry: JournalEntry, _: object) -> None:
-        results.unknown(journal, entry, "no answer within a time")
+        results.apply_unknown_outcome(journal, entry, "no answer within a time")
 
-    patch.setattr(results, "_ask_for_patience", count)
+    patch.setattr(results, "_extend_deadline", count)
 
 
 def attempts_have_no_end(patch: pytest.MonkeyPatch) -> None:

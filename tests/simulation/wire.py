@@ -115,8 +115,8 @@ class DistantStore:
         self.lanes, self.admin, self.maintenance = inner.lanes, inner.admin, inner.maintenance
         self.topic_rule = inner.topic_rule
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
-        return await self._ask("heartbeat", self.inner.heartbeat, relay, lease_seconds, joining=joining)
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
+        return await self._ask("heartbeat", self.inner.heartbeat, relay, lease_seconds, first=first)
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
         return await self._ask("claim", self.inner.claim, relay, lanes, ids=lambda: tuple(lanes))

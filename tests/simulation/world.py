@@ -131,7 +131,7 @@ class World:
         sender = OptimisticWriter(
             store,
             broker,
-            Outbox().place,
+            Outbox().insert,
             enabled=self.rng.random() < 0.4,
             clock=VirtualClock(self.loop, self.rng.uniform(-1000, 1000)),
         )

@@ -25,7 +25,7 @@ async def staged(store: MongoStore, *events: Event) -> list[Any]:
 
 async def fetched(store: MongoStore, owner: str, outcome: Outcome = CONFIRMED) -> tuple[Lease, list[Settlement]]:
     """Claim every lane, fetch, and say what is to become of the events."""
-    await store.heartbeat(owner, 60, joining=True)
+    await store.heartbeat(owner, 60, first=True)
     lease = await store.claim(owner, range(store.lanes * 3))
     found = await store.fetch(lease, dict.fromkeys(lease.epochs, 10))
     return lease, [Settlement(event, event.stream, outcome) for event in found.events]

@@ -127,7 +127,7 @@ async def _put_back(command: Event, session: Any) -> Event:
 
 @stock.handler("stock.reserve", consumer="stock", topic="stock")
 async def take(command: Event, session: Any) -> None:
-    await participant.act(session, command, _take)
+    await participant.execute(session, command, _take)
 
 
 @stock.handler("stock.release", consumer="stock", topic="stock")

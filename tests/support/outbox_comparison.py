@@ -65,7 +65,7 @@ class Pair:
 
     async def start(self) -> None:
         for store in self.stores:
-            await store.heartbeat("relay", 10**9, joining=True)
+            await store.heartbeat("relay", 10**9, first=True)
         leases = [await store.claim("relay", range(3 * LANES)) for store in self.stores]
         assert leases[0] == leases[1]
         self.lease = leases[0]
@@ -152,7 +152,7 @@ class Pair:
     def _outcome(self, event: OutboxRow) -> Outcome:
         if event.readiness == Readiness.EARLY:
             return Defer()
-        failure = {"kind": self.rng.choice(["refused", "unresolved"])}
+        failure = {"kind": self.rng.choice(["nacked", "unknown"])}
         policy = self.rng.choice([OnDeadLetter.BLOCK, OnDeadLetter.SKIP])
         delay = self.rng.randrange(9)
         bad: list[Outcome] = [

@@ -18,7 +18,7 @@ from outrider.saga.planner.planner import (
     Input,
     Plan,
     Raised,
-    StepDeclined,
+    RejectedResult,
     Succeeded,
     TimedOut,
     advance,
@@ -102,7 +102,7 @@ class Case:
         return self.advance(*(Succeeded(step, phase) for step in steps))
 
     def declines(self, step: str, phase: Phase = ACTION) -> Plan:
-        return self.advance(StepDeclined(step, phase, "no"))
+        return self.advance(RejectedResult(step, phase, "no"))
 
     def raises(self, step: str, phase: Phase = ACTION) -> Plan:
         return self.advance(Raised(step, phase, "broke"))

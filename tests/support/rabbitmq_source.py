@@ -52,8 +52,8 @@ async def loss(reader: Reader) -> str:
 def pull_out(reader: Reader) -> None:
     """Cut the connection at our end, without a word to the server."""
     assert isinstance(reader.source, RabbitSource)
-    assert reader.source._wire is not None
-    reader.source._wire.abort("pulled out")
+    assert reader.source._connection is not None
+    reader.source._connection.abort("pulled out")
 
 
 async def restart(reader: Reader) -> None:

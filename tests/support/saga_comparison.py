@@ -119,11 +119,11 @@ class Pair:
         answers = []
         for bench in self.benches:
             async with bench.store.transaction() if stays else bench.rolled_back() as tx:
-                answers.append(await bench.drive("participant_enter", tx, "stock", key, phase))
-                await bench.drive("participant_keep", tx, "stock", key, phase, b'"kept"')
+                answers.append(await bench.call_driver("participant_enter", tx, "stock", key, phase))
+                await bench.call_driver("participant_save_reply", tx, "stock", key, phase, b'"kept"')
         assert answers[0] == answers[1]
 
-    async def pass_time(self) -> None:
+    async def apply_deadlines(self) -> None:
         seconds = self.rng.choice([1, 10, 40, 5 * 86_400])
         for bench in self.benches:
             await bench.advance(seconds=seconds)
@@ -141,7 +141,7 @@ class Pair:
         admin = bench.store.admin
         sagas = await admin.find(SagaCriteria(limit=1000))
         stuck = [saga.saga_id for saga in await admin.find(SagaCriteria(limit=1000, stuck_seconds=5))]
-        shown = [_plain(await bench.shown(saga.saga_id)) for saga in sagas]
+        shown = [_plain(await bench.show(saga.saga_id)) for saga in sagas]
         ids = [new_saga(name, kind).saga_id for name in NAMES for kind in ("order", "refund")]
         trails = [[_untimed(line) for line in await admin.audit(saga_id)] for saga_id in ids]
         return await admin.counts(), stuck, shown, trails
@@ -176,7 +176,7 @@ async def compare_with_memory(bench: SagaBench, seed: int) -> None:
     rng, clock = random.Random(seed), ManualClock()
     pair = Pair(MemorySagaBench(MemoryStore(clock=clock), clock), bench, rng)
     often = [pair.start, pair.deliver, pair.claim, pair.claim, pair.save, pair.save, pair.save, pair.save]
-    verbs = [*often, pair.renew, pair.enter_participant, pair.pass_time, pair.prune]
+    verbs = [*often, pair.renew, pair.enter_participant, pair.apply_deadlines, pair.prune]
     for _ in range(STEPS):
         await rng.choice(verbs)()
         await pair.compare()

@@ -143,7 +143,7 @@ def stock_inbox() -> Inbox:
 
     @inbox.handler("stock.reserve", consumer="stock", topic="stock")
     async def reserve(command: Event, tx: Any) -> None:
-        await participant.act(tx, command, take)
+        await participant.execute(tx, command, take)
 
     @inbox.handler("stock.release", consumer="stock", topic="stock")
     async def release(command: Event, tx: Any) -> None:

@@ -123,7 +123,7 @@ def stock_inbox(sold_out: Iterable[str] = ()) -> Inbox:
 
     @inbox.handler("stock.reserve", consumer="stock", topic="stock")
     async def reserve(command: Event, tx: Any) -> None:
-        await participant.act(tx, command, take)
+        await participant.execute(tx, command, take)
 
     @inbox.handler("stock.release", consumer="stock", topic="stock")
     async def release(command: Event, tx: Any) -> None:

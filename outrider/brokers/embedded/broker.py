@@ -19,7 +19,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from outrider.brokers.base import CONFIRMED, Capabilities, Nacked, PublishResult, Rejected, Unknown
 from outrider.brokers.embedded import log
 from outrider.brokers.embedded.log import LogEntry
-from outrider.checks import CheckResult, ok, refuse, remote_filesystem
+from outrider.checks import CheckResult, fail, ok, remote_filesystem
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
 
@@ -60,10 +60,10 @@ class EmbeddedBroker:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Append a batch in one transaction."""
-        results = judge(messages, self.capabilities.message_bytes_max)
-        taken = [message for message, result in zip(messages, results, strict=True) if result is CONFIRMED]
+        results = check_sizes(messages, self.capabilities.message_bytes_max)
+        accepted = [message for message, result in zip(messages, results, strict=True) if result is CONFIRMED]
         try:
-            await self._run(self._append, taken)
+            await self._run(self._append, accepted)
         except sqlite3.Error as error:
             unknown = Unknown(f"the log could not be written: {error}")
             return [unknown if result is CONFIRMED else result for result in results]
@@ -78,13 +78,13 @@ class EmbeddedBroker:
 
     async def check(self, topics: Sequence[str]) -> list[CheckResult]:
         """Check the file without creating it; a topic needs no preparation."""
-        trouble = ""
+        error_text = ""
         if self._path.exists():
             try:
                 await self.probe("")
             except Transient as error:
-                trouble = str(error)
-        return check(self._path, trouble)
+                error_text = str(error)
+        return check(self._path, error_text)
 
     async def retention_days(self, topics: Sequence[str]) -> dict[str, float]:
         """Return the retention in days, which is the same for every topic."""
@@ -96,24 +96,24 @@ class EmbeddedBroker:
 
     async def read(self, consumer: str, topics: Sequence[str] | None, limit: int) -> list[LogEntry]:
         """Return the entries that the consumer has not committed yet, of the given topics or of all, in log order."""
-        return await self._ask(log.read, consumer, topics, limit)
+        return await self._read(log.read, consumer, topics, limit)
 
-    async def places(self, consumer: str, topics: Sequence[str] | None) -> dict[str, int]:
+    async def positions(self, consumer: str, topics: Sequence[str] | None) -> dict[str, int]:
         """Return the last offset that the consumer has committed, by topic."""
-        return await self._ask(log.places, consumer, topics)
+        return await self._read(log.positions, consumer, topics)
 
-    async def behind(self, places: Mapping[str, int], limit: int) -> list[LogEntry]:
+    async def after_positions(self, positions: Mapping[str, int], limit: int) -> list[LogEntry]:
         """Return the entries after the given positions, in log order."""
-        return await self._ask(log.behind, places, limit)
+        return await self._read(log.after_positions, positions, limit)
 
     async def commit(self, consumer: str, offset: int, topics: Sequence[str] | None = None) -> None:
         """Commit the consumer's position up to and including the offset, in the given topics or in all topics read."""
-        await self._ask(log.commit, consumer, offset, topics)
+        await self._read(log.commit, consumer, offset, topics)
 
     async def tail(self, from_offset: int = 0, topics: Sequence[str] | None = None) -> AsyncGenerator[LogEntry, None]:
         """Yield entries from an offset on, then new entries as they are appended, without end. Needs no consumer."""
         while True:
-            found = await self._ask(log.after, topics, from_offset - 1, TAIL_MAX)
+            found = await self._read(log.after, topics, from_offset - 1, TAIL_MAX)
             for entry in found:
                 yield entry
                 from_offset = entry.offset + 1
@@ -122,7 +122,7 @@ class EmbeddedBroker:
 
     async def topics(self) -> list[str]:
         """List the topics that have entries."""
-        return await self._ask(log.topics)
+        return await self._read(log.topics)
 
     async def close(self) -> None:
         """Close the file and end the thread; the next use opens the file again."""
@@ -133,7 +133,9 @@ class EmbeddedBroker:
         if connection is not None:
             connection.close()
 
-    async def _ask(self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _read(
+        self, work: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run work for a consumer; errors are raised to the caller."""
         try:
             return await self._run(work, *args, **kwargs)
@@ -167,11 +169,11 @@ class EmbeddedBroker:
         self._prune_at = time.monotonic() + (0.0 if full else PRUNE_SECONDS)
 
 
-def judge(messages: Sequence[Message], bytes_max: int) -> list[PublishResult]:
+def check_sizes(messages: Sequence[Message], bytes_max: int) -> list[PublishResult]:
     """Return a publish result per message. After a message that is too large, later messages of its stream are nacked.
 
     >>> message = Message("1", "orders", "A", None, b"12345", {})
-    >>> [type(result).__name__ for result in judge([message, message._replace(body=b"1")], bytes_max=4)]
+    >>> [type(result).__name__ for result in check_sizes([message, message._replace(body=b"1")], bytes_max=4)]
     ['Rejected', 'Nacked']
     """
     results: list[PublishResult] = []
@@ -188,43 +190,43 @@ def judge(messages: Sequence[Message], bytes_max: int) -> list[PublishResult]:
     return results
 
 
-def check(path: Path, trouble: str) -> list[CheckResult]:
+def check(path: Path, error_text: str) -> list[CheckResult]:
     """Return the check results for the log file: its filesystem, and the error text of a test write."""
     writable = os.access(path.absolute().parent, os.W_OK, effective_ids=True)
-    found = judge_writing(path, trouble) if path.exists() else judge_absence(path, writable)
-    return [found, judge_filesystem(remote_filesystem(path))]
+    found = check_writable(path, error_text) if path.exists() else check_creatable(path, writable)
+    return [found, check_filesystem(remote_filesystem(path))]
 
 
-def judge_writing(path: Path, trouble: str) -> CheckResult:
+def check_writable(path: Path, error_text: str) -> CheckResult:
     """Return whether the log accepts messages, as a check result.
 
-    >>> judge_writing(Path("log.db"), "").text
+    >>> check_writable(Path("log.db"), "").text
     'log.db takes entries'
     """
-    if not trouble:
+    if not error_text:
         return ok("embedded-writable", f"{path} takes entries")
-    return refuse("embedded-writable", trouble, "check path, rights, free space and locks")
+    return fail("embedded-writable", error_text, "check path, rights, free space and locks")
 
 
-def judge_absence(path: Path, writable: bool) -> CheckResult:
+def check_creatable(path: Path, writable: bool) -> CheckResult:
     """Return whether the missing log file can be created, as a check result.
 
-    >>> judge_absence(Path("log.db"), True).text
+    >>> check_creatable(Path("log.db"), True).text
     'log.db is not there yet; it is made when first used'
     """
     if writable:
         return ok("embedded-writable", f"{path} is not there yet; it is made when first used")
     text = f"{path} is not there, and its directory cannot be written"
-    return refuse("embedded-writable", text, "make the directory, and give the relay's user the right to write there")
+    return fail("embedded-writable", text, "make the directory, and give the relay's user the right to write there")
 
 
-def judge_filesystem(remote: str | None) -> CheckResult:
+def check_filesystem(remote: str | None) -> CheckResult:
     """Return whether the filesystem of the file is suitable, as a check result.
 
-    >>> judge_filesystem("nfs4").level
+    >>> check_filesystem("nfs4").level
     <Level.ERROR: 'error'>
     """
     if remote is None:
         return ok("embedded-filesystem", "local")
     text = f"the log is on {remote}: SQLite's locks and its write-ahead log need a disk of this machine"
-    return refuse("embedded-filesystem", text, "move the log to a local disk")
+    return fail("embedded-filesystem", text, "move the log to a local disk")

@@ -22,7 +22,7 @@ from outrider.event import Delivery
 
 WAIT_SECONDS = 0.1
 LOOK_SECONDS = 0.02
-TELL_SECONDS = 0.5
+COMMIT_SECONDS = 0.5
 log = logging.getLogger("outrider.embedded")
 
 
@@ -37,15 +37,15 @@ class EmbeddedSource:
     def __init__(self, path: str | Path, consumer: str, topics: Sequence[str]) -> None:
         self._log = EmbeddedBroker(path)
         self._consumer, self._topics = consumer, list(topics)
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         self._starts = 0
         self._progress: OffsetTracker | None = None
-        self._tell_at = 0.0
+        self._commit_at = 0.0
 
     async def start(self, revoked: Revoked) -> None:
         """Open the log and go to the consumer's position. The only partition is never revoked."""
         await self._log.start()
-        self._places = await self._log.places(self._consumer, self._topics)
+        self._positions = await self._log.positions(self._consumer, self._topics)
         self._starts += 1
         self._progress = OffsetTracker()
 
@@ -53,12 +53,12 @@ class EmbeddedSource:
         """Return the received deliveries."""
         if self._progress is None:
             raise Transient("the source is not started, or was closed; start it")
-        if time.monotonic() >= self._tell_at:
-            await self._tell(self._progress)
-        give_up = time.monotonic() + WAIT_SECONDS
+        if time.monotonic() >= self._commit_at:
+            await self._commit(self._progress)
+        deadline = time.monotonic() + WAIT_SECONDS
         while True:
             found = await self._look(self._progress, limit, paused)
-            if found or time.monotonic() >= give_up:
+            if found or time.monotonic() >= deadline:
                 return [self._delivery(self._progress, entry) for entry in found]
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -72,25 +72,25 @@ class EmbeddedSource:
         progress, self._progress = self._progress, None
         try:
             if progress is not None:
-                await self._tell(progress)
+                await self._commit(progress)
         except Transient as error:
             # Deliveries without a committed position come again, and the receipts absorb them.
-            log.warning("the consumer's place could not be told", extra={"error": str(error)})
+            log.warning("the position of the consumer could not be committed", extra={"error": str(error)})
         finally:
             await self._log.close()
 
     @property
-    def _shard(self) -> str:
+    def _partition(self) -> str:
         return f"log#{self._starts}"
 
     async def _look(self, progress: OffsetTracker, limit: int, paused: AbstractSet[str]) -> list[LogEntry]:
-        if limit <= 0 or self._shard in paused or len(progress) >= AHEAD_MAX:
+        if limit <= 0 or self._partition in paused or len(progress) >= AHEAD_MAX:
             return []
-        found = await self._log.behind(self._places, limit)
+        found = await self._log.after_positions(self._positions, limit)
         if found:
             # All topics are read together in log order, so no topic has entries left up to this offset.
             last = found[-1].offset
-            self._places = {topic: max(place, last) for topic, place in self._places.items()}
+            self._positions = {topic: max(position, last) for topic, position in self._positions.items()}
         return found
 
     def _delivery(self, progress: OffsetTracker, entry: LogEntry) -> Delivery:
@@ -100,17 +100,17 @@ class EmbeddedSource:
             _encode(message.key),
             message.body,
             {name: _encode(text) for name, text in message.headers.items()},
-            self._shard,
+            self._partition,
             f"log/{offset}",
             (progress, progress.received(offset)),
         )
 
-    async def _tell(self, progress: OffsetTracker) -> None:
-        if (place := progress.untold) is not None:
+    async def _commit(self, progress: OffsetTracker) -> None:
+        if (position := progress.uncommitted) is not None:
             # The log stores the last offset that is done; the offset tracker returns the first that is not.
-            await self._log.commit(self._consumer, place - 1, self._topics)
-            progress.tell(place)
-        self._tell_at = time.monotonic() + TELL_SECONDS
+            await self._log.commit(self._consumer, position - 1, self._topics)
+            progress.committed(position)
+        self._commit_at = time.monotonic() + COMMIT_SECONDS
 
 
 def _encode(text: str) -> bytes:

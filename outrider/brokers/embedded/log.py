@@ -39,7 +39,7 @@ _PRUNE = """DELETE FROM log WHERE "offset" IN (
 _PROBE = "INSERT INTO probe (id, at) VALUES (1, :now) ON CONFLICT (id) DO UPDATE SET at = excluded.at"
 _FROM_ALL = f'SELECT {_COLUMNS} FROM log WHERE "offset" > :after ORDER BY "offset" LIMIT :limit'  # noqa: S608
 _FROM_TOPIC = f'SELECT {_COLUMNS} FROM log WHERE topic = :topic AND "offset" > :after ORDER BY "offset" LIMIT :limit'  # noqa: S608
-_PLACE = 'SELECT "offset" FROM consumer WHERE consumer = :consumer AND topic = :topic'
+_POSITION = 'SELECT "offset" FROM consumer WHERE consumer = :consumer AND topic = :topic'
 _SUBSCRIBE = 'INSERT INTO consumer (consumer, topic, "offset") VALUES (:consumer, :topic, 0) ON CONFLICT DO NOTHING'
 _COMMIT = """UPDATE consumer SET "offset" = max("offset", :offset)
 WHERE consumer = :consumer AND (:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))"""
@@ -76,13 +76,13 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def _use_wal(conn: sqlite3.Connection) -> None:
     """Switch to the write-ahead log. SQLite does not wait for a lock during the switch, so this function retries."""
-    give_up = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             conn.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > give_up:
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 
@@ -121,22 +121,22 @@ def probe(conn: sqlite3.Connection, now: float) -> None:
 
 def after(conn: sqlite3.Connection, topics: Sequence[str] | None, offset: int, limit: int) -> list[LogEntry]:
     """Return the entries after an offset."""
-    return behind(conn, dict.fromkeys(_names(topics), offset), limit)
+    return after_positions(conn, dict.fromkeys(_names(topics), offset), limit)
 
 
 def read(conn: sqlite3.Connection, consumer: str, topics: Sequence[str] | None, limit: int) -> list[LogEntry]:
     """Return the entries that a consumer has not committed yet, in log order."""
-    return behind(conn, places(conn, consumer, topics), limit)
+    return after_positions(conn, positions(conn, consumer, topics), limit)
 
 
-def places(conn: sqlite3.Connection, consumer: str, topics: Sequence[str] | None) -> dict[str, int]:
+def positions(conn: sqlite3.Connection, consumer: str, topics: Sequence[str] | None) -> dict[str, int]:
     """Return the offset that a consumer has committed, by topic."""
-    return {topic: _place(conn, consumer, topic) for topic in _names(topics)}
+    return {topic: _position(conn, consumer, topic) for topic in _names(topics)}
 
 
-def behind(conn: sqlite3.Connection, places: Mapping[str, int], limit: int) -> list[LogEntry]:
+def after_positions(conn: sqlite3.Connection, positions: Mapping[str, int], limit: int) -> list[LogEntry]:
     """Return the entries after the given position of each topic, in log order."""
-    return _merge([_entries(conn, topic, offset, limit) for topic, offset in places.items()], limit)
+    return _merge([_entries(conn, topic, offset, limit) for topic, offset in positions.items()], limit)
 
 
 def commit(conn: sqlite3.Connection, consumer: str, offset: int, topics: Sequence[str] | None) -> None:
@@ -155,10 +155,10 @@ def _names(chosen: Sequence[str] | None) -> list[str]:
     return [WHOLE_LOG] if chosen is None else sorted(set(chosen))
 
 
-def _place(conn: sqlite3.Connection, consumer: str, topic: str) -> int:
+def _position(conn: sqlite3.Connection, consumer: str, topic: str) -> int:
     """Return a consumer's position in a topic. The first read stores a position, because a commit needs the topics."""
     names = {"consumer": consumer, "topic": topic}
-    if (found := conn.execute(_PLACE, names).fetchone()) is None:
+    if (found := conn.execute(_POSITION, names).fetchone()) is None:
         with transaction(conn):
             conn.execute(_SUBSCRIBE, names)
         return 0

@@ -16,8 +16,8 @@ from outrider.brokers.base import CONFIRMED, Capabilities, Nacked, PublishResult
 from outrider.brokers.cloudevents import CloudEvents
 from outrider.brokers.kafka import settings as producer_settings
 from outrider.brokers.kafka.checks import check, check_topic, retention_days
-from outrider.brokers.kafka.errors import BARRED, GAP, MISSING, PURGED, Failure, in_order, judge
-from outrider.brokers.kafka.producer import BEHIND, UNKNOWN, Producer, PublishCall, Report, driver
+from outrider.brokers.kafka.errors import BARRED, GAP, MISSING, PURGED, Failure, nack_after_failures, publish_result
+from outrider.brokers.kafka.producer import AFTER_FAILURE, UNKNOWN, Producer, PublishCall, Report, driver
 from outrider.checks import CheckResult
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
@@ -25,7 +25,7 @@ from outrider.event import Message
 START_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 0.8
 CLOSE_SECONDS_MAX = 5.0
-GIVEN_UP = Failure("_PURGE_QUEUE", "given up, its time was over")
+GIVEN_UP_ERRORS = Failure("_PURGE_QUEUE", "given up after its time limit")
 
 
 class KafkaBroker:
@@ -52,7 +52,7 @@ class KafkaBroker:
         self._bootstrap = bootstrap
         self._publish_seconds = publish_seconds
         self._dress = None if cloudevents is None else CloudEvents(cloudevents, "ce_", "content-type").dress
-        self._session: Producer | None = None
+        self._producer: Producer | None = None
         self._proven: set[str] = set()
         bytes_max = int(self._settings["message.max.bytes"])
         self.capabilities = Capabilities(ordered=True, message_bytes_max=bytes_max, publish_seconds=publish_seconds)
@@ -66,7 +66,7 @@ class KafkaBroker:
     async def start(self) -> None:
         """Connect and get the producer id, so that the first message need not wait for the id."""
         try:
-            await self._ask(START_SECONDS_MAX)
+            await self._read_metadata(START_SECONDS_MAX)
         except Transient as error:
             raise Unreachable(
                 f"Kafka at {self._bootstrap} does not answer ({error}); check the addresses, that a broker runs there, "
@@ -85,32 +85,32 @@ class KafkaBroker:
         call = PublishCall(len(messages))
         deadline = asyncio.get_running_loop().time() + self._publish_seconds
         try:
-            session = await self._ready(messages)
-            await self._send(session, call, messages, deadline)
+            producer = await self._ready(messages)
+            await self._send(producer, call, messages, deadline)
         except Transient as error:
             return [Unknown(str(error))] * len(messages)
         except TimeoutError:
-            return await self._late(messages, call)
-        return await self._results(session, messages, call)
+            return await self._results_after_timeout(messages, call)
+        return await self._results(producer, messages, call)
 
-    async def _send(self, session: Producer, call: PublishCall, messages: Sequence[Message], deadline: float) -> None:
-        session.join(call)
+    async def _send(self, producer: Producer, call: PublishCall, messages: Sequence[Message], deadline: float) -> None:
+        producer.join(call)
         try:
             async with asyncio.timeout_at(deadline):
-                await session.send(call, messages)
-                await session.answer(call)
+                await producer.send(call, messages)
+                await producer.wait(call)
         except BaseException:
-            session.end(GIVEN_UP)
+            producer.end(GIVEN_UP_ERRORS)
             raise
         finally:
-            session.leave(call)
+            producer.leave(call)
 
     async def probe(self, destination: str) -> None:
         """Ask a broker about the cluster or a topic; every partition must have a leader and enough replicas."""
         if not destination:
-            await self._ask(START_SECONDS_MAX)
+            await self._read_metadata(START_SECONDS_MAX)
             return
-        found = await self._ask(START_SECONDS_MAX, destination)
+        found = await self._read_metadata(START_SECONDS_MAX, destination)
         await asyncio.to_thread(check_topic, driver(), self._settings, found.topics[destination])
 
     async def check(self, topics: Sequence[str]) -> list[CheckResult]:
@@ -128,60 +128,60 @@ class KafkaBroker:
 
     async def close(self) -> None:
         """Wait briefly for the publishes in progress, then disconnect."""
-        session, self._session = self._session, None
-        if session is not None:
-            await asyncio.to_thread(session.close, CLOSE_SECONDS_MAX)
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await asyncio.to_thread(producer.close, CLOSE_SECONDS_MAX)
 
     def _current(self) -> Producer:
-        if self._session is None or self._session.ended:
-            self._session = Producer(self._settings)
-        return self._session
+        if self._producer is None or self._producer.end_reason:
+            self._producer = Producer(self._settings)
+        return self._producer
 
     async def _ready(self, messages: Sequence[Message]) -> Producer:
         """Return a session that has reached a broker and has looked again for topics that were missing."""
-        session = self._current()
-        if not session.warm:
-            await self._ask(START_SECONDS_MAX / 2)
-        for topic in session.absent & {message.topic for message in messages} if session.absent else ():
-            await self._look_for(session, topic)
+        producer = self._current()
+        if not producer.warm:
+            await self._read_metadata(START_SECONDS_MAX / 2)
+        for topic in producer.absent & {message.topic for message in messages} if producer.absent else ():
+            await self._look_for(producer, topic)
         return self._current()
 
-    async def _ask(self, seconds: float, topic: str | None = None) -> Any:
-        session, kafka = self._current(), driver()
+    async def _read_metadata(self, seconds: float, topic: str | None = None) -> Any:
+        producer, kafka = self._current(), driver()
         try:
-            return await asyncio.to_thread(session.metadata, seconds, topic)
+            return await asyncio.to_thread(producer.metadata, seconds, topic)
         except kafka.KafkaException as error:
-            raise Transient(f"no metadata from Kafka: {session.trouble or error.args[0].str()}") from error
+            raise Transient(f"no metadata from Kafka: {producer.last_error or error.args[0].str()}") from error
 
-    async def _look_for(self, session: Producer, topic: str) -> bool:
+    async def _look_for(self, producer: Producer, topic: str) -> bool:
         """Return whether a topic exists now. The request also refreshes the producer's metadata."""
-        found = (await self._ask(ANSWER_SECONDS_MAX, topic)).topics[topic]
+        found = (await self._read_metadata(ANSWER_SECONDS_MAX, topic)).topics[topic]
         absent = found.error is not None and found.error.name() in MISSING | BARRED
-        (session.absent.add if absent else session.absent.discard)(topic)
+        (producer.absent.add if absent else producer.absent.discard)(topic)
         return not absent
 
-    async def _results(self, session: Producer, messages: Sequence[Message], call: PublishCall) -> list[PublishResult]:
+    async def _results(self, producer: Producer, messages: Sequence[Message], call: PublishCall) -> list[PublishResult]:
         if not any(call.reports):
             self._proven.update({message.topic for message in messages})
             return [CONFIRMED] * len(messages)
-        alone = len(messages) == 1 and not call.crowded
-        end = session.ended
+        isolated = len(messages) == 1 and not call.overlapped
+        end = producer.end_reason
         results: list[PublishResult] = [
-            CONFIRMED if report is None else self._judge(report, message.topic, alone=alone, end=end)
+            CONFIRMED if report is None else self._result_of(report, message.topic, isolated=isolated, end=end)
             for message, report in zip(messages, call.reports, strict=True)
         ]
         pairs = zip(messages, results, strict=True)
         self._proven.update({message.topic for message, result in pairs if result is CONFIRMED})
         await self._recheck(messages, call.reports, results)
-        return in_order(messages, results)
+        return nack_after_failures(messages, results)
 
-    def _judge(self, report: Failure, topic: str, *, alone: bool, end: Failure | None) -> PublishResult:
-        if report is BEHIND:
+    def _result_of(self, report: Failure, topic: str, *, isolated: bool, end: Failure | None) -> PublishResult:
+        if report is AFTER_FAILURE:
             return Nacked(report.text)
         if end is not None and (report is UNKNOWN or report.name in PURGED):
             # Kafka rejected another message. The connection itself works.
             return Unknown(f"given up: {end.text} ({end.name})", topic if end.name == GAP else "")
-        return judge(report, topic, alone=alone, proven=topic in self._proven)
+        return publish_result(report, topic, isolated=isolated, proven=topic in self._proven)
 
     async def _recheck(self, messages: Sequence[Message], reports: list[Report], results: list[PublishResult]) -> None:
         """Report a topic as missing only after a second request; a newly created topic may not be known yet."""
@@ -193,23 +193,23 @@ class KafkaBroker:
         for topic in missing:
             try:
                 there = await self._look_for(self._current(), topic)
-                doubt = Unknown("the topic was missing, and is there now", topic) if there else None
+                unknown = Unknown("the topic was missing, and is there now", topic) if there else None
             except Transient as error:
-                doubt = Unknown(str(error))
+                unknown = Unknown(str(error))
             for index, message in enumerate(messages):
-                if doubt and message.topic == topic and isinstance(results[index], Rejected):
-                    results[index] = doubt
+                if unknown and message.topic == topic and isinstance(results[index], Rejected):
+                    results[index] = unknown
 
-    async def _late(self, messages: Sequence[Message], call: PublishCall) -> list[PublishResult]:
+    async def _results_after_timeout(self, messages: Sequence[Message], call: PublishCall) -> list[PublishResult]:
         """Return the results after a timeout. If a broker still answers, the topics are down, not the connection."""
         error = f"no report from Kafka within {self._publish_seconds:g} s"
         try:
-            await self._ask(ANSWER_SECONDS_MAX)
-            answers = True
+            await self._read_metadata(ANSWER_SECONDS_MAX)
+            is_reachable = True
         except Transient:
-            answers = False
+            is_reachable = False
         results: list[PublishResult] = [
-            CONFIRMED if report is None else Unknown(error, message.topic if answers else "")
+            CONFIRMED if report is None else Unknown(error, message.topic if is_reachable else "")
             for message, report in zip(messages, call.reports, strict=True)
         ]
-        return in_order(messages, results)
+        return nack_after_failures(messages, results)

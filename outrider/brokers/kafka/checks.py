@@ -21,7 +21,7 @@ DAY_MS = 86_400_000
 
 CHECKS = {
     "kafka-acks": "every replica in sync has a message before it is confirmed",
-    "kafka-encryption": "nobody can listen in",
+    "kafka-encryption": "the connection is encrypted",
     "kafka-auto-create": "a misspelt topic is not made by itself",
     "kafka-topics": "the topics are there",
     "kafka-leaders": "every partition has a leader, and replicas enough in sync",
@@ -62,7 +62,7 @@ class TopicProblem:
 def check(settings: Mapping[str, Any], names: Sequence[str]) -> list[CheckResult]:
     """Ask Kafka about the topics and the brokers; return check results. Blocks."""
     admin, client = _admin(settings)
-    known = _known(client)
+    known = _describe(client)
     configs = _topic_configs(admin, client, known, names)
     # A request about a broker goes to the same broker, so every broker needs a separate call.
     nodes = [admin.ConfigResource(admin.ConfigResource.Type.BROKER, str(number)) for number in known.brokers]
@@ -71,23 +71,28 @@ def check(settings: Mapping[str, Any], names: Sequence[str]) -> list[CheckResult
     bootstrap = settings["bootstrap.servers"]
     return [
         ok("kafka-acks", "all replicas in sync, and the producer is idempotent"),
-        judge_encryption(bootstrap, settings.get("security.protocol", "plaintext")),
-        judge_auto_create([config.get("auto.create.topics.enable") for config in brokers]),
-        *judge_topics(topics, len(known.brokers), bootstrap, int(settings["message.max.bytes"])),
+        check_encryption(bootstrap, settings.get("security.protocol", "plaintext")),
+        check_auto_create([config.get("auto.create.topics.enable") for config in brokers]),
+        *check_topics(topics, len(known.brokers), bootstrap, int(settings["message.max.bytes"])),
     ]
 
 
 def retention_days(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
     """Ask Kafka for the retention of topics; missing and hidden topics are left out. Blocks."""
     admin, client = _admin(settings)
-    return {name: kept_days(config) for name, config in _topic_configs(admin, client, _known(client), names).items()}
+    return {
+        name: retention_days_of(config)
+        for name, config in _topic_configs(admin, client, _describe(client), names).items()
+    }
 
 
-def kept_days(config: Mapping[str, str]) -> float:
+def retention_days_of(config: Mapping[str, str]) -> float:
     """Return the retention of a topic with the given settings: unlimited, unless old messages are deleted.
 
-    >>> kept_days({"retention.ms": "604800000"}), kept_days({"retention.ms": "-1"}), kept_days({})
-    (7.0, inf, inf)
+    >>> retention_days_of({"retention.ms": "604800000"}), retention_days_of({"retention.ms": "-1"})
+    (7.0, inf)
+    >>> retention_days_of({})
+    inf
     """
     milliseconds = int(config.get("retention.ms", "-1"))
     if milliseconds < 0 or "delete" not in config.get("cleanup.policy", "delete"):
@@ -101,7 +106,7 @@ def _admin(settings: Mapping[str, Any]) -> tuple[Any, Any]:
     return admin, admin.AdminClient({**wanted, "log_level": 0, "error_cb": lambda error: None})
 
 
-def _known(client: Any) -> Any:
+def _describe(client: Any) -> Any:
     try:
         return client.list_topics(timeout=ANSWER_SECONDS_MAX)
     except driver().KafkaException as error:
@@ -113,15 +118,15 @@ def _topic_configs(admin: Any, client: Any, known: Any, names: Sequence[str]) ->
     return _configs(client, [admin.ConfigResource(kind, name) for name in dict.fromkeys(names) if name in known.topics])
 
 
-def _configs(client: Any, asked: Sequence[Any]) -> dict[str, dict[str, str]]:
+def _configs(client: Any, resources: Sequence[Any]) -> dict[str, dict[str, str]]:
     """Return the settings of topics or of a broker, without those to which access is denied."""
     found = {}
-    for about, answer in client.describe_configs(asked).items() if asked else ():
+    for resource, answer in client.describe_configs(resources).items() if resources else ():
         try:
             entries = answer.result(ANSWER_SECONDS_MAX)
         except (driver().KafkaException, TimeoutError):
             continue
-        found[about.name] = {name: entry.value for name, entry in entries.items()}
+        found[resource.name] = {name: entry.value for name, entry in entries.items()}
     return found
 
 
@@ -138,10 +143,10 @@ def _topic(name: str, known: Any, config: Mapping[str, str] | None) -> KafkaTopi
     )
 
 
-def judge_encryption(bootstrap: str, protocol: str) -> CheckResult:
+def check_encryption(bootstrap: str, protocol: str) -> CheckResult:
     """Return whether the connection is encrypted, as a check result.
 
-    >>> judge_encryption("broker.example:9092", "SASL_PLAINTEXT").level
+    >>> check_encryption("broker.example:9092", "SASL_PLAINTEXT").level
     <Level.WARN: 'warn'>
     """
     if "ssl" in protocol.lower().split("_"):
@@ -155,23 +160,23 @@ def judge_encryption(bootstrap: str, protocol: str) -> CheckResult:
     )
 
 
-def judge_auto_create(said: Sequence[str | None]) -> CheckResult:
+def check_auto_create(values: Sequence[str | None]) -> CheckResult:
     """Return whether Kafka would create a misspelt topic, as a check result.
 
-    >>> judge_auto_create(["true"]).level
+    >>> check_auto_create(["true"]).level
     <Level.WARN: 'warn'>
     """
     check = "kafka-auto-create"
-    if "true" in said:
+    if "true" in values:
         text = "a topic that is missing is made when first used, with the defaults of the brokers"
         return warn(check, text, "set auto.create.topics.enable=false on the brokers")
-    if None in said or not said:
+    if None in values or not values:
         text = "whether missing topics are made by themselves cannot be seen"
         return warn(check, text, "let this user describe the configuration of the cluster")
     return ok(check, "off")
 
 
-def judge_topics(topics: Sequence[KafkaTopic], brokers: int, bootstrap: str, bytes_max: int) -> list[CheckResult]:
+def check_topics(topics: Sequence[KafkaTopic], brokers: int, bootstrap: str, bytes_max: int) -> list[CheckResult]:
     """Return the check results of the topics: one result per kind of problem, with all affected topics."""
     if not topics:
         remedy = "name them: --topic, or topics in the file"
@@ -189,7 +194,7 @@ def judge_topics(topics: Sequence[KafkaTopic], brokers: int, bootstrap: str, byt
         )
         for problem, names in found.items()
     ]
-    fine = set[str].intersection(*(looked_at(topic) for topic in topics)) - {finding.check for finding in bad}
+    fine = set[str].intersection(*(looked_at(topic) for topic in topics)) - {result.check for result in bad}
     return bad + [ok(check, CHECKS[check]) for check in CHECKS if check in fine]
 
 
@@ -216,8 +221,8 @@ def problems(topic: KafkaTopic, brokers: int, bootstrap: str, bytes_max: int) ->
     tool = f"--bootstrap-server {bootstrap}"
     if not topic.replicas:
         copies = min(3, brokers)
-        kept = " --config min.insync.replicas=2" if copies == 3 else ""
-        make = f"kafka-topics.sh {tool} --create --topic TOPIC --partitions 6 --replication-factor {copies}{kept}"
+        durability = " --config min.insync.replicas=2" if copies == 3 else ""
+        make = f"kafka-topics.sh {tool} --create --topic TOPIC --partitions 6 --replication-factor {copies}{durability}"
         return [TopicProblem(Level.ERROR, "kafka-topics", "not there; its events would be dead-lettered", make)]
     found = []
     if topic.leaderless:
@@ -284,9 +289,9 @@ def _replicas_needed(driver: Any, settings: Mapping[str, Any], topic: str) -> in
     """Return `min.insync.replicas`, or 1 if access to the setting is denied."""
     kafka = import_module("confluent_kafka.admin")
     admin = kafka.AdminClient({name: value for name, value in settings.items() if name.startswith(CONNECTION)})
-    asked = kafka.ConfigResource(kafka.ConfigResource.Type.TOPIC, topic)
+    resources = kafka.ConfigResource(kafka.ConfigResource.Type.TOPIC, topic)
     try:
-        found = admin.describe_configs([asked])[asked].result(RETENTION_SECONDS_MAX)
+        found = admin.describe_configs([resources])[resources].result(RETENTION_SECONDS_MAX)
         return int(found["min.insync.replicas"].value)
     except (driver.KafkaException, TimeoutError, KeyError, TypeError):
         return 1

@@ -20,7 +20,7 @@ from outrider.errors import Transient
 from outrider.event import Delivery
 
 START_SECONDS_MAX = 5.0
-LET_GO_SECONDS_MAX = 10.0
+RELEASE_SECONDS_MAX = 10.0
 LOST_SECONDS_MAX = 1.0
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ class KafkaSource:
         self._topics = list(topics)
         # After the poll interval the group no longer waits for this member.
         poll_seconds = milliseconds(self._settings, "max.poll.interval.ms") / 1000
-        self._let_go_seconds = min(LET_GO_SECONDS_MAX, poll_seconds / 2)
+        self._release_seconds = min(RELEASE_SECONDS_MAX, poll_seconds / 2)
         self._serials = count(1)
         self._member: GroupMember | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -70,10 +70,10 @@ class KafkaSource:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-kafka-source")
         loop = asyncio.get_running_loop()
 
-        def let_go(partitions: frozenset[str], lost: bool) -> None:
-            _wait_for(loop, revoked, partitions, LOST_SECONDS_MAX if lost else self._let_go_seconds)
+        def release(partitions: frozenset[str], lost: bool) -> None:
+            _wait_for(loop, revoked, partitions, LOST_SECONDS_MAX if lost else self._release_seconds)
 
-        self._member = await self._run(GroupMember, self._settings, self._topics, let_go, self._serials)
+        self._member = await self._run(GroupMember, self._settings, self._topics, release, self._serials)
         try:
             await self._run(self._member.join, START_SECONDS_MAX)
         except BaseException:
@@ -114,20 +114,20 @@ class KafkaSource:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
         except driver().KafkaException as error:
-            raise Transient(f"the consumer is in trouble: {error.args[0].str()}; start it again") from error
+            raise Transient(f"the consumer failed: {error.args[0].str()}; start it again") from error
 
 
 def _wait_for(loop: asyncio.AbstractEventLoop, revoked: Revoked, partitions: frozenset[str], seconds: float) -> None:
     """Ask the engine, from the consumer's thread, to release partitions; wait for a bounded time."""
 
-    async def let_go() -> None:
+    async def release() -> None:
         await revoked(partitions)
 
-    asked = asyncio.run_coroutine_threadsafe(let_go(), loop)
+    released = asyncio.run_coroutine_threadsafe(release(), loop)
     try:
-        asked.result(seconds)
+        released.result(seconds)
     except TimeoutError:
-        asked.cancel()
+        released.cancel()
         log.warning(
-            "shards are given up while something of them is being handled", extra={"shards": sorted(partitions)}
+            "partitions were revoked while their events are being handled", extra={"partitions": sorted(partitions)}
         )

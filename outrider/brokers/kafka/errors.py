@@ -43,13 +43,13 @@ class Failure(NamedTuple):
     local: bool = False
 
 
-def judge(failure: Failure, topic: str, *, alone: bool, proven: bool) -> PublishResult:
+def publish_result(failure: Failure, topic: str, *, isolated: bool, proven: bool) -> PublishResult:
     """Translate an error to a publish result.
 
     A topic is `proven` after its first confirmed message: a proven topic that is missing or forbidden now counts as
     down.
 
-    >>> judge(Failure("MSG_SIZE_TOO_LARGE", "too large"), "orders", alone=False, proven=True)
+    >>> publish_result(Failure("MSG_SIZE_TOO_LARGE", "too large"), "orders", isolated=False, proven=True)
     Unknown(error='too large (MSG_SIZE_TOO_LARGE)', destination='orders')
     """
     error = f"{failure.text} ({failure.name})"
@@ -57,7 +57,7 @@ def judge(failure: Failure, topic: str, *, alone: bool, proven: bool) -> Publish
         remedy = f"; {make_topic(topic)}" if failure.name in MISSING else ""
         return Unknown(error, topic) if proven else Rejected(f"topic {topic}: {error}{remedy}")
     if failure.name in BATCH:
-        return Rejected(error) if alone or failure.local else Unknown(error, topic)
+        return Rejected(error) if isolated or failure.local else Unknown(error, topic)
     return Unknown(error, topic if failure.name in TOPIC else "")
 
 
@@ -65,34 +65,34 @@ def make_topic(topic: str) -> str:
     """Return the remedy for a missing topic, for the operator.
 
     >>> make_topic("orders")
-    'make the topic (outrider doctor --topic orders tells how), then: outrider dead-letters replay --topic orders'
+    'make the topic (outrider doctor --topic orders shows how), then: outrider dead-letters replay --topic orders'
     """
     replay = f"outrider dead-letters replay --topic {topic}"
-    return f"make the topic (outrider doctor --topic {topic} tells how), then: {replay}"
+    return f"make the topic (outrider doctor --topic {topic} shows how), then: {replay}"
 
 
-def in_order(messages: Sequence[Message], results: list[PublishResult]) -> list[PublishResult]:
+def nack_after_failures(messages: Sequence[Message], results: list[PublishResult]) -> list[PublishResult]:
     """Keep the order of streams: after an unconfirmed message, no later message of its stream counts as confirmed.
 
     The relay sends the later messages again; duplicates are harmless.
 
     >>> message = Message("1", "orders", "A", None, b"", {})
-    >>> in_order([message, message], [Unknown("lost"), Confirmed()])
+    >>> nack_after_failures([message, message], [Unknown("lost"), Confirmed()])
     [Unknown(error='lost', destination=''), Unknown(error='lost', destination='')]
     """
     first: dict[tuple[str, str], PublishResult] = {}
-    kept: list[PublishResult] = []
+    ordered: list[PublishResult] = []
     for message, result in zip(messages, results, strict=True):
         stream = (message.topic, message.key)
         if isinstance(result, Confirmed) and stream in first:
-            kept.append(behind(first[stream]))
+            ordered.append(result_after(first[stream]))
             continue
         if not isinstance(result, Confirmed):
             first.setdefault(stream, result)
-        kept.append(result)
-    return kept
+        ordered.append(result)
+    return ordered
 
 
-def behind(head: PublishResult) -> PublishResult:
+def result_after(head: PublishResult) -> PublishResult:
     """Return the result of a message after a failed message of the same stream."""
     return head if isinstance(head, Unknown) else Nacked("an earlier message of its stream failed")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.brokers.kafka.errors import MISSING
-from outrider.brokers.kafka.producer import check_topic, driver, log, raise_if_hopeless
+from outrider.brokers.kafka.producer import check_topic, driver, log, raise_if_permanent
 from outrider.brokers.offsets import AHEAD_MAX, OffsetTracker
 from outrider.errors import InvalidSetting, Transient, Unreachable
 from outrider.event import Delivery
@@ -29,12 +29,12 @@ RETRY_SECONDS = 0.05
 NOT_NOW = {"_NO_OFFSET", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"}
 """Commit errors that are harmless: no new offsets, or a rebalance in progress."""
 
-KEPT_MAX = 100
+PREFETCHED_MAX = 100
 """Number of deliveries of a blocked partition that are buffered before the partition is paused."""
 
 Token = tuple[OffsetTracker, int]
 
-LetGo = Callable[[frozenset[str], bool], None]
+Release = Callable[[frozenset[str], bool], None]
 """Asks the engine to release partitions; true if the partitions are lost already, so that waiting is of little use."""
 
 
@@ -42,37 +42,39 @@ class GroupMember:
     """A consumer in use. All methods except `take` run on the consumer's thread; `acked` may be filled from outside."""
 
     def __init__(
-        self, settings: Mapping[str, Any], topics: Sequence[str], let_go: LetGo, serials: Iterator[int]
+        self, settings: Mapping[str, Any], topics: Sequence[str], release: Release, serials: Iterator[int]
     ) -> None:
-        self._driver, self._topics, self._let_go = driver(), list(topics), let_go
-        self._where = settings["bootstrap.servers"]
+        self._driver, self._topics, self._release = driver(), list(topics), release
+        self._servers = settings["bootstrap.servers"]
         self.acked: deque[Token] = deque()
-        self._assignment, self._kept = Assignment(serials), Prefetched()
+        self._assignment, self._prefetched = Assignment(serials), Prefetched()
         self._blocked: AbstractSet[str] = frozenset()
-        self._leaving = self._answered = self._awaited = False
+        self._leaving = self._commit_reported = self._topic_awaited = False
         self._fatal = ""
-        self._troubles: dict[str, str] = {}
-        callbacks = {"error_cb": self._troubled, "on_commit": self._told}
+        self._errors: dict[str, str] = {}
+        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
         try:
             self._consumer = self._driver.Consumer({**settings, **callbacks}, logger=log)
         except self._driver.KafkaException as error:
-            raise InvalidSetting(f"librdkafka refuses a setting: {error.args[0].str()}") from error
+            raise InvalidSetting(f"librdkafka rejects a setting: {error.args[0].str()}") from error
 
     def join(self, seconds: float) -> None:
         """Look for the topics and subscribe. The assignment comes with a later poll."""
         try:
             for topic in self._topics:
-                there = check_topic(self._consumer.list_topics(topic, timeout=seconds).topics[topic])
-                self._awaited = self._awaited or not there
+                exists = check_topic(self._consumer.list_topics(topic, timeout=seconds).topics[topic])
+                self._topic_awaited = self._topic_awaited or not exists
         except self._driver.KafkaException as error:
             # A poll reports connection errors.
             self._consumer.poll(0)
-            why = next(iter(self._troubles.values()), error.args[0].str())
+            reason = next(iter(self._errors.values()), error.args[0].str())
             raise Unreachable(
-                f"Kafka at {self._where} does not answer ({why}); check the addresses, that a broker runs there, and "
-                "the security settings"
+                f"Kafka at {self._servers} does not answer ({reason}); check the addresses, that a broker runs there, "
+                "and the security settings"
             ) from error
-        self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self._consumer.subscribe(
+            self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
 
     def fill(self, limit: int, paused: AbstractSet[str]) -> None:
         """Store offsets, serve rebalances, and buffer deliveries; wait briefly if no delivery can be handed over."""
@@ -87,31 +89,31 @@ class GroupMember:
             raise
 
     def _fill(self, limit: int, paused: AbstractSet[str]) -> None:
-        self._note_acks()
-        self._tell(self._assignment)
-        counts = self._kept.counts()
+        self._apply_acks()
+        self._store_offsets(self._assignment)
+        counts = self._prefetched.counts()
         blocked = self._blocked = paused | self._far_ahead(counts) if limit > 0 else self._assignment.names
-        self._hold_back(blocked, counts)
+        self._pause_blocked(blocked, counts)
         ready = sum(count for assigned, count in counts.items() if assigned not in blocked)
-        room = max(limit - ready, 1) if self._assignment.names - blocked else KEPT_MAX
+        room = max(limit - ready, 1) if self._assignment.names - blocked else PREFETCHED_MAX
         self._poll(0.0 if ready else WAIT_SECONDS, room)
         if self._fatal:
             raise Transient(f"the consumer cannot go on ({self._fatal}); start it again")
 
     def take(self, limit: int, paused: AbstractSet[str]) -> list[Delivery]:
         """Hand over buffered deliveries. Runs between polls, so that a cancelled poll loses no delivery."""
-        return self._kept.take(limit, self._blocked | paused)
+        return self._prefetched.take(limit, self._blocked | paused)
 
     def leave(self) -> None:
         """Commit the offsets that are done, and leave the group."""
         self._leaving = True
-        self._note_acks()
-        self._tell(self._assignment)
+        self._apply_acks()
+        self._store_offsets(self._assignment)
         self._commit(LEAVE_SECONDS_MAX)
         # Closing commits the stored offsets again. Without Kafka, closing would wait for a whole session timeout.
-        nothing = self._driver.OFFSET_INVALID
+        no_offset = self._driver.OFFSET_INVALID
         partitions = [
-            self._driver.TopicPartition(assigned.topic, assigned.partition, nothing) for assigned in self._assignment
+            self._driver.TopicPartition(assigned.topic, assigned.partition, no_offset) for assigned in self._assignment
         ]
         if partitions:
             self._consumer.store_offsets(offsets=partitions)
@@ -119,13 +121,13 @@ class GroupMember:
 
     def _commit(self, seconds: float) -> None:
         """Commit and wait for a bounded time: Kafka rejects commits until a rebalance is over."""
-        give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up and (offsets := self._untold(self._assignment)):
-            self._answered = False
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and (offsets := self._uncommitted(self._assignment)):
+            self._commit_reported = False
             self._consumer.commit(offsets=offsets, asynchronous=True)
-            while not self._answered and time.monotonic() < give_up:
+            while not self._commit_reported and time.monotonic() < deadline:
                 self._consumer.poll(RETRY_SECONDS)
-            if self._untold(self._assignment):
+            if self._uncommitted(self._assignment):
                 self._consumer.poll(RETRY_SECONDS)
 
     def _poll(self, seconds: float, room: int) -> None:
@@ -133,36 +135,38 @@ class GroupMember:
         first = self._consumer.poll(seconds)
         if first is None:
             return
-        self._keep_all([first])
+        self._prefetch_all([first])
         if room > 1:
-            self._keep_all(self._consumer.consume(room - 1, timeout=0))
+            self._prefetch_all(self._consumer.consume(room - 1, timeout=0))
 
-    def _keep_all(self, messages: Sequence[Any]) -> None:
+    def _prefetch_all(self, messages: Sequence[Any]) -> None:
         errors = [message.error() for message in messages if message.error() is not None]
         for message in messages:
             if message.error() is None:
-                self._keep(message)
-                self._troubles.clear()
+                self._prefetch(message)
+                self._errors.clear()
         for error in errors:
-            self._troubled(error)
-            raise_if_hopeless(error)
+            self._on_error(error)
+            raise_if_permanent(error)
 
-    def _keep(self, message: Any) -> None:
+    def _prefetch(self, message: Any) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         assigned = self._assignment.find(topic, partition)
         if assigned is None:
             # The same poll revoked the partition; the next owner gets the message.
             return
         headers = {name: value or b"" for name, value in message.headers() or ()}
-        place, token = f"{topic}/{partition}/{offset}", (assigned.progress, assigned.progress.received(offset))
-        self._kept.add(Delivery(topic, message.key(), message.value() or b"", headers, assigned.name, place, token))
+        position, token = f"{topic}/{partition}/{offset}", (assigned.progress, assigned.progress.received(offset))
+        self._prefetched.add(
+            Delivery(topic, message.key(), message.value() or b"", headers, assigned.name, position, token)
+        )
 
-    def _hold_back(self, blocked: AbstractSet[str], counts: Mapping[str, int]) -> None:
+    def _pause_blocked(self, blocked: AbstractSet[str], counts: Mapping[str, int]) -> None:
         """Pause blocked partitions with enough buffered deliveries; resume unblocked ones with an empty buffer."""
         pause = [
             assigned
             for assigned in self._assignment
-            if not assigned.paused and assigned.name in blocked and counts.get(assigned.name, 0) >= KEPT_MAX
+            if not assigned.paused and assigned.name in blocked and counts.get(assigned.name, 0) >= PREFETCHED_MAX
         ]
         resume = [
             assigned
@@ -184,89 +188,89 @@ class GroupMember:
             if len(assigned.progress) - counts.get(assigned.name, 0) >= AHEAD_MAX
         )
 
-    def _note_acks(self) -> None:
+    def _apply_acks(self) -> None:
         while self.acked:
             progress, number = self.acked.popleft()
             progress.done(number)
 
-    def _tell(self, assigned_partitions: Iterable[AssignedPartition]) -> None:
+    def _store_offsets(self, assigned_partitions: Iterable[AssignedPartition]) -> None:
         """Store the finished offsets in librdkafka, which commits them when the state of the group allows a commit.
 
         An explicit commit could collide with a rebalance; Kafka would reject the commit and could revoke all
         partitions.
         """
-        if offsets := self._untold(assigned_partitions):
+        if offsets := self._uncommitted(assigned_partitions):
             self._consumer.store_offsets(offsets=offsets)
 
-    def _told(self, error: Any, partitions: Sequence[Any]) -> None:
+    def _on_commit(self, error: Any, partitions: Sequence[Any]) -> None:
         """Handle a commit result. After a failed commit, the next commit includes the same offsets."""
-        self._answered = True
+        self._commit_reported = True
         if error is not None:
             if error.name() not in NOT_NOW:
-                self._troubled(error)
+                self._on_error(error)
             return
         for partition in partitions:
             assigned = self._assignment.find(partition.topic, partition.partition)
             # A partition without new offsets is listed too, without an offset.
             if assigned is not None and partition.error is None and partition.offset >= 0:
-                assigned.progress.tell(partition.offset)
+                assigned.progress.committed(partition.offset)
 
-    def _untold(self, assigned_partitions: Iterable[AssignedPartition]) -> list[Any]:
+    def _uncommitted(self, assigned_partitions: Iterable[AssignedPartition]) -> list[Any]:
         return [
-            self._driver.TopicPartition(assigned.topic, assigned.partition, place)
+            self._driver.TopicPartition(assigned.topic, assigned.partition, position)
             for assigned in assigned_partitions
-            if (place := assigned.progress.untold) is not None
+            if (position := assigned.progress.uncommitted) is not None
         ]
 
     def _partitions(self, assigned_partitions: Iterable[AssignedPartition]) -> list[Any]:
         return [self._driver.TopicPartition(assigned.topic, assigned.partition) for assigned in assigned_partitions]
 
-    def _assigned(self, consumer: Any, partitions: Sequence[Any]) -> None:
+    def _on_assign(self, consumer: Any, partitions: Sequence[Any]) -> None:
         for partition in partitions:
             self._assignment.add(partition.topic, partition.partition)
         consumer.incremental_assign(partitions)
         # librdkafka remembers the paused state of a revoked partition.
         consumer.resume(partitions)
 
-    def _revoked(self, consumer: Any, partitions: Sequence[Any]) -> None:
-        assigned_partitions = self._found(partitions)
+    def _on_revoke(self, consumer: Any, partitions: Sequence[Any]) -> None:
+        assigned_partitions = self._find_assigned(partitions)
         try:
             # A leaving member has no delivery in progress and has stored all offsets.
             if not self._leaving:
-                self._let_go(frozenset(assigned.name for assigned in assigned_partitions), False)
-                self._note_acks()
-                self._tell(assigned_partitions)
+                self._release(frozenset(assigned.name for assigned in assigned_partitions), False)
+                self._apply_acks()
+                self._store_offsets(assigned_partitions)
         finally:
-            self._forget(assigned_partitions)
+            self._drop(assigned_partitions)
             consumer.incremental_unassign(partitions)
 
-    def _lost(self, consumer: Any, partitions: Sequence[Any]) -> None:
+    def _on_lost(self, consumer: Any, partitions: Sequence[Any]) -> None:
         """Forget lost partitions. Another process owns them already, so no commit is possible."""
-        assigned_partitions = self._found(partitions)
-        self._forget(assigned_partitions)
+        assigned_partitions = self._find_assigned(partitions)
+        self._drop(assigned_partitions)
         try:
             if not self._leaving:
-                self._let_go(frozenset(assigned.name for assigned in assigned_partitions), True)
+                self._release(frozenset(assigned.name for assigned in assigned_partitions), True)
         finally:
             consumer.incremental_unassign(partitions)
 
-    def _found(self, partitions: Sequence[Any]) -> list[AssignedPartition]:
+    def _find_assigned(self, partitions: Sequence[Any]) -> list[AssignedPartition]:
         found = (self._assignment.find(partition.topic, partition.partition) for partition in partitions)
         return [assigned for assigned in found if assigned is not None]
 
-    def _forget(self, assigned_partitions: Sequence[AssignedPartition]) -> None:
+    def _drop(self, assigned_partitions: Sequence[AssignedPartition]) -> None:
         self._assignment.remove(assigned_partitions)
-        self._kept.drop(frozenset(assigned.name for assigned in assigned_partitions))
+        self._prefetched.drop(frozenset(assigned.name for assigned in assigned_partitions))
 
-    def _troubled(self, error: Any) -> None:
+    def _on_error(self, error: Any) -> None:
         """End the consumer after a fatal error. librdkafka handles other errors; each is logged once until recovery."""
         name, text = error.name(), f"{error.str()} ({error.name()})"
         if error.fatal():
             self._fatal = text
         # A topic that was missing at the start has been logged then, with the consequence.
-        if name not in self._troubles and not (self._awaited and name in MISSING):
-            log.warning("Kafka reports trouble", extra={"error": text})
-        self._troubles[name] = text
+        if name not in self._errors and not (self._topic_awaited and name in MISSING):
+            log.warning("Kafka reports an error", extra={"error": text})
+        self._errors[name] = text
 
 
 @dataclass(slots=True, eq=False)
@@ -334,12 +338,12 @@ class Prefetched:
 
     def take(self, limit: int, blocked: AbstractSet[str]) -> list[Delivery]:
         """Hand over the first deliveries of partitions that are not blocked."""
-        taken: list[Delivery] = []
+        accepted: list[Delivery] = []
         left: list[Delivery] = []
         for delivery in self._deliveries:
-            (taken if len(taken) < limit and delivery.partition not in blocked else left).append(delivery)
+            (accepted if len(accepted) < limit and delivery.partition not in blocked else left).append(delivery)
         self._deliveries = left
-        return taken
+        return accepted
 
     def drop(self, assigned_partitions: AbstractSet[str]) -> None:
         """Remove the deliveries of revoked partitions."""

@@ -22,7 +22,7 @@ from outrider.event import Message
 
 POLL_SECONDS = 0.1
 
-FEW = 50
+FEW_MESSAGES = 50
 """Up to this number of messages, the poll thread takes the reports and wakes at once. For more messages the caller
 fetches the reports: every report takes the interpreter's lock, and a second thread would wait for the lock every time.
 """
@@ -31,7 +31,7 @@ TICK_SECONDS = 0.001
 
 FULL_SECONDS = 0.002
 
-REST_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
 
 Report = Failure | None
 """The error of a message; None means success."""
@@ -40,11 +40,11 @@ UNKNOWN = Failure("_NO_ANSWER", "no answer")
 
 NOT_SENT = Failure("_NOT_SENT", "not sent, because others failed meanwhile")
 
-BEHIND = Failure("_BEHIND", "an earlier message of its stream failed")
+AFTER_FAILURE = Failure("_BEHIND", "an earlier message of its stream failed")
 
 log = logging.getLogger("outrider.kafka")
 
-HOPELESS = {
+PERMANENT = {
     "TOPIC_AUTHORIZATION_FAILED": "allow this user to read and describe the topic",
     "GROUP_AUTHORIZATION_FAILED": "allow this user to read the group, which has the consumer's name",
     "CLUSTER_AUTHORIZATION_FAILED": "allow this user to use the cluster",
@@ -75,13 +75,13 @@ class PublishCall:
 
     def __init__(self, count: int) -> None:
         self.reports: list[Report] = [UNKNOWN] * count
-        self.large = count > FEW
+        self.large = count > FEW_MESSAGES
         self.failed = False
-        self.crowded = False
+        self.overlapped = False
         self.done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         # A list, because two threads may report at once: append is atomic, incrementing a number is not.
-        self._heard: list[int] = []
+        self._reported: list[int] = []
         self._expected = -1
 
     def report(self, index: int, error: Any, _: Any) -> None:
@@ -91,20 +91,20 @@ class PublishCall:
         else:
             self.reports[index] = Failure(error.name(), error.str())
             self.failed = True
-        self._heard.append(index)
-        if len(self._heard) == self._expected:
+        self._reported.append(index)
+        if len(self._reported) == self._expected:
             self.wake()
 
     def expect(self, count: int) -> None:
         """Set the number of expected reports. The last report may be present already."""
         self._expected = count
-        if self.answered:
+        if self.is_complete:
             self.done.set()
 
     @property
-    def answered(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all reports are present."""
-        return len(self._heard) == self._expected
+        return len(self._reported) == self._expected
 
     def wake(self) -> None:
         """Wake the caller, from any thread; a closed loop has no caller."""
@@ -117,8 +117,8 @@ class Producer:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._driver = driver()
-        self.ended: Failure | None = None
-        self.trouble = ""
+        self.end_reason: Failure | None = None
+        self.last_error = ""
         self.warm = False
         self.absent: set[str] = set()
         self._calls: set[PublishCall] = set()
@@ -127,9 +127,9 @@ class Producer:
         self._unattended.set()
         self._producer: Any = None
         try:
-            self._producer = self._driver.Producer({**settings, "error_cb": self._troubled}, logger=log)
+            self._producer = self._driver.Producer({**settings, "error_cb": self._on_error}, logger=log)
         except self._driver.KafkaException as error:
-            raise InvalidSetting(f"librdkafka refuses a setting: {error.args[0].str()}") from error
+            raise InvalidSetting(f"librdkafka rejects a setting: {error.args[0].str()}") from error
         self._thread = threading.Thread(target=self._poll, name="outrider-kafka", daemon=True)
         self._thread.start()
 
@@ -140,7 +140,7 @@ class Producer:
             self._unattended.clear()
         if len(self._calls) > 1:
             for other in self._calls:
-                other.crowded = True
+                other.overlapped = True
 
     def leave(self, call: PublishCall) -> None:
         """Remove a call that has ended."""
@@ -151,32 +151,32 @@ class Producer:
     async def send(self, call: PublishCall, messages: Sequence[Message]) -> None:
         """Hand messages over in order, and set the number of expected reports."""
         # Read once: the session may end meanwhile, and then the reports that are present still count.
-        producer = self._live()
-        taken = self._offer_all(producer, call, messages)
-        if taken < len(messages):
-            taken += await self._offer_each(producer, call, messages, taken)
-        call.expect(taken)
+        producer = self._open_producer()
+        accepted = self._offer_all(producer, call, messages)
+        if accepted < len(messages):
+            accepted += await self._offer_each(producer, call, messages, accepted)
+        call.expect(accepted)
 
     def _offer_all(self, producer: Any, call: PublishCall, messages: Sequence[Message]) -> int:
         """Pass messages to the producer up to the first that is not accepted; return the number accepted."""
         produce, report = producer.produce, call.report
-        taken = 0
+        accepted = 0
         # The producer nearly always accepts all messages, and this code runs for every message.
         with suppress(self._driver.KafkaException, BufferError, ValueError, TypeError):
             for _, topic, key, _, body, headers in messages:
-                produce(topic, body, key, on_delivery=partial(report, taken), headers=headers)
-                taken += 1
-        return taken
+                produce(topic, body, key, on_delivery=partial(report, accepted), headers=headers)
+                accepted += 1
+        return accepted
 
     async def _offer_each(self, producer: Any, call: PublishCall, messages: Sequence[Message], begin: int) -> int:
         """Continue after a message that was not accepted: find the reason and skip the later messages of the stream."""
         broken: set[tuple[str, str]] = set()
         sent = 0
         for index, message in enumerate(messages[begin:], begin):
-            if self.ended:
+            if self.end_reason:
                 break
             if broken and (message.topic, message.key) in broken:
-                call.reports[index] = BEHIND
+                call.reports[index] = AFTER_FAILURE
                 continue
             try:
                 failure = self._offer(producer.produce, call, index, message)
@@ -189,11 +189,11 @@ class Producer:
             broken.add((message.topic, message.key))
         return sent
 
-    async def answer(self, call: PublishCall) -> None:
+    async def wait(self, call: PublishCall) -> None:
         """Wait until every report of a call is present, or the poll thread has reported the end of the session."""
-        while call.large and not call.answered and not self.ended:
+        while call.large and not call.is_complete and not self.end_reason:
             self._poll_here()
-            if not call.answered:
+            if not call.is_complete:
                 await asyncio.sleep(TICK_SECONDS)
         await call.done.wait()
 
@@ -212,11 +212,11 @@ class Producer:
         """Wait for room in the queue. No message may follow a message that has failed meanwhile."""
         while True:
             enough = len(producer) // 2
-            while len(producer) > enough and not self.ended:
+            while len(producer) > enough and not self.end_reason:
                 if call.large:
                     self._poll_here()
                 await asyncio.sleep(FULL_SECONDS)
-            if self.ended or call.failed:
+            if self.end_reason or call.failed:
                 return NOT_SENT
             with suppress(BufferError):
                 return self._offer(producer.produce, call, index, message)
@@ -224,14 +224,14 @@ class Producer:
     def metadata(self, seconds: float, topic: str | None = None) -> Any:
         """Ask a broker about the cluster, or about a topic. Blocks. Connects the producer if necessary."""
         known = {"topic": topic} if topic else {}
-        found = self._live().list_topics(timeout=seconds, **known)
+        found = self._open_producer().list_topics(timeout=seconds, **known)
         self.warm = True
         return found
 
-    def end(self, why: Failure) -> None:
+    def end(self, reason: Failure) -> None:
         """End the session: purge queued and in-flight messages, notify the calls, let the thread finish."""
-        if self.ended is None:
-            self.ended = why
+        if self.end_reason is None:
+            self.end_reason = reason
             self._purge()
         self._closing.set()
         self._unattended.set()
@@ -247,27 +247,27 @@ class Producer:
         self.end(Failure("_DESTROY", "the broker was closed"))
         self._thread.join(seconds)
 
-    def _live(self) -> Any:
+    def _open_producer(self) -> Any:
         if self._producer is None:
             raise Transient("the connection to Kafka was closed; try again")
         return self._producer
 
     def _purge(self) -> None:
         with suppress(self._driver.KafkaException, Transient):
-            self._live().purge(in_queue=True, in_flight=True, blocking=False)
+            self._open_producer().purge(in_queue=True, in_flight=True, blocking=False)
 
     def _poll(self) -> None:
         producer = self._producer
         while not self._closing.is_set():
-            while not self._unattended.wait(POLL_SECONDS) and not self.ended:
+            while not self._unattended.wait(POLL_SECONDS) and not self.end_reason:
                 pass
             self._poll_once(producer)
-            if self.ended:
-                self._poll_rest(producer, self.ended)
+            if self.end_reason:
+                self._drain_reports(producer, self.end_reason)
         # Dropping the last reference destroys the producer, which blocks; this thread may block.
         self._producer = None
-        give_up = time.monotonic() + REST_SECONDS
-        while self._calls and time.monotonic() < give_up:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while self._calls and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
     def _poll_here(self) -> None:
@@ -278,35 +278,35 @@ class Producer:
         try:
             producer.poll(seconds)
         except self._driver.KafkaException as error:
-            self._troubled(error.args[0])
+            self._on_error(error.args[0])
 
-    def _poll_rest(self, producer: Any, why: Failure) -> None:
+    def _drain_reports(self, producer: Any, reason: Failure) -> None:
         """After a fatal error, collect the report of every message first: one of the messages may be the cause."""
-        give_up = time.monotonic() + REST_SECONDS
-        while len(producer) and not self._closing.is_set() and time.monotonic() < give_up:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while len(producer) and not self._closing.is_set() and time.monotonic() < deadline:
             self._poll_once(producer)
-        self.end(why)
+        self.end(reason)
 
-    def _troubled(self, error: Any) -> None:
+    def _on_error(self, error: Any) -> None:
         """End the session after a fatal error. librdkafka handles other errors; the last is remembered."""
-        self.trouble = error.str()
-        if error.fatal() and self.ended is None:
-            self.ended = Failure(error.name(), error.str())
+        self.last_error = error.str()
+        if error.fatal() and self.end_reason is None:
+            self.end_reason = Failure(error.name(), error.str())
             self._purge()
             self._unattended.set()
 
 
-def raise_if_hopeless(error: Any) -> None:
+def raise_if_permanent(error: Any) -> None:
     """Raise UsageError for a permanent error."""
-    if remedy := HOPELESS.get(error.name()):
-        raise UsageError(f"Kafka refuses: {error.str()} ({error.name()}); {remedy}")
+    if remedy := PERMANENT.get(error.name()):
+        raise UsageError(f"Kafka rejects the request: {error.str()} ({error.name()}); {remedy}")
 
 
 def check_topic(topic: Any) -> bool:
     """Return whether the topic exists, from Kafka's metadata. A missing topic may be created later."""
     if topic.error is None:
         return True
-    raise_if_hopeless(topic.error)
+    raise_if_permanent(topic.error)
     if topic.error.name() not in MISSING:
         raise Transient(f"topic {topic.topic}: {topic.error.str()} ({topic.error.name()})")
     log.warning("the topic is not there yet; waiting for it", extra={"topic": topic.topic})

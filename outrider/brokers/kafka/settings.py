@@ -28,7 +28,7 @@ ALIASES = {
     "compression.codec": "compression.type",
 }
 
-REFUSED = {
+FORBIDDEN = {
     "bootstrap.servers": "the servers are the host part of the URL",
     "delivery.report.only.error": "every message needs its result",
     "transactional.id": "the relay does not use Kafka's transactions; consumers recognise a message by its id",
@@ -68,16 +68,16 @@ CONSUMER_FIXED = {
         "cooperative-sticky",
         "partitions that stay must not be disturbed by one that moves",
     ),
-    "group.protocol": ("classic", "partitions are let go of by callbacks"),
+    "group.protocol": ("classic", "partitions are released by callbacks"),
 }
 """Settings that may not be changed, and the reason."""
 
-CONSUMER_REFUSED = {
+CONSUMER_FORBIDDEN = {
     "bootstrap.servers": "the servers are the host part of the URL",
     "metadata.broker.list": "the servers are the host part of the URL",
     "auto.commit.enable": "librdkafka commits what is acked, at moments when the group allows it",
     "group.id": "it is the name of the consumer",
-    "group.instance.id": "any process of a consumer may take the place of another",
+    "group.instance.id": "any process of a consumer may replace another",
 }
 
 CONSUMER_DEFAULTS = {
@@ -127,19 +127,19 @@ queued.min.messages session.timeout.ms
 CONSUMER_ONLY = frozenset(_CONSUMER.split())
 
 
-def complete(bootstrap: str, given: Mapping[str, str]) -> dict[str, Any]:
+def complete(bootstrap: str, options: Mapping[str, str]) -> dict[str, Any]:
     """Return the complete producer settings, without consumer settings; reject settings that weaken a promise.
 
     >>> complete("localhost:9092", {"compression.type": "zstd"})["compression.type"]
     'zstd'
     """
-    wanted = {ALIASES.get(name, name): str(value) for name, value in given.items() if name not in CONSUMER_ONLY}
+    wanted = {ALIASES.get(name, name): str(value) for name, value in options.items() if name not in CONSUMER_ONLY}
     for name, value in wanted.items():
-        if name in REFUSED:
-            raise InvalidSetting(f"{name} cannot be set: {REFUSED[name]}")
+        if name in FORBIDDEN:
+            raise InvalidSetting(f"{name} cannot be set: {FORBIDDEN[name]}")
         if name in FIXED and value.lower() != FIXED[name][0] and SAME.get(value) != FIXED[name][0]:
-            needed, why = FIXED[name]
-            raise InvalidSetting(f"{name} = {value} cannot work, {why}; leave it at {needed}")
+            needed, reason = FIXED[name]
+            raise InvalidSetting(f"{name} = {value} cannot work, {reason}; leave it at {needed}")
     fixed = {name: value for name, (value, _) in FIXED.items()}
     return {**DEFAULTS, **wanted, **fixed, "bootstrap.servers": bootstrap}
 
@@ -161,19 +161,19 @@ def parse(url: str) -> tuple[str, dict[str, str]]:
     return bootstrap, dict(parse_qsl(query, keep_blank_values=True))
 
 
-def complete_consumer(bootstrap: str, consumer: str, given: Mapping[str, str]) -> dict[str, Any]:
+def complete_consumer(bootstrap: str, consumer: str, options: Mapping[str, str]) -> dict[str, Any]:
     """Return the complete consumer settings, without producer settings; reject settings that weaken a promise.
 
     >>> complete_consumer("localhost:9092", "billing", {"session.timeout.ms": "6000"})["heartbeat.interval.ms"]
     '2000'
     """
-    wanted = {name: str(value) for name, value in given.items() if name not in PRODUCER_ONLY}
+    wanted = {name: str(value) for name, value in options.items() if name not in PRODUCER_ONLY}
     for name, value in wanted.items():
-        if name in CONSUMER_REFUSED:
-            raise InvalidSetting(f"{name} cannot be set: {CONSUMER_REFUSED[name]}")
+        if name in CONSUMER_FORBIDDEN:
+            raise InvalidSetting(f"{name} cannot be set: {CONSUMER_FORBIDDEN[name]}")
         if name in CONSUMER_FIXED and value.lower() != CONSUMER_FIXED[name][0]:
-            needed, why = CONSUMER_FIXED[name]
-            raise InvalidSetting(f"{name} = {value} cannot work, {why}; leave it at {needed}")
+            needed, reason = CONSUMER_FIXED[name]
+            raise InvalidSetting(f"{name} = {value} cannot work, {reason}; leave it at {needed}")
     fixed = {name: value for name, (value, _) in CONSUMER_FIXED.items()}
     settings = {**CONSUMER_DEFAULTS, **wanted, **fixed, "bootstrap.servers": bootstrap, "group.id": consumer}
     session_ms = milliseconds(settings, "session.timeout.ms")

@@ -47,18 +47,18 @@ class RabbitBroker:
         self._dress = None if source is None else CloudEvents(source, "ce-").dress
         bytes_max, seconds = self.settings.message_bytes_max, self.settings.confirm_seconds
         self.capabilities = Capabilities(ordered=False, message_bytes_max=bytes_max, publish_seconds=seconds)
-        self._links = ConnectionPool(self.settings, self.destination)
-        self._doubted: set[str] = set()
+        self._pool = ConnectionPool(self.settings, self.destination)
+        self._unconfirmed: set[str] = set()
 
     async def start(self) -> None:
         """Connect, and declare the topology if the settings demand it."""
-        wire = (await self._links.quietest()).wire
+        connection = (await self._pool.least_busy()).connection
         if not self.settings.declare:
             return
         try:
-            await declare(wire, self.settings)
+            await declare(connection, self.settings)
         except Transient as error:
-            raise Unreachable(f"RabbitMQ at {self.settings.place} cannot be used ({error}); try again") from error
+            raise Unreachable(f"RabbitMQ at {self.settings.address} cannot be used ({error}); try again") from error
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Send the messages of each exchange in one write, and wait for the confirms."""
@@ -84,18 +84,18 @@ class RabbitBroker:
         AMQP cannot tell whether a queue is full. So the first probe after a nack fails, and the relay learns that no
         message is the cause; the next probe passes, and lets the relay try a message.
         """
-        wire = await self._links.wire()
-        number = await wire.open_channel()
+        connection = await self._pool.connection()
+        number = await connection.open_channel()
         if exchange := unquote(destination.partition("/")[0]):
-            await self._look_for(wire, number, exchange)
-        wire.close_channel(number)
-        if destination in self._doubted:
-            self._doubted.discard(destination)
-            raise Transient(f"{destination} has lately refused a message; a queue behind it may be full or broken")
+            await self._look_for(connection, number, exchange)
+        connection.close_channel(number)
+        if destination in self._unconfirmed:
+            self._unconfirmed.discard(destination)
+            raise Transient(f"{destination} has lately rejected a message; a queue behind it may be full or broken")
 
-    async def _look_for(self, wire: AmqpConnection, number: int, exchange: str) -> None:
+    async def _look_for(self, connection: AmqpConnection, number: int, exchange: str) -> None:
         try:
-            await wire.call(number, commands.Exchange.Declare(exchange=exchange, passive=True))
+            await connection.call(number, commands.Exchange.Declare(exchange=exchange, passive=True))
         except ChannelClosed as error:
             if error.code != NOT_FOUND:
                 raise
@@ -103,7 +103,7 @@ class RabbitBroker:
 
     async def check(self, topics: Sequence[str]) -> list[CheckResult]:
         """Check exchanges, queues and bindings."""
-        return await check((await self._links.quietest()).wire, self.settings, topics)
+        return await check((await self._pool.least_busy()).connection, self.settings, topics)
 
     def destination(self, message: Message) -> str:
         """Return the exchange and the routing key; a slash in the exchange's name is escaped."""
@@ -112,15 +112,15 @@ class RabbitBroker:
 
     async def close(self) -> None:
         """Disconnect; the next use connects again."""
-        await self._links.close()
+        await self._pool.close()
 
     async def _publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[PublishResult]:
-        heard = await self._links.publish(exchange, messages)
-        if heard.count(CONFIRMED) == len(messages):
-            return cast(Sequence[PublishResult], heard)
-        results = [result or Unknown("nothing was heard") for result in heard]
-        doubts = (result.destination for result in results if isinstance(result, Unknown))
-        self._doubted |= set(filter(None, doubts))
+        results_or_none = await self._pool.publish(exchange, messages)
+        if results_or_none.count(CONFIRMED) == len(messages):
+            return cast(Sequence[PublishResult], results_or_none)
+        results = [result or Unknown("the server did not answer") for result in results_or_none]
+        unconfirmed = (result.destination for result in results if isinstance(result, Unknown))
+        self._unconfirmed |= set(filter(None, unconfirmed))
         return results
 
     def _oversize(self, message: Message) -> PublishResult | None:

@@ -17,7 +17,7 @@ from outrider.brokers.rabbitmq.connection import AmqpConnection, ChannelClosed, 
 from outrider.brokers.rabbitmq.management import Management, QueueInfo, Topology, reached
 from outrider.brokers.rabbitmq.queues import QUORUM, check_queue, exists, inspect
 from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings
-from outrider.checks import CheckResult, is_loopback, ok, refuse, warn
+from outrider.checks import CheckResult, fail, is_loopback, ok, warn
 from outrider.errors import Transient, UsageError
 from outrider.event import Message
 
@@ -28,14 +28,14 @@ KINDS_MAX = 3
 _DIFFERS = re.compile(r"inequivalent arg '([\w-]+)'.* current is (?:the value )?'?([\w-]+)")
 
 CHECKS = {
-    "rabbitmq-encryption": "nobody can listen in",
-    "rabbitmq-credentials": "the password is not the one that everybody knows",
+    "rabbitmq-encryption": "the connection is encrypted",
+    "rabbitmq-credentials": "the password is not the default",
     "rabbitmq-exchange": "the exchange is there, and outlives a restart",
     "rabbitmq-declare": "queues that the relay declares are as it declares them",
     "rabbitmq-management": "queues and bindings can be seen",
     "rabbitmq-routes": "every topic reaches a durable queue",
     "rabbitmq-queues": "queues outlive a restart and their consumers",
-    "rabbitmq-overflow": "a full queue refuses messages instead of dropping them",
+    "rabbitmq-overflow": "a full queue rejects messages instead of dropping them",
     "rabbitmq-expiry": "messages wait for as long as it takes",
     "rabbitmq-replicas": "a queue survives the loss of a node",
     "rabbitmq-alarms": "no node blocks publishers",
@@ -86,15 +86,15 @@ def exchanges(states: Mapping[str, BrokerState], settings: RabbitSettings) -> li
         return [ok(check, "the one without a name is always there")]
     if not states:
         return [warn(check, "every topic has its own, and no topic is known", NAME_TOPICS)]
-    missing = [name for name, state in states.items() if not state.there]
-    fleeting = [name for name, state in states.items() if state.there and (state.durable is False or state.temporary)]
-    unknown = [name for name, state in states.items() if state.there and state.durable is None]
+    missing = [name for name, state in states.items() if not state.exists]
+    temporary = [name for name, state in states.items() if state.exists and (state.durable is False or state.temporary)]
+    unknown = [name for name, state in states.items() if state.exists and state.durable is None]
     found = []
     if missing and not settings.declare:
         remedy = "declare it (durable, type topic), or let the relay do so with declare= in the broker's URL"
-        found.append(refuse(check, f"{', '.join(missing)}: not there; nothing can be published", remedy))
-    if fleeting:
-        text = f"{', '.join(fleeting)}: not durable or auto-delete; gone after a restart or with its last binding"
+        found.append(fail(check, f"{', '.join(missing)}: not there; nothing can be published", remedy))
+    if temporary:
+        text = f"{', '.join(temporary)}: not durable or auto-delete; gone after a restart or with its last binding"
         found.append(warn(check, text, "delete it and declare it as durable, without auto-delete"))
     if unknown:
         text = f"{', '.join(unknown)}: there; whether it is durable may not be seen by this user"
@@ -104,40 +104,40 @@ def exchanges(states: Mapping[str, BrokerState], settings: RabbitSettings) -> li
     return [ok(check, "the relay makes it at its start" if missing else "there and durable")]
 
 
-def topology(seen: Topology, settings: RabbitSettings, topics: Sequence[str]) -> list[CheckResult]:
+def topology(server: Topology, settings: RabbitSettings, topics: Sequence[str]) -> list[CheckResult]:
     """Return the check results for the routes of the topics, and for the queues behind the exchanges."""
     names = topics if settings.exchange == PER_TOPIC else [settings.exchange]
-    routed = {topic: reached(seen, *route(settings, topic)) for topic in topics}
-    behind = {queue.name: queue for name in names if name for queue in reached(seen, name, None)}
-    behind |= {queue.name: queue for found in routed.values() for queue in found}
-    queues = list(behind.values())
+    routed = {topic: reached(server, *route(settings, topic)) for topic in topics}
+    by_name = {queue.name: queue for name in names if name for queue in reached(server, name, None)}
+    by_name |= {queue.name: queue for found in routed.values() for queue in found}
+    queues = list(by_name.values())
     return [
         routes(routed),
-        lasting(queues),
+        durability(queues),
         overflow(queues),
         expiry(queues),
-        replicas(queues, seen.nodes),
-        alarms(seen),
+        replicas(queues, server.nodes),
+        alarms(server),
     ]
 
 
-async def check(wire: AmqpConnection, settings: RabbitSettings, topics: Sequence[str]) -> list[CheckResult]:
+async def check(connection: AmqpConnection, settings: RabbitSettings, topics: Sequence[str]) -> list[CheckResult]:
     """Ask the server over AMQP, and over the management API if configured; return check results."""
-    seen = await _look(settings)
+    server = await _read_topology(settings)
     names = list(dict.fromkeys(topics)) if settings.exchange == PER_TOPIC else [settings.exchange]
-    states = {name: await _exchange(wire, name, seen) for name in names if name}
+    states = {name: await _exchange(connection, name, server) for name in names if name}
     found = [
         encryption(settings),
         credentials(settings),
         *exchanges(states, settings),
-        *[await _declared_queue(wire, queue) for queue, _ in settings.queues],
+        *[await _declared_queue(connection, queue) for queue, _ in settings.queues],
     ]
-    if isinstance(seen, Topology):
-        return [*found, ok("rabbitmq-management", "it answers"), *topology(seen, settings, topics)]
-    return [*found, seen]
+    if isinstance(server, Topology):
+        return [*found, ok("rabbitmq-management", "it answers"), *topology(server, settings, topics)]
+    return [*found, server]
 
 
-async def _look(settings: RabbitSettings) -> Topology | CheckResult:
+async def _read_topology(settings: RabbitSettings) -> Topology | CheckResult:
     if settings.management is None:
         return warn(
             "rabbitmq-management",
@@ -153,25 +153,27 @@ async def _look(settings: RabbitSettings) -> Topology | CheckResult:
         return warn("rabbitmq-management", text, "check the address, and give the user the tag monitoring")
 
 
-async def _exchange(wire: AmqpConnection, name: str, seen: Topology | CheckResult) -> BrokerState:
-    if isinstance(seen, Topology):
-        found = seen.exchanges.get(name)
+async def _exchange(connection: AmqpConnection, name: str, server: Topology | CheckResult) -> BrokerState:
+    if isinstance(server, Topology):
+        found = server.exchanges.get(name)
         return BrokerState(
             found is not None, found is not None and found.durable, found is not None and found.temporary
         )
-    if await _refusal(wire, commands.Exchange.Declare(exchange=name, passive=True)) is not None:
-        return BrokerState(there=False)
-    return await _durable(wire, name)
+    if await _declare_error(connection, commands.Exchange.Declare(exchange=name, passive=True)) is not None:
+        return BrokerState(exists=False)
+    return await _durable(connection, name)
 
 
-async def _durable(wire: AmqpConnection, name: str) -> BrokerState:
+async def _durable(connection: AmqpConnection, name: str) -> BrokerState:
     """Declare an existing exchange as durable: no change, but the server objects if the exchange is not durable."""
     kind = "topic"
     for _ in range(KINDS_MAX):
-        refused = await _refusal(wire, commands.Exchange.Declare(exchange=name, exchange_type=kind, durable=True))
-        if refused is None:
+        error = await _declare_error(
+            connection, commands.Exchange.Declare(exchange=name, exchange_type=kind, durable=True)
+        )
+        if error is None:
             return BrokerState()
-        differs = _DIFFERS.search(str(refused)) if refused.code == PRECONDITION else None
+        differs = _DIFFERS.search(str(error)) if error.code == PRECONDITION else None
         if differs is None:
             break
         if differs[1] != "type":
@@ -180,36 +182,36 @@ async def _durable(wire: AmqpConnection, name: str) -> BrokerState:
     return BrokerState(durable=None)
 
 
-def declared_queue(queue: str, *, there: bool, refusal: str) -> CheckResult:
+def declared_queue(queue: str, *, exists: bool, error: str) -> CheckResult:
     """Return the check result for a queue that the relay declares at its start.
 
-    >>> declared_queue("audit", there=True, refusal="PRECONDITION_FAILED").level
+    >>> declared_queue("audit", exists=True, error="PRECONDITION_FAILED").level
     <Level.ERROR: 'error'>
     """
-    if refusal:
+    if error:
         remedy = "remove the queue so that it can be made as a durable quorum queue, or take it out of declare"
-        return refuse("rabbitmq-declare", f"{queue}: a relay could not start ({refusal})", remedy)
-    return ok("rabbitmq-declare", f"{queue}: {'as declared' if there else 'not there; the relay makes it'}")
+        return fail("rabbitmq-declare", f"{queue}: a relay could not start ({error})", remedy)
+    return ok("rabbitmq-declare", f"{queue}: {'as declared' if exists else 'not there; the relay makes it'}")
 
 
-async def _declared_queue(wire: AmqpConnection, queue: str) -> CheckResult:
+async def _declared_queue(connection: AmqpConnection, queue: str) -> CheckResult:
     """Check a queue that the relay declares at its start: missing, or already declared in the same way."""
-    refused = await _refusal(wire, commands.Queue.Declare(queue=queue, passive=True))
-    if refused is None:
+    error = await _declare_error(connection, commands.Queue.Declare(queue=queue, passive=True))
+    if error is None:
         wanted = commands.Queue.Declare(queue=queue, durable=True, arguments=dict(QUORUM))
-        refused = await _refusal(wire, wanted)
-        return declared_queue(queue, there=True, refusal=str(refused) if refused else "")
-    return declared_queue(queue, there=False, refusal="" if refused.code == NOT_FOUND else str(refused))
+        error = await _declare_error(connection, wanted)
+        return declared_queue(queue, exists=True, error=str(error) if error else "")
+    return declared_queue(queue, exists=False, error="" if error.code == NOT_FOUND else str(error))
 
 
-async def _refusal(wire: AmqpConnection, method: base.Frame) -> ChannelClosed | None:
+async def _declare_error(connection: AmqpConnection, method: base.Frame) -> ChannelClosed | None:
     """Call a method on a new channel; return the error with which the server closed the channel, None on success."""
-    number = await wire.open_channel()
+    number = await connection.open_channel()
     try:
-        await wire.call(number, method)
+        await connection.call(number, method)
     except ChannelClosed as error:
         return error
-    wire.close_channel(number)
+    connection.close_channel(number)
     return None
 
 
@@ -217,7 +219,7 @@ async def _refusal(wire: AmqpConnection, method: base.Frame) -> ChannelClosed | 
 class BrokerState:
     """The state of an exchange. `durable` is None if unknown."""
 
-    there: bool = True
+    exists: bool = True
     durable: bool | None = True
     temporary: bool = False
 
@@ -242,22 +244,22 @@ def routes(routed: Mapping[str, Sequence[QueueInfo]]) -> CheckResult:
     check = "rabbitmq-routes"
     if not routed:
         return warn(check, "no topic was looked at: none is named, and none is staged", NAME_TOPICS)
-    if lost := [topic for topic, queues in routed.items() if not queues]:
-        text = f"{', '.join(lost)}: no queue is bound for it, so its events would be dead-lettered"
-        return refuse(check, text, "bind a queue for it; events with a routing key of their own may have one already")
-    if weak := [topic for topic, queues in routed.items() if not any(map(_lasts, queues))]:
+    if unrouted := [topic for topic, queues in routed.items() if not queues]:
+        text = f"{', '.join(unrouted)}: no queue is bound for it, so its events would be dead-lettered"
+        return fail(check, text, "bind a queue for it; events with a routing key of their own may have one already")
+    if weak := [topic for topic, queues in routed.items() if not any(map(_is_durable, queues))]:
         text = f"{', '.join(weak)}: reaches only queues that do not outlive a restart"
-        return refuse(check, text, "bind a durable queue for it")
+        return fail(check, text, "bind a durable queue for it")
     return ok(check, f"{len(routed)} reach a durable queue")
 
 
-def _lasts(queue: QueueInfo) -> bool:
+def _is_durable(queue: QueueInfo) -> bool:
     return queue.durable and not queue.temporary
 
 
-def lasting(queues: Iterable[QueueInfo]) -> CheckResult:
+def durability(queues: Iterable[QueueInfo]) -> CheckResult:
     """Return whether the queues survive a restart and a disconnect, as a check result."""
-    weak = [queue.name for queue in queues if not _lasts(queue)]
+    weak = [queue.name for queue in queues if not _is_durable(queue)]
     if not weak:
         return ok("rabbitmq-queues", "all durable")
     text = f"{', '.join(weak)}: not durable, auto-delete or exclusive; confirmed messages go with the queue"
@@ -280,15 +282,15 @@ def overflow(queues: Iterable[QueueInfo]) -> CheckResult:
     if not dropping:
         return ok("rabbitmq-overflow", "no queue drops messages")
     text = f"{', '.join(dropping)}: limited in length, and drops its oldest messages when full, though confirmed"
-    return refuse("rabbitmq-overflow", text, "set overflow to reject-publish (argument x-overflow, or a policy)")
+    return fail("rabbitmq-overflow", text, "set overflow to reject-publish (argument x-overflow, or a policy)")
 
 
 def expiry(queues: Iterable[QueueInfo]) -> CheckResult:
     """Return whether messages or queues expire, as a check result."""
-    brief = [queue.name for queue in queues if not {"message-ttl", "expires"}.isdisjoint(queue.limits)]
-    if not brief:
+    expiring = [queue.name for queue in queues if not {"message-ttl", "expires"}.isdisjoint(queue.limits)]
+    if not expiring:
         return ok("rabbitmq-expiry", "messages do not expire")
-    text = f"{', '.join(brief)}: messages, or the queue itself, expire; what no consumer took by then is gone"
+    text = f"{', '.join(expiring)}: messages, or the queue itself, expire; what no consumer took by then is gone"
     return warn("rabbitmq-expiry", text, "remove message-ttl and expires, or dead-letter what expires")
 
 
@@ -301,46 +303,50 @@ def replicas(queues: Iterable[QueueInfo], nodes: int) -> CheckResult:
     return warn("rabbitmq-replicas", text, "use quorum queues")
 
 
-def alarms(seen: Topology) -> CheckResult:
+def alarms(server: Topology) -> CheckResult:
     """Return whether the server blocks publishers now, as a check result."""
-    if seen.alarms is None:
+    if server.alarms is None:
         return warn("rabbitmq-alarms", "the nodes may not be seen by this user", "give it the tag monitoring")
-    if seen.alarms:
-        text = f"{', '.join(seen.alarms)}: out of memory or disk, and blocks publishers now; relays wait"
+    if server.alarms:
+        text = f"{', '.join(server.alarms)}: out of memory or disk, and blocks publishers now; relays wait"
         return warn("rabbitmq-alarms", text, "free memory or disk, or let consumers catch up")
     return ok("rabbitmq-alarms", "none")
 
 
-async def examine_queue(settings: RabbitSettings, name: str, topics: Sequence[str], *, exclusive: bool) -> CheckResult:
+async def check_source_queue(
+    settings: RabbitSettings, name: str, topics: Sequence[str], *, exclusive: bool
+) -> CheckResult:
     """Check a queue over AMQP, and the bindings over the management API if configured."""
-    wire = await connect(settings)
+    connection = await connect(settings)
     try:
-        trouble = await _unfit(wire, settings, name, exclusive=exclusive)
+        problem = await _find_problem(connection, settings, name, exclusive=exclusive)
     finally:
-        await wire.close()
-    if trouble is not None:
-        return trouble
+        await connection.close()
+    if problem is not None:
+        return problem
     if settings.declare:
         return ok(CHECK, f"{name}: the consumer makes it and binds it at its start, where need be")
-    return judge_bindings(await _seen(settings), settings, name, topics)
+    return check_bindings(await _topology(settings), settings, name, topics)
 
 
-async def _unfit(wire: AmqpConnection, settings: RabbitSettings, name: str, *, exclusive: bool) -> CheckResult | None:
+async def _find_problem(
+    connection: AmqpConnection, settings: RabbitSettings, name: str, *, exclusive: bool
+) -> CheckResult | None:
     try:
-        if not await exists(wire, name):
+        if not await exists(connection, name):
             remedy = "make it and bind it, or let the consumer do so: add ?declare= to the broker's URL"
-            return None if settings.declare else refuse(CHECK, f"{name}: there is no such queue", remedy)
-        check_queue(await inspect(wire, name), exclusive=exclusive)
+            return None if settings.declare else fail(CHECK, f"{name}: there is no such queue", remedy)
+        check_queue(await inspect(connection, name), exclusive=exclusive)
     except ChannelClosed as error:
         remedy = "grant the user the right to configure and to read it"
-        return refuse(CHECK, f"{name}: the server does not say how it is ({error})", remedy)
+        return fail(CHECK, f"{name}: the server does not say how it is ({error})", remedy)
     except UsageError as error:
         text, _, remedy = str(error).rpartition("; ")
-        return refuse(CHECK, text, remedy)
+        return fail(CHECK, text, remedy)
     return None
 
 
-async def _seen(settings: RabbitSettings) -> Topology | None:
+async def _topology(settings: RabbitSettings) -> Topology | None:
     """Return the topology with the bindings, or None. Another check result reports that the bindings are hidden."""
     if settings.management is None:
         return None
@@ -350,16 +356,16 @@ async def _seen(settings: RabbitSettings) -> Topology | None:
         return None
 
 
-def judge_bindings(seen: Topology | None, settings: RabbitSettings, name: str, topics: Sequence[str]) -> CheckResult:
+def check_bindings(server: Topology | None, settings: RabbitSettings, name: str, topics: Sequence[str]) -> CheckResult:
     """Return whether a consumer's topics reach its queue, as a check result.
 
-    >>> judge_bindings(Topology({}, {}, ()), RabbitSettings(exchange="shop"), "billing", ["orders"]).text
+    >>> check_bindings(Topology({}, {}, ()), RabbitSettings(exchange="shop"), "billing", ["orders"]).text
     'billing: nothing that is published to orders reaches it'
     """
-    if seen is None:
+    if server is None:
         return ok(CHECK, f"{name}: there; its bindings cannot be seen by AMQP alone")
-    missed = [t for t in topics if name not in [queue.name for queue in reached(seen, *route(settings, t))]]
-    if not missed:
+    unreached = [t for t in topics if name not in [queue.name for queue in reached(server, *route(settings, t))]]
+    if not unreached:
         return ok(CHECK, f"{name}: there, and bound to its topics")
-    text = f"{name}: nothing that is published to {', '.join(missed)} reaches it"
-    return refuse(CHECK, text, f"bind it to the exchange {settings.exchange!r}, or add ?declare= to the broker's URL")
+    text = f"{name}: nothing that is published to {', '.join(unreached)} reaches it"
+    return fail(CHECK, text, f"bind it to the exchange {settings.exchange!r}, or add ?declare= to the broker's URL")

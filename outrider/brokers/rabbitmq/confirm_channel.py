@@ -19,7 +19,7 @@ from outrider.errors import Transient
 from outrider.event import Message
 
 ACCESS_REFUSED, NOT_FOUND = 403, 404
-OF_THE_EXCHANGE = (ACCESS_REFUSED, NOT_FOUND)
+EXCHANGE_ERRORS = (ACCESS_REFUSED, NOT_FOUND)
 """Reply codes that concern the exchange: every message to the exchange would get the same reply."""
 
 Route = Callable[[Message], tuple[str, str]]
@@ -49,8 +49,8 @@ class ConfirmBatch:
 class ConfirmChannel:
     """The channel of an exchange, in confirm mode. `make_exchange` is the remedy for a missing exchange."""
 
-    def __init__(self, wire: AmqpConnection, exchange: str, destination: Destination, make_exchange: str) -> None:
-        self._wire, self._exchange, self._destination = wire, exchange, destination
+    def __init__(self, connection: AmqpConnection, exchange: str, destination: Destination, make_exchange: str) -> None:
+        self._connection, self._exchange, self._destination = connection, exchange, destination
         self._make_exchange = make_exchange
         self._number = 0
         self._next_tag = self._lowest = 1
@@ -59,9 +59,9 @@ class ConfirmChannel:
 
     async def start(self) -> None:
         """Open the channel and ask for confirms."""
-        self._number = await self._wire.open_channel(self)
+        self._number = await self._connection.open_channel(self)
         try:
-            await self._wire.call(self._number, commands.Confirm.Select())
+            await self._connection.call(self._number, commands.Confirm.Select())
         except Transient:
             self.close()
             raise
@@ -70,7 +70,7 @@ class ConfirmChannel:
     def close(self) -> None:
         """Close the channel."""
         self.open = False
-        self._wire.close_channel(self._number)
+        self._connection.close_channel(self._number)
 
     @property
     def idle(self) -> bool:
@@ -81,7 +81,7 @@ class ConfirmChannel:
         """Write messages at once. A message that does not fit AMQP is rejected here, without effect on the others."""
         wave = ConfirmBatch(messages)
         frames: list[bytes] = []
-        limit = self._wire.frame_bytes_max
+        limit = self._connection.frame_bytes_max
         for index, message in enumerate(messages):
             try:
                 frames.append(encode(message, self._number, *route(message), limit))
@@ -90,7 +90,7 @@ class ConfirmChannel:
                 continue
             self._pending[self._next_tag] = (wave, index)
             self._next_tag += 1
-        self._wire.write(b"".join(frames))
+        self._connection.write(b"".join(frames))
         return wave
 
     def forget(self, wave: ConfirmBatch) -> None:
@@ -98,20 +98,20 @@ class ConfirmChannel:
         for tag in [tag for tag, (owner, _) in self._pending.items() if owner is wave]:
             del self._pending[tag]
 
-    def confirm(self, tag: int, *, multiple: bool, taken: bool) -> None:
+    def confirm(self, tag: int, *, multiple: bool, accepted: bool) -> None:
         """Record the result of a message, or of all messages up to the tag."""
         if multiple:
             for number in range(self._lowest, tag + 1):
-                self._confirm(number, taken)
+                self._confirm(number, accepted)
             self._lowest = tag + 1
         else:
-            self._confirm(tag, taken)
+            self._confirm(tag, accepted)
 
-    def _confirm(self, tag: int, taken: bool) -> None:
+    def _confirm(self, tag: int, accepted: bool) -> None:
         if (found := self._pending.pop(tag, None)) is None:
             return
         wave, index = found
-        if taken:
+        if accepted:
             wave.settle(index, CONFIRMED)
         else:
             # RabbitMQ does not nack a message for its content, but because a queue is full or broken.
@@ -130,16 +130,16 @@ class ConfirmChannel:
     def closed(self, error: ChannelClosed) -> None:
         """Find the cause of a closed channel: a message is rejected only if sent alone to a working exchange."""
         self.open = False
-        alone = len(self._pending) == 1 and error.code not in OF_THE_EXCHANGE
+        isolated = len(self._pending) == 1 and error.code not in EXCHANGE_ERRORS
         text = f"the server closed the channel: {error.code} {error}"
         text += f"; {self._make_exchange}" if error.code == NOT_FOUND else ""
-        self._settle_all(lambda message: Rejected(text) if alone else Unknown(text, self._destination(message)))
+        self._settle_all(lambda message: Rejected(text) if isolated else Unknown(text, self._destination(message)))
 
     def fail(self, error: str) -> None:
         """Record an unknown result for all messages in flight."""
         self._settle_all(lambda message: Unknown(error))
 
-    def _settle_all(self, judge: Callable[[Message], PublishResult]) -> None:
+    def _settle_all(self, result_of: Callable[[Message], PublishResult]) -> None:
         pending, self._pending = self._pending, {}
         for wave, index in pending.values():
-            wave.settle(index, judge(wave.messages[index]))
+            wave.settle(index, result_of(wave.messages[index]))

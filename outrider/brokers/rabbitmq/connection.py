@@ -44,7 +44,7 @@ class ChannelClosed(Transient):
 class Receiver(Protocol):
     """Gets the server's answers on a channel."""
 
-    def confirm(self, tag: int, *, multiple: bool, taken: bool) -> None:
+    def confirm(self, tag: int, *, multiple: bool, accepted: bool) -> None:
         """Handle the ack or nack of a message, or of all messages up to the tag."""
         ...
 
@@ -78,7 +78,7 @@ class AmqpConnection(asyncio.Protocol):
         self._channels_max = CHANNELS_MAX
         self._heartbeat_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._said_at = self.heard_at = self._loop.time()
+        self._sent_at = self.received_at = self._loop.time()
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.frame_bytes_max = settings.frame_bytes_max
         self.lost = self.blocked = self.server_version = ""
@@ -111,7 +111,7 @@ class AmqpConnection(asyncio.Protocol):
 
     async def open_channel(self, receiver: Receiver | None = None) -> int:
         """Open a channel and return its number."""
-        number = self._take_number()
+        number = self._next_number()
         await self.call(number, commands.Channel.Open())
         if receiver is not None:
             self._receivers[number] = receiver
@@ -119,7 +119,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def ping(self) -> None:
         """Provoke an answer of the server: open a channel and close it, without waiting."""
-        number = self._take_number()
+        number = self._next_number()
         self.send(number, commands.Channel.Open())
         self.close_channel(number)
 
@@ -136,7 +136,7 @@ class AmqpConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Send frames."""
         if self._transport is not None and not self.lost:
-            self._said_at = self._loop.time()
+            self._sent_at = self._loop.time()
             self._transport.write(data)
 
     async def close(self) -> None:
@@ -150,9 +150,9 @@ class AmqpConnection(asyncio.Protocol):
                 reply.exception()
         self.abort("closed by us")
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """End the connection now."""
-        self._end(why)
+        self._end(reason)
         if self._transport is not None:
             self._transport.abort()
 
@@ -167,15 +167,15 @@ class AmqpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Process the complete frames."""
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         self._buffer += data
         try:
-            del self._buffer[: self._take(self._buffer)]
+            del self._buffer[: self._read_frames(self._buffer)]
         except Exception as error:
             # After unreadable data the position in the stream is lost, so later data cannot be trusted.
             self.abort(f"the server sent what cannot be read: {type(error).__name__}: {error}")
 
-    def _take_number(self) -> int:
+    def _next_number(self) -> int:
         number = self._free.pop() if self._free else self._next_channel
         if number == self._next_channel:
             self._next_channel += 1
@@ -183,7 +183,7 @@ class AmqpConnection(asyncio.Protocol):
             raise Transient(f"all {self._channels_max} channels of the connection are in use")
         return number
 
-    def _take(self, buffer: bytearray) -> int:
+    def _read_frames(self, buffer: bytearray) -> int:
         start = 0
         while len(buffer) - start >= _FRAME.size:
             kind, channel, size = _FRAME.unpack_from(buffer, start)
@@ -202,7 +202,7 @@ class AmqpConnection(asyncio.Protocol):
         if kind == METHOD and raw[7:11] == _ACK:
             tag, bits = _TAG.unpack_from(raw, 11)
             if receiver := self._receivers.get(channel):
-                receiver.confirm(tag, multiple=bool(bits & 1), taken=True)
+                receiver.confirm(tag, multiple=bool(bits & 1), accepted=True)
         elif kind == METHOD:
             method = cast(base.Frame, frame.unmarshal(raw)[2])
             (self._connection_method if channel == 0 else self._channel_method)(channel, method)
@@ -233,7 +233,7 @@ class AmqpConnection(asyncio.Protocol):
         match method:
             case commands.Basic.Nack():
                 if receiver := self._receivers.get(channel):
-                    receiver.confirm(method.delivery_tag, multiple=method.multiple, taken=False)
+                    receiver.confirm(method.delivery_tag, multiple=method.multiple, accepted=False)
             case commands.Basic.Return():
                 self._returning[channel] = method
             case commands.Channel.Close():
@@ -261,24 +261,24 @@ class AmqpConnection(asyncio.Protocol):
         self.send(0, commands.Connection.TuneOk(self._channels_max, self.frame_bytes_max, heartbeat))
         self.send(0, commands.Connection.Open(self._settings.vhost))
         self._heartbeat_seconds = float(heartbeat)
-        self._beat()
+        self._send_heartbeat()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Send a heartbeat, and check the server's: the protocol allows two intervals of silence."""
         now, interval = self._loop.time(), self._heartbeat_seconds
-        if now - self.heard_at > 2 * interval:
-            self.abort(f"the server has been silent for {now - self.heard_at:.0f} s")
+        if now - self.received_at > 2 * interval:
+            self.abort(f"the server has been silent for {now - self.received_at:.0f} s")
             return
-        if now - self._said_at >= interval / 2:
+        if now - self._sent_at >= interval / 2:
             self.write(heartbeat.Heartbeat.marshal())
-        self._timer = self._loop.call_later(interval / 2, self._beat)
+        self._timer = self._loop.call_later(interval / 2, self._send_heartbeat)
 
-    def _block(self, why: str) -> None:
+    def _block(self, reason: str) -> None:
         """Handle a blocked connection: the server stops reading, so waiting for messages in flight is useless."""
-        self.blocked = why
+        self.blocked = reason
         for receiver in self._receivers.values():
-            receiver.fail(why)
-        self._break_calls(Transient(why))
+            receiver.fail(reason)
+        self._break_calls(Transient(reason))
 
     def _return(self, channel: int, method: commands.Basic.Return, content: header.ContentHeader) -> None:
         if receiver := self._receivers.get(channel):
@@ -307,41 +307,41 @@ class AmqpConnection(asyncio.Protocol):
             if not reply.done():
                 reply.set_exception(error)
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         if self.lost:
             return
-        self.lost = why
+        self.lost = reason
         if self._timer is not None:
             self._timer.cancel()
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
-            receiver.fail(why)
-        self._break_calls(Unreachable(why))
+            receiver.fail(reason)
+        self._break_calls(Unreachable(reason))
         if not self.opened.done():
-            self.opened.set_exception(Unreachable(why))
+            self.opened.set_exception(Unreachable(reason))
 
 
 async def connect(settings: RabbitSettings) -> AmqpConnection:
     """Open a connection, or raise Unreachable."""
-    wire = AmqpConnection(settings)
-    await open_wire(wire, settings)
-    return wire
+    connection = AmqpConnection(settings)
+    await open_connection(connection, settings)
+    return connection
 
 
-async def open_wire(wire: AmqpConnection, settings: RabbitSettings) -> None:
+async def open_connection(connection: AmqpConnection, settings: RabbitSettings) -> None:
     """Open a connection of any class, or raise Unreachable."""
     loop, context = asyncio.get_running_loop(), settings.ssl_context()
     try:
         async with asyncio.timeout(settings.connect_seconds):
-            await loop.create_connection(lambda: wire, settings.host, settings.port, ssl=context)
-            await wire.opened
+            await loop.create_connection(lambda: connection, settings.host, settings.port, ssl=context)
+            await connection.opened
     except (OSError, Unreachable) as error:
-        why = f"no handshake within {settings.connect_seconds:g} s" if isinstance(error, TimeoutError) else error
+        reason = f"no handshake within {settings.connect_seconds:g} s" if isinstance(error, TimeoutError) else error
         raise Unreachable(
-            f"RabbitMQ at {settings.place} cannot be used ({why}); check address, credentials and virtual host"
+            f"RabbitMQ at {settings.address} cannot be used ({reason}); check address, credentials and virtual host"
         ) from error
     finally:
-        if not wire.opened.done():
-            wire.opened.cancel()
-        if wire.opened.cancelled() or wire.opened.exception():
-            wire.abort("the connection was given up")
+        if not connection.opened.done():
+            connection.opened.cancel()
+        if connection.opened.cancelled() or connection.opened.exception():
+            connection.abort("the connection was given up")

@@ -22,7 +22,7 @@ PUBLISHERS_MAX = 256
 BUSY_MESSAGES = 100
 """With this number of messages in flight on every connection, the pool opens another connection."""
 
-REST_SECONDS = 60.0
+RETRY_SECONDS = 60.0
 """Seconds without a new attempt, after an additional connection has failed."""
 
 IDLE_SECONDS = 30.0
@@ -30,36 +30,36 @@ IDLE_SECONDS = 30.0
 
 log = logging.getLogger("outrider.rabbitmq")
 
-_under_way = attrgetter("under_way")
+_in_flight = attrgetter("in_flight")
 
 
 class PooledConnection:
     """A connection for publishing, with its channels.
 
-    `under_way` counts messages without a result; `used_at` is the time of the last use.
+    `in_flight` counts messages without a result; `used_at` is the time of the last use.
     """
 
-    def __init__(self, wire: AmqpConnection, settings: RabbitSettings, destination: Destination) -> None:
-        self.wire = wire
+    def __init__(self, connection: AmqpConnection, settings: RabbitSettings, destination: Destination) -> None:
+        self.connection = connection
         self._settings, self._destination = settings, destination
         self._publishers: dict[str, ConfirmChannel] = {}
         self._opening = asyncio.Lock()
-        self.under_way = 0
+        self.in_flight = 0
         self.used_at = asyncio.get_running_loop().time()
 
     async def publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[PublishResult | None]:
         """Send messages in one write, and wait for the confirms."""
-        self.under_way += len(messages)
+        self.in_flight += len(messages)
         try:
             return await self._publish(exchange, messages)
         finally:
-            self.under_way -= len(messages)
+            self.in_flight -= len(messages)
             self.used_at = asyncio.get_running_loop().time()
 
     async def _publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[PublishResult | None]:
         try:
             publisher = await self._publisher(exchange)
-            self.wire.check()
+            self.connection.check()
         except Transient as error:
             return [Unknown(str(error))] * len(messages)
         wave = publisher.publish(messages, self._settings.route)
@@ -77,11 +77,11 @@ class PooledConnection:
         if (await asyncio.wait([wave.done], timeout=half))[0]:
             return
         asked = asyncio.get_running_loop().time()
-        self.wire.ping()
+        self.connection.ping()
         if (await asyncio.wait([wave.done], timeout=half))[0]:
             return
-        if self.wire.heard_at < asked:
-            self.wire.abort(f"nothing was heard from the server for {half:g} s")
+        if self.connection.received_at < asked:
+            self.connection.abort(f"no answer from the server for {half:g} s")
         for index, message in enumerate(wave.messages):
             if wave.results[index] is None:
                 destination = self._destination(message)
@@ -91,11 +91,11 @@ class PooledConnection:
     async def _publisher(self, exchange: str) -> ConfirmChannel:
         """Return the channel of the exchange, opened if necessary; above the limit, an idle channel is closed."""
         async with self._opening:
-            self.wire.check()
+            self.connection.check()
             found = self._publishers.pop(exchange, None)
             if found is None or not found.open:
                 self._make_room()
-                found = ConfirmChannel(self.wire, exchange, self._destination, self._settings.make_exchange)
+                found = ConfirmChannel(self.connection, exchange, self._destination, self._settings.make_exchange)
                 await found.start()
             # Moved to the end: the order of the table is the order of use.
             self._publishers[exchange] = found
@@ -116,43 +116,43 @@ class ConnectionPool:
 
     def __init__(self, settings: RabbitSettings, destination: Destination) -> None:
         self._settings, self._destination = settings, destination
-        self._links: list[PooledConnection] = []
+        self._connections: list[PooledConnection] = []
         self._connecting = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._rest_until = float("-inf")
+        self._retry_at = float("-inf")
 
     def __len__(self) -> int:
         """Return the number of open connections."""
-        return sum(not link.wire.lost for link in self._links)
+        return sum(not pooled.connection.lost for pooled in self._connections)
 
     async def publish(self, exchange: str, messages: Sequence[Message]) -> Sequence[PublishResult | None]:
         """Publish through the connection with the fewest messages in flight."""
         try:
-            link = await self.quietest()
+            pooled = await self.least_busy()
         except Transient as error:
             return [Unknown(str(error))] * len(messages)
-        if link.under_way >= BUSY_MESSAGES:
+        if pooled.in_flight >= BUSY_MESSAGES:
             self._grow()
-        return await link.publish(exchange, messages)
+        return await pooled.publish(exchange, messages)
 
-    async def quietest(self) -> PooledConnection:
+    async def least_busy(self) -> PooledConnection:
         """Return the connection with the fewest messages in flight; connect if there is none."""
         async with self._connecting:
-            self._links = [link for link in self._links if not link.wire.lost]
-            if not self._links:
-                link = await self._connected()
-                self._links.append(link)
-            link = min(self._links, key=_under_way)
-            link.used_at = asyncio.get_running_loop().time()
-            return link
+            self._connections = [pooled for pooled in self._connections if not pooled.connection.lost]
+            if not self._connections:
+                pooled = await self._connect()
+                self._connections.append(pooled)
+            pooled = min(self._connections, key=_in_flight)
+            pooled.used_at = asyncio.get_running_loop().time()
+            return pooled
 
-    async def wire(self) -> AmqpConnection:
+    async def connection(self) -> AmqpConnection:
         """Return a connection that the server has not blocked; RabbitMQ blocks only connections that publish."""
-        link = await self.quietest()
-        for blocked in (one.wire.blocked for one in self._links if not one.wire.lost):
+        pooled = await self.least_busy()
+        for blocked in (one.connection.blocked for one in self._connections if not one.connection.lost):
             if blocked:
                 raise Transient(blocked)
-        return link.wire
+        return pooled.connection
 
     async def close(self) -> None:
         """Disconnect all."""
@@ -162,17 +162,17 @@ class ConnectionPool:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks.values())
-            links, self._links = self._links, []
-        for link in links:
-            await link.wire.close()
+            connections, self._connections = self._connections, []
+        for pooled in connections:
+            await pooled.connection.close()
 
-    async def _connected(self) -> PooledConnection:
+    async def _connect(self) -> PooledConnection:
         return PooledConnection(await connect(self._settings), self._settings, self._destination)
 
     def _grow(self) -> None:
         """Open another connection, unless the pool is full or an attempt failed a moment ago."""
-        resting = asyncio.get_running_loop().time() < self._rest_until
-        if len(self) < self._settings.connections_max and not resting:
+        waiting = asyncio.get_running_loop().time() < self._retry_at
+        if len(self) < self._settings.connections_max and not waiting:
             self._start("open", self._open)
 
     def _start(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -181,26 +181,28 @@ class ConnectionPool:
 
     async def _open(self) -> None:
         try:
-            link = await self._connected()
+            pooled = await self._connect()
         except OutriderError as error:
-            self._rest_until = asyncio.get_running_loop().time() + REST_SECONDS
-            log.info("no further connection could be had", extra={"has": len(self), "why": str(error)})
+            self._retry_at = asyncio.get_running_loop().time() + RETRY_SECONDS
+            log.info("another connection could not be opened", extra={"has": len(self), "error": str(error)})
         else:
-            self._links.append(link)
-            self._start("give back", self._give_back)
+            self._connections.append(pooled)
+            self._start("close idle", self._close_idle)
 
-    async def _give_back(self) -> None:
+    async def _close_idle(self) -> None:
         """Close additional connections as they become idle, until a single connection is left."""
-        while len(self._links) > 1:
+        while len(self._connections) > 1:
             await asyncio.sleep(IDLE_SECONDS)
             # Closing takes a while, and the next connection may be in use by then: so the pool checks them one by one.
-            while link := self._idle():
-                self._links.remove(link)
+            while pooled := self._find_idle():
+                self._connections.remove(pooled)
                 try:
-                    await link.wire.close()
+                    await pooled.connection.close()
                 finally:
-                    link.wire.abort("given back")
+                    pooled.connection.abort("given back")
 
-    def _idle(self) -> PooledConnection | None:
+    def _find_idle(self) -> PooledConnection | None:
         before = asyncio.get_running_loop().time() - IDLE_SECONDS
-        return next((link for link in self._links[1:] if not link.under_way and link.used_at <= before), None)
+        return next(
+            (pooled for pooled in self._connections[1:] if not pooled.in_flight and pooled.used_at <= before), None
+        )

@@ -23,10 +23,10 @@ from typing import Any
 from pamqp import commands
 
 from outrider.brokers.base import Revoked
-from outrider.brokers.rabbitmq.checks import examine_queue
-from outrider.brokers.rabbitmq.connection import AmqpConnection, ChannelClosed, open_wire
+from outrider.brokers.rabbitmq.checks import check_source_queue
+from outrider.brokers.rabbitmq.connection import AmqpConnection, ChannelClosed, open_connection
 from outrider.brokers.rabbitmq.frames import FRAME_END, HEADER, METHOD, read_content
-from outrider.brokers.rabbitmq.queues import Queue, prepare
+from outrider.brokers.rabbitmq.queues import Queue, ensure_queue
 from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings
 from outrider.checks import CheckResult
 from outrider.errors import InvalidSetting, Transient, UsageError
@@ -39,7 +39,7 @@ PREFETCH_MAX = 65_535
 DELIVERIES_ODD = 5
 """A message with this many redeliveries may be the cause of consumer crashes."""
 
-HOPELESS = (403, 405, 406)
+PERMANENT = (403, 405, 406)
 """Reply codes that will be the same next time: access denied, locked by another client, declared differently."""
 
 log = logging.getLogger("outrider.rabbitmq")
@@ -85,42 +85,42 @@ class RabbitSource:
         self.queue, self.topics = queue or consumer, list(topics)
         self._consumer, self._exclusive = consumer, exclusive
         self._prefetch, self._revoke_seconds = min(in_flight_max, PREFETCH_MAX), revoke_seconds
-        self._wire: DeliveryBuffer | None = None
+        self._connection: DeliveryBuffer | None = None
         self._subscription: Subscription | None = None
         self._known: Queue | None = None
-        self._channel = self._shards = 0
+        self._channel = self._starts = 0
         self._warned = False
         _check_names(self)
 
     async def start(self, revoked: Revoked) -> None:
         """Connect and consume. After a loss, `start` first waits a limited time for deliveries in progress."""
         if self._subscription is not None:
-            await self._let_go(revoked, self._subscription)
-        wire = DeliveryBuffer(self.settings)
-        await open_wire(wire, self.settings)
+            await self._release(revoked, self._subscription)
+        connection = DeliveryBuffer(self.settings)
+        await open_connection(connection, self.settings)
         try:
-            await self._subscribe(wire)
+            await self._subscribe(connection)
         except BaseException:
-            wire.abort("the consumer could not start")
+            connection.abort("the consumer could not start")
             raise
 
     async def check(self) -> list[CheckResult]:
         """Check that the queue exists, fits the consumer, and is bound to its topics. Read-only."""
-        return [await examine_queue(self.settings, self.queue, self.topics, exclusive=self._exclusive)]
+        return [await check_source_queue(self.settings, self.queue, self.topics, exclusive=self._exclusive)]
 
     async def receive(self, limit: int, paused: AbstractSet[str]) -> Sequence[Delivery]:
         """Return the received deliveries; wait briefly if there are none."""
         subscription = self._current()
-        subscription.news.clear()
-        self._tell()
+        subscription.changed.clear()
+        self._send_acks()
         if subscription.partition in paused:
             limit = 0
         if not subscription.lost and (limit <= 0 or not subscription.count):
-            await _news(subscription)
-            self._tell()
+            await _wait_for_change(subscription)
+            self._send_acks()
         if subscription.lost:
-            raise Transient(f"RabbitMQ at {self.settings.place}, queue {self.queue!r}: {subscription.lost}")
-        deliveries = subscription.give(max(limit, 0))
+            raise Transient(f"RabbitMQ at {self.settings.address}, queue {self.queue!r}: {subscription.lost}")
+        deliveries = subscription.take_deliveries(max(limit, 0))
         if not self._warned:
             self._warn(deliveries)
         return deliveries
@@ -132,46 +132,46 @@ class RabbitSource:
 
     async def close(self) -> None:
         """Send the outstanding acks and disconnect; the server delivers the other messages again."""
-        self._tell()
-        wire, subscription = self._wire, self._subscription
-        self._wire = self._subscription = None
-        if wire is None or subscription is None:
+        self._send_acks()
+        connection, subscription = self._connection, self._subscription
+        self._connection = self._subscription = None
+        if connection is None or subscription is None:
             return
         try:
             if not subscription.lost:
                 # Any answer will do: the server answers after it has processed the acks.
-                await wire.call(self._channel, commands.Basic.Qos(prefetch_count=self._prefetch))
+                await connection.call(self._channel, commands.Basic.Qos(prefetch_count=self._prefetch))
         except Transient as error:
-            log.info("acks may not have been heard; what they stood for comes again", extra={"error": str(error)})
+            log.info("acks may be lost; their messages will be delivered again", extra={"error": str(error)})
         finally:
-            await wire.close()
+            await connection.close()
 
-    async def _subscribe(self, wire: DeliveryBuffer) -> None:
-        partition = f"{self._consumer}#{self._shards + 1}"
+    async def _subscribe(self, connection: DeliveryBuffer) -> None:
+        partition = f"{self._consumer}#{self._starts + 1}"
         subscription = Subscription(partition, per_topic=self.settings.exchange == PER_TOPIC)
         try:
-            self._known = await prepare(
-                wire, self.settings, self.queue, self.topics, self._known, exclusive=self._exclusive
+            self._known = await ensure_queue(
+                connection, self.settings, self.queue, self.topics, self._known, exclusive=self._exclusive
             )
-            channel = await wire.open_channel(subscription)
-            await wire.call(channel, commands.Basic.Qos(prefetch_count=self._prefetch))
-            await wire.call(channel, commands.Basic.Consume(queue=self.queue))
+            channel = await connection.open_channel(subscription)
+            await connection.call(channel, commands.Basic.Qos(prefetch_count=self._prefetch))
+            await connection.call(channel, commands.Basic.Consume(queue=self.queue))
         except ChannelClosed as error:
-            raise self._refused(error) from error
-        self._wire, self._channel, self._subscription = wire, channel, subscription
-        self._shards += 1
+            raise self._consume_error(error) from error
+        self._connection, self._channel, self._subscription = connection, channel, subscription
+        self._starts += 1
         self._warned = False
 
-    async def _let_go(self, revoked: Revoked, subscription: Subscription) -> None:
+    async def _release(self, revoked: Revoked, subscription: Subscription) -> None:
         """Let deliveries in progress finish, for a bounded time; send the acks if the connection still works."""
-        letting_go = asyncio.timeout(self._revoke_seconds)
+        limit = asyncio.timeout(self._revoke_seconds)
         try:
-            async with letting_go:
+            async with limit:
                 await revoked(frozenset([subscription.partition]))
         except TimeoutError:
-            if not letting_go.expired():
+            if not limit.expired():
                 raise
-            log.warning("a shard was not let go of in time", extra={"partition": subscription.partition})
+            log.warning("a partition was not released in time", extra={"partition": subscription.partition})
         await self.close()
 
     def _current(self) -> Subscription:
@@ -179,17 +179,17 @@ class RabbitSource:
             raise Transient(f"the source of the queue {self.queue!r} is not connected; start it")
         return self._subscription
 
-    def _tell(self) -> None:
+    def _send_acks(self) -> None:
         if (
-            self._wire is not None
+            self._connection is not None
             and self._subscription is not None
             and (frames := self._subscription.frames(self._channel))
         ):
-            self._wire.write(frames)
+            self._connection.write(frames)
 
-    def _refused(self, error: ChannelClosed) -> UsageError | Transient:
-        text = f"RabbitMQ at {self.settings.place} refused to let the queue {self.queue!r} be consumed ({error})"
-        if error.code in HOPELESS:
+    def _consume_error(self, error: ChannelClosed) -> UsageError | Transient:
+        text = f"RabbitMQ at {self.settings.address} does not let the queue {self.queue!r} be consumed ({error})"
+        if error.code in PERMANENT:
             return UsageError(f"{text}; grant the rights, or name another queue")
         return Transient(f"{text}; try again")
 
@@ -199,7 +199,7 @@ class RabbitSource:
             if (count := _count(delivery)) >= DELIVERIES_ODD:
                 message_id = delivery.headers.get("message_id", b"").decode(errors="replace")
                 fields = {"queue": self.queue, "message_id": message_id, "deliveries": count}
-                log.warning("a message keeps coming again", extra=fields)
+                log.warning("a message is delivered again and again", extra=fields)
                 self._warned = True
                 return
 
@@ -210,10 +210,10 @@ def _count(delivery: Delivery) -> int:
     return int(text) if text.isdigit() and len(text) < 10 else 0
 
 
-async def _news(subscription: Subscription) -> None:
+async def _wait_for_change(subscription: Subscription) -> None:
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            await subscription.news.wait()
+            await subscription.changed.wait()
     except TimeoutError:
         return
 
@@ -241,8 +241,8 @@ class Subscription:
     def __init__(self, partition: str, *, per_topic: bool = False) -> None:
         self.partition, self._per_topic = partition, per_topic
         self.lost = ""
-        self.news = asyncio.Event()
-        self._arrived: deque[Delivery] = deque()
+        self.changed = asyncio.Event()
+        self._received: deque[Delivery] = deque()
         self._acks = Acks()
         self._tag, self._exchange, self._routing_key = 0, b"", b""
         self._headers: dict[str, bytes] = {}
@@ -252,22 +252,22 @@ class Subscription:
     @property
     def count(self) -> int:
         """Return the number of deliveries that wait to be handed over."""
-        return len(self._arrived)
+        return len(self._received)
 
-    def give(self, limit: int) -> list[Delivery]:
+    def take_deliveries(self, limit: int) -> list[Delivery]:
         """Hand over the oldest deliveries."""
-        return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+        return [self._received.popleft() for _ in range(min(limit, len(self._received)))]
 
     def ack(self, tag: int) -> None:
         """Mark a delivery as done."""
         self._acks.done(tag)
-        self.news.set()
+        self.changed.set()
 
     def frames(self, channel: int) -> bytes:
         """Return the acks that are not sent yet, as frames."""
-        told: Sequence[tuple[int, bool]] = self._acks.take()
+        acks: Sequence[tuple[int, bool]] = self._acks.take()
         return b"".join(
-            _ACK.pack(METHOD, channel, _ACK_BYTES, 60, 80, tag, multiple) + FRAME_END for tag, multiple in told
+            _ACK.pack(METHOD, channel, _ACK_BYTES, 60, 80, tag, multiple) + FRAME_END for tag, multiple in acks
         )
 
     def take(self, kind: int, raw: bytes) -> bool:
@@ -289,7 +289,7 @@ class Subscription:
             self._complete()
         return True
 
-    def confirm(self, tag: int, *, multiple: bool, taken: bool) -> None:
+    def confirm(self, tag: int, *, multiple: bool, accepted: bool) -> None:
         """Do nothing: a subscription publishes no messages."""
 
     def returned(self, message_id: str, text: str) -> None:
@@ -303,7 +303,7 @@ class Subscription:
     def fail(self, error: str) -> None:
         """Handle the end of the connection."""
         self.lost = self.lost or error
-        self.news.set()
+        self.changed.set()
 
     def _begin(self, raw: bytes) -> None:
         at = _ARGUMENTS + 1 + raw[_ARGUMENTS]
@@ -321,8 +321,8 @@ class Subscription:
         topic = headers.get("topic", origin).decode(errors="backslashreplace")
         key = headers.get("key", self._routing_key if self._per_topic else None)
         self._acks.delivered(self._tag)
-        self._arrived.append(Delivery(topic, key, body, headers, self.partition, "", self._tag))
-        self.news.set()
+        self._received.append(Delivery(topic, key, body, headers, self.partition, "", self._tag))
+        self.changed.set()
 
 
 class DeliveryBuffer(AmqpConnection):
@@ -345,13 +345,13 @@ class Acks:
     """
 
     def __init__(self) -> None:
-        self._line: deque[int] = deque()
+        self._order: deque[int] = deque()
         self._open: set[int] = set()
         self._done: set[int] = set()
 
     def delivered(self, tag: int) -> None:
         """Record a delivery; tags rise."""
-        self._line.append(tag)
+        self._order.append(tag)
         self._open.add(tag)
 
     def done(self, tag: int) -> None:
@@ -363,8 +363,8 @@ class Acks:
     def take(self) -> list[tuple[int, bool]]:
         """Return the acks to send: the tag, and whether the ack covers all earlier tags."""
         upto = count = 0
-        while self._line and self._line[0] not in self._open:
-            tag = self._line.popleft()
+        while self._order and self._order[0] not in self._open:
+            tag = self._order.popleft()
             # A tag that was acked alone has been removed already, but is still in the queue.
             if tag in self._done:
                 self._done.remove(tag)

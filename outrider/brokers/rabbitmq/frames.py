@@ -253,8 +253,8 @@ class Unreadable(ValueError):
 def _decode_properties(payload: bytes, at: int, flags: int) -> dict[str, bytes]:
     """Return the properties that are present, in wire format without the length."""
     found: dict[str, bytes] = {}
-    for place, (name, kind) in enumerate(_PROPERTIES):
-        if not flags & 1 << 15 - place:
+    for index, (name, kind) in enumerate(_PROPERTIES):
+        if not flags & 1 << 15 - index:
             continue
         if kind is _SHORT:
             start, end = at + 1, at + 1 + payload[at]
@@ -275,7 +275,7 @@ class _Cursor:
     def items(self) -> list[tuple[str, bytes, Any]]:
         found = []
         while self._at < len(self._data):
-            name = self._take(self._data[self._at] + 1)[1:].decode(errors="backslashreplace")
+            name = self._read_frames(self._data[self._at] + 1)[1:].decode(errors="backslashreplace")
             found.append((name, *self.value()))
         return found
 
@@ -287,25 +287,25 @@ class _Cursor:
         return found
 
     def value(self) -> tuple[bytes, Any]:
-        tag = self._take(1)
+        tag = self._read_frames(1)
         if tag in b"Sx":
             return tag, self._block()
         if number := _NUMBERS.get(tag):
-            return tag, number.unpack(self._take(number.size))[0]
+            return tag, number.unpack(self._read_frames(number.size))[0]
         if read := _OTHERS.get(tag):
             return tag, read(self)
         raise Unreadable(f"unknown type {tag!r}")
 
     def boolean(self) -> bool:
-        return self._take(1) != b"\0"
+        return self._read_frames(1) != b"\0"
 
     def decimal(self) -> str:
-        places, digits = _DECIMAL.unpack(self._take(_DECIMAL.size))
+        places, digits = _DECIMAL.unpack(self._read_frames(_DECIMAL.size))
         return str(Decimal(digits).scaleb(-places))
 
     def timestamp(self) -> str:
         """Read a time: a number of seconds, although some producers use another unit."""
-        (seconds,) = _TIME.unpack(self._take(_TIME.size))
+        (seconds,) = _TIME.unpack(self._read_frames(_TIME.size))
         return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds <= TIME_SECONDS_MAX else str(seconds)
 
     def table(self) -> dict[str, Any]:
@@ -318,9 +318,9 @@ class _Cursor:
         """Read a void."""
 
     def _block(self) -> bytes:
-        return self._take(_LONG.unpack(self._take(_LONG.size))[0])
+        return self._read_frames(_LONG.unpack(self._read_frames(_LONG.size))[0])
 
-    def _take(self, count: int) -> bytes:
+    def _read_frames(self, count: int) -> bytes:
         start, self._at = self._at, self._at + count
         if self._at > len(self._data):
             raise Unreadable("it ends too early")

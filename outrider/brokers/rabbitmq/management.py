@@ -153,11 +153,11 @@ def reached(topology: Topology, exchange: str, routing_key: str | None) -> list[
         if not current:
             names |= dict.fromkeys([routing_key] if routing_key is not None else topology.queues)
             continue
-        taken = _taken(topology, current, routing_key)
-        names |= {binding.target: None for binding in taken if binding.to_queue}
-        waiting += [binding.target for binding in taken if not binding.to_queue]
+        accepted = _taken(topology, current, routing_key)
+        names |= {binding.target: None for binding in accepted if binding.to_queue}
+        waiting += [binding.target for binding in accepted if not binding.to_queue]
         known = topology.exchanges.get(current)
-        if not taken and known is not None and known.alternate:
+        if not accepted and known is not None and known.alternate:
             waiting.append(known.alternate)
     return [topology.queues[name] for name in names if name in topology.queues]
 

@@ -43,19 +43,19 @@ _CURRENT = re.compile(
     r".* but current is (?:(?P<none>none)|the value '(?P<value>.*)' of type '(?P<type>\w+)'|'(?P<same>.*)')$", re.DOTALL
 )
 
-_NONE, _SAME = "none", "same"
+_NONE, _SAME_TYPE = "none", "same"
 
 _INTEGERS = ("byte", "short", "signedint", "long", "unsignedbyte", "unsignedshort", "unsignedint")
 
-_LIKE: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, str: str}
+_BY_TYPE: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, str: str}
 
-_TYPES = {"longstr": _LIKE[str], "bool": _LIKE[bool], **dict.fromkeys(_INTEGERS, _LIKE[int])}
+_TYPES = {"longstr": _BY_TYPE[str], "bool": _BY_TYPE[bool], **dict.fromkeys(_INTEGERS, _BY_TYPE[int])}
 
 log = logging.getLogger("outrider.rabbitmq")
 
 QUORUM = {QUEUE_TYPE: "quorum"}
 
-OF_THE_CONSUMER = (SINGLE_ACTIVE, DELIVERY_LIMIT)
+CONSUMER_ARGUMENTS = (SINGLE_ACTIVE, DELIVERY_LIMIT)
 """Arguments in which a queue may differ from the declaration: the consumer creates the queue first, with its own needs.
 """
 
@@ -68,9 +68,9 @@ class Difference:
     text: str = ""
     type: str = ""
 
-    def value(self, asked: Any) -> Any:
-        """Return the value of the queue, None for none. Without a type from the server, the type of `asked` is used."""
-        read = _LIKE.get(type(asked)) if self.type == _SAME else _TYPES.get(self.type)
+    def value(self, declared: Any) -> Any:
+        """Return the value of the queue, None for none. A value without a type gets the type of `declared`."""
+        read = _BY_TYPE.get(type(declared)) if self.type == _SAME_TYPE else _TYPES.get(self.type)
         return read(self.text) if read else None
 
 
@@ -90,11 +90,13 @@ class Queue:
     unknown: str = ""
 
     def learn(self, found: Difference) -> bool:
-        """Record a difference; return False if the server told nothing new, because asking again would be useless."""
+        """Record a difference; return False if the server reported nothing new, because another request would be
+        useless.
+        """
         table: dict[str, Any] = self.flags if found.name in FLAGS else self.arguments
-        asked = table.get(found.name)
-        value = found.value(asked)
-        if value == asked or (value is None and found.type != _NONE):
+        declared = table.get(found.name)
+        value = found.value(declared)
+        if value == declared or (value is None and found.type != _NONE):
             return False
         if value is None:
             del table[found.name]
@@ -131,7 +133,7 @@ def difference(text: str) -> Difference | None:
     if current["none"]:
         return Difference(named["name"], "", _NONE)
     if (same := current["same"]) is not None:
-        return Difference(named["name"], same, _SAME)
+        return Difference(named["name"], same, _SAME_TYPE)
     return Difference(named["name"], current["value"], current["type"])
 
 
@@ -155,56 +157,56 @@ def queue_arguments(server_version: str) -> dict[str, Any]:
     return arguments | ({DELIVERY_LIMIT: -1} if major(server_version) >= LIMITS_SINCE else {})
 
 
-async def exists(wire: AmqpConnection, name: str) -> bool:
+async def exists(connection: AmqpConnection, name: str) -> bool:
     """Return whether a queue exists; raise ChannelClosed if the server denies access."""
-    number = await wire.open_channel()
+    number = await connection.open_channel()
     try:
-        await wire.call(number, commands.Queue.Declare(queue=name, passive=True))
+        await connection.call(number, commands.Queue.Declare(queue=name, passive=True))
     except ChannelClosed as error:
         # A queue on a lost node is not found either, but will come back.
         if error.code == NOT_FOUND and "no queue" in str(error):
             return False
         raise
-    wire.close_channel(number)
+    connection.close_channel(number)
     return True
 
 
-async def inspect(wire: AmqpConnection, name: str, guess: Queue | None = None) -> Queue:
+async def inspect(connection: AmqpConnection, name: str, guess: Queue | None = None) -> Queue:
     """Find the arguments with which a queue was declared. A good guess avoids rejections, which the server logs.
 
     The default guess is a queue declared by Outrider.
     """
-    queue = Queue(name, wire.server_version, queue_arguments(wire.server_version))
+    queue = Queue(name, connection.server_version, queue_arguments(connection.server_version))
     if guess is not None:
         queue.arguments, queue.flags = dict(guess.arguments), dict(guess.flags)
     for _ in range(ROUNDS_MAX):
-        refusal = await _ask(wire, queue)
-        if refusal is None or queue.arguments.get(QUEUE_TYPE) == "stream":
+        error_text = await _declare_error(connection, queue)
+        if error_text is None or queue.arguments.get(QUEUE_TYPE) == "stream":
             return queue
-        found = difference(refusal)
+        found = difference(error_text)
         if found is not None and found.name == SINGLE_ACTIVE and queue.arguments.get(SINGLE_ACTIVE):
-            queue.mismatch = refusal
+            queue.mismatch = error_text
         if found is None or not queue.learn(found):
-            queue.unknown = refusal
+            queue.unknown = error_text
             return queue
     queue.unknown = f"it differs in more than {ROUNDS_MAX} ways"
     return queue
 
 
-async def _ask(wire: AmqpConnection, queue: Queue) -> str | None:
+async def _declare_error(connection: AmqpConnection, queue: Queue) -> str | None:
     """Declare the queue with the known arguments; return the server's objection."""
-    number = await wire.open_channel()
+    number = await connection.open_channel()
     arguments = {**GUARD, **queue.arguments}
     try:
-        await wire.call(number, commands.Queue.Declare(queue=queue.name, **queue.flags, arguments=arguments))
+        await connection.call(number, commands.Queue.Declare(queue=queue.name, **queue.flags, arguments=arguments))
     except ChannelClosed as error:
         return str(error)
-    wire.close_channel(number)
+    connection.close_channel(number)
     return None
 
 
-async def prepare(
-    wire: AmqpConnection,
+async def ensure_queue(
+    connection: AmqpConnection,
     settings: RabbitSettings,
     name: str,
     topics: Iterable[str],
@@ -213,17 +215,19 @@ async def prepare(
     exclusive: bool,
 ) -> Queue:
     """Create the queue and bind the topics, if configured; check the queue, and return the known facts."""
-    there = await exists(wire, name)
-    if not there and not settings.declare:
+    exists_already = await exists(connection, name)
+    if not exists_already and not settings.declare:
         raise UsageError(
-            f"RabbitMQ at {settings.place} has no queue {name!r}; make it, or let it be made: add ?declare= to the URL"
+            f"RabbitMQ at {settings.address} has no queue {name!r}; create it, or add ?declare= to the URL"
         )
     if settings.declare:
         own = replace(settings, queues=tuple((name, topic) for topic in topics))
-        methods = steps(own, queue_arguments(wire.server_version))
-        await apply(wire, settings, [m for m in methods if not (there and isinstance(m, commands.Queue.Declare))])
-    known = guess if there else None
-    queue = await inspect(wire, name, known)
+        methods = declarations(own, queue_arguments(connection.server_version))
+        await apply(
+            connection, settings, [m for m in methods if not (exists_already and isinstance(m, commands.Queue.Declare))]
+        )
+    known = guess if exists_already else None
+    queue = await inspect(connection, name, known)
     check_queue(queue, exclusive=exclusive)
     if known is None:
         warn(queue)
@@ -240,16 +244,16 @@ def check_queue(queue: Queue, *, exclusive: bool) -> None:
         return
     if queue.mismatch:
         raise UsageError(
-            f"the consumer of the queue {queue.name!r} has a gate, so the queue must have a single active consumer "
-            f"({queue.mismatch}); turn the gate off, or stop what publishes to the queue, empty it first (turn the "
-            "gate off, consume until idle), then delete it and declare it again with x-single-active-consumer=true "
+            f"the consumer of the queue {queue.name!r} has an ordering, so the queue must have a single active "
+            f"consumer ({queue.mismatch}); set ordering=off, or stop the publishers of the queue, empty it first (set "
+            "ordering=off, consume until idle), then delete it and declare it again with x-single-active-consumer=true "
             "(?declare= in the URL does)"
         )
     if queue.unknown:
         raise UsageError(
-            f"the consumer of the queue {queue.name!r} has a gate, so the queue must have a single active consumer, "
-            f"and the server does not tell whether it has ({queue.unknown}); grant the right to configure the queue, "
-            "or turn the gate off"
+            f"the consumer of the queue {queue.name!r} has an ordering, so the queue must have a single active "
+            f"consumer, and the server does not report it ({queue.unknown}); grant the right to configure the queue, "
+            "or set ordering=off"
         )
 
 
@@ -259,7 +263,7 @@ def warn(queue: Queue) -> None:
         log.info("a queue may deliver to several processes at once, each in order", extra={"queue": queue.name})
     if queue.drops:
         log.warning(
-            "a queue drops what is delivered too often",
+            "a queue drops messages that are delivered too often",
             extra={
                 "queue": queue.name,
                 "delivery_limit": queue.delivery_limit,
@@ -272,31 +276,31 @@ def warn(queue: Queue) -> None:
         log.warning("a queue is deleted with its last consumer", extra={"queue": queue.name})
 
 
-async def declare(wire: AmqpConnection, settings: RabbitSettings) -> None:
+async def declare(connection: AmqpConnection, settings: RabbitSettings) -> None:
     """Declare exchange, queues and bindings."""
-    await apply(wire, settings, steps(settings))
+    await apply(connection, settings, declarations(settings))
 
 
-async def apply(wire: AmqpConnection, settings: RabbitSettings, methods: Iterable[base.Frame]) -> None:
+async def apply(connection: AmqpConnection, settings: RabbitSettings, methods: Iterable[base.Frame]) -> None:
     """Run the declarations on the server."""
-    number = await wire.open_channel()
+    number = await connection.open_channel()
     for method in methods:
         try:
-            await wire.call(number, method)
+            await connection.call(number, method)
         except ChannelClosed as error:
-            if (found := difference(str(error))) is None or found.name not in OF_THE_CONSUMER:
+            if (found := difference(str(error))) is None or found.name not in CONSUMER_ARGUMENTS:
                 raise UsageError(
-                    f"RabbitMQ at {settings.place} refused to declare the topology ({error}); "
+                    f"RabbitMQ at {settings.address} rejected the declaration ({error}); "
                     "remove what exists with other properties, grant the rights, or leave declare out"
                 ) from error
-            number = await wire.open_channel()
-    wire.close_channel(number)
+            number = await connection.open_channel()
+    connection.close_channel(number)
 
 
-def steps(settings: RabbitSettings, arguments: Mapping[str, Any] = QUORUM) -> list[base.Frame]:
+def declarations(settings: RabbitSettings, arguments: Mapping[str, Any] = QUORUM) -> list[base.Frame]:
     """List the declarations. The default exchange always exists, and every queue is bound to it.
 
-    >>> [step.name for step in steps(RabbitSettings(queues=(("audit", "#"),)))]
+    >>> [step.name for step in declarations(RabbitSettings(queues=(("audit", "#"),)))]
     ['Exchange.Declare', 'Queue.Declare', 'Queue.Bind']
     """
     exchange = settings.exchange

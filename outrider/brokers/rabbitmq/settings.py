@@ -91,12 +91,12 @@ class RabbitSettings:
             raise InvalidSetting(f"{parts.scheme}:// is not RabbitMQ; write amqp:// or amqps://")
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         if unknown := sorted(query.keys() - set(OPTIONS)):
-            near = get_close_matches(unknown[0], OPTIONS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            close = get_close_matches(unknown[0], OPTIONS, n=1)
+            suggestion = f"; did you mean {close[0]}?" if close else ""
             raise InvalidSetting(
-                f"unknown option {unknown[0]!r} in the RabbitMQ URL{hint} (valid: {', '.join(OPTIONS)})"
+                f"unknown option {unknown[0]!r} in the RabbitMQ URL{suggestion} (valid: {', '.join(OPTIONS)})"
             )
-        said = {
+        options_in_url = {
             "host": parts.hostname or "localhost",
             "port": _port(parts),
             "vhost": unquote(parts.path[1:]) or "/",
@@ -111,20 +111,20 @@ class RabbitSettings:
             "management": query.get("management"),
             "connections_max": _count(query.get("connections_max", str(CONNECTIONS_MAX))),
         }
-        return cls(**{**said, **options})
+        return cls(**{**options_in_url, **options})
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """Return the address of the server, for people."""
         return f"{self.host}:{self.port}"
 
     @property
     def make_exchange(self) -> str:
         """Return the remedy for a missing exchange, for the operator."""
-        by_hand = "declare the exchange (durable, type topic)"
+        remedy = "declare the exchange (durable, type topic)"
         if self.exchange == PER_TOPIC:
-            return by_hand
-        return f"{by_hand}, or let the relay do so: add ?declare= and the names of queues to its URL"
+            return remedy
+        return f"{remedy}, or let the relay do so: add ?declare= and the names of queues to its URL"
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS context that checks the server's certificate, None without TLS."""

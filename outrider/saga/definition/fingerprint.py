@@ -14,7 +14,7 @@ from zlib import crc32
 from outrider.saga.definition.steps import Definition, Step
 from outrider.saga.model import Phase, SagaRecord, Status, StepStatus
 
-OVER = frozenset({Status.COMPLETED, Status.COMPENSATED})
+ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED})
 
 
 class FingerprintLine(NamedTuple):
@@ -50,7 +50,7 @@ def definition_changed(definition: Definition, record: SagaRecord) -> str | None
     instance = record.instance
     if definition.fingerprint == instance.fingerprint or not definition.fingerprint or not instance.fingerprint:
         return None
-    if instance.status in OVER or any(entry.phase is Phase.COMPENSATION for entry in record.journal):
+    if instance.status in ENDED or any(entry.phase is Phase.COMPENSATION for entry in record.journal):
         # Compensations are already in the journal, and no further action will start.
         return None
     done = {entry.step for entry in record.journal if entry.status is StepStatus.DONE}
@@ -82,7 +82,7 @@ def _lines(text: str) -> dict[str, FingerprintLine]:
 
 
 def _changes(old: Mapping[str, FingerprintLine], new: Mapping[str, FingerprintLine], done: set[str]) -> Iterator[str]:
-    yield from (f"step {name} was inserted{_place(new, name)}" for name in new if name not in old)
+    yield from (f"step {name} was inserted{_position(new, name)}" for name in new if name not in old)
     yield from (f"step {name} was taken out" for name in old if name not in new)
     settled = any("p" in old[name].flags for name in done if name in old)
     for name, line in new.items():
@@ -90,7 +90,7 @@ def _changes(old: Mapping[str, FingerprintLine], new: Mapping[str, FingerprintLi
             yield from _changes_of(old[name], line, done=name in done, settled=settled)
 
 
-def _place(lines: Mapping[str, FingerprintLine], name: str) -> str:
+def _position(lines: Mapping[str, FingerprintLine], name: str) -> str:
     followers = [line.name for line in lines.values() if name in line.after]
     if followers:
         return f" before {' and '.join(followers)}"

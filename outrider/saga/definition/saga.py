@@ -35,25 +35,25 @@ from outrider.saga.definition.steps import (
     StepAction,
     StepGraph,
     StepKind,
-    act_of,
-    compensation_act,
-    request_act,
-    wait_act,
-    whole,
+    compensation_action,
+    complete,
+    function_action,
+    request_action,
+    wait_action,
 )
 from outrider.saga.definition.validation import (
-    check_bare,
     check_function,
     check_name,
+    check_parentheses,
     check_seconds,
     check_traceparent,
     check_version,
-    where,
+    definition_site,
 )
 from outrider.saga.model import NewSaga
 from outrider.saga.state.codec import check_type
-from outrider.saga.state.merge import amended
-from outrider.saga.state.roundtrip import sealed
+from outrider.saga.state.merge import set_state_fields
+from outrider.saga.state.roundtrip import dump_state
 
 S = TypeVar("S")
 
@@ -72,23 +72,23 @@ class Saga(Generic[S]):
     ...     order_id: str
     >>> order = Saga("order", Order)
     >>> @order.local()
-    ... async def create(run, tx): ...
+    ... async def create(context, tx): ...
     >>> @create.compensate()
-    ... async def cancel(run, tx): ...
+    ... async def cancel(context, tx): ...
     >>> reserve = order.request("stock.reserve", topic="stock", reply="stock.reserved")
     >>> [step.after for step in order.definition.steps.values()]
     [(), ('create',)]
     """
 
     def __init__(self, saga_type: str, state_type: type[S], *, version: int = 1) -> None:
-        self.line = where()
+        self.line = definition_site()
         self.saga_type = check_name(saga_type, "a saga", self.line)
         try:
             check_type(state_type)
         except InvalidState as error:
             raise UsageError(f"{self.line}: the state of {saga_type} cannot be stored: {error}") from error
         self.version, self.state_type = check_version(version, self.line), state_type
-        self._ordered = StepGraph()
+        self._graph = StepGraph()
         self._last: tuple[str, ...] = ()
         self._branches: list[str] | None = None
         self._definition: Definition | None = None
@@ -113,21 +113,21 @@ class Saga(Generic[S]):
         of the function; without `after`, the step follows the previously defined step::
 
             @order.local()
-            async def create(run, tx):
-                await tx.execute("INSERT INTO orders (id) VALUES ($1)", run.state.order_id)
+            async def create(context, tx):
+                await tx.execute("INSERT INTO orders (id) VALUES ($1)", context.state.order_id)
 
-        The return value of the function is not used; only `run.state` is saved.
+        The return value of the function is not used; only `context.state` is saved.
         """
-        line = where()
-        check_bare(bare, "@….local()", line)
+        line = definition_site()
+        check_parentheses(bare, "@….local()", line)
 
         def register(function: LocalFunction[S]) -> LocalStep[S]:
-            check_function(function, "run, tx", line)
-            act = act_of(function, retry, line, timeout_seconds)
+            check_function(function, "context, tx", line)
+            action = function_action(function, retry, line, timeout_seconds)
             step = Step(
-                name or name_of(function), StepKind.LOCAL, act, None, self._after(after, line), pivot, line=line
+                name or name_of(function), StepKind.LOCAL, action, None, self._after(after, line), pivot, line=line
             )
-            return LocalStep(self._add(step), self._keep)
+            return LocalStep(self._add(step), self._put)
 
         return register
 
@@ -144,21 +144,23 @@ class Saga(Generic[S]):
     ) -> Callable[[CallFunction[S]], CallStep[S]]:
         """Add a step that calls an external service, outside any transaction.
 
-        The function may be called again with the same `run.key`, after a crash or after `timeout_seconds`::
+        The function may be called again with the same `context.key`, after a crash or after `timeout_seconds`::
 
             @order.call(pivot=True, timeout_seconds=10)
-            async def charge(run):
-                run.state.charge = await bank.charge(run.state.amount, key=run.key)
+            async def charge(context):
+                context.state.charge = await bank.charge(context.state.amount, key=context.key)
         """
-        line = where()
-        check_bare(bare, "@….call()", line)
+        line = definition_site()
+        check_parentheses(bare, "@….call()", line)
         seconds = check_seconds(timeout_seconds, "timeout_seconds", line)
 
         def register(function: CallFunction[S]) -> CallStep[S]:
-            check_function(function, "run", line, waits=True)
-            act = act_of(function, retry, line, seconds)
-            step = Step(name or name_of(function), StepKind.CALL, act, None, self._after(after, line), pivot, line=line)
-            return CallStep(self._add(step), self._keep)
+            check_function(function, "context", line, is_async=True)
+            action = function_action(function, retry, line, seconds)
+            step = Step(
+                name or name_of(function), StepKind.CALL, action, None, self._after(after, line), pivot, line=line
+            )
+            return CallStep(self._add(step), self._put)
 
         return register
 
@@ -191,12 +193,12 @@ class Saga(Generic[S]):
                 compensate="stock.release", compensated="stock.released",
             )
         """
-        line = where()
-        ask = CommandSpec(command, topic, reply, rejection, reply_topic)
-        action = request_act(ask, retry, timeout_seconds, line)
-        back = compensation_act(action, compensate, compensated, compensation_retry, line)
-        step = Step(name or command, StepKind.REQUEST, action, back, self._after(after, line), pivot, line=line)
-        return RequestStep(self._add(step), self._keep)
+        line = definition_site()
+        spec = CommandSpec(command, topic, reply, rejection, reply_topic)
+        action = request_action(spec, retry, timeout_seconds, line)
+        compensation = compensation_action(action, compensate, compensated, compensation_retry, line)
+        step = Step(name or command, StepKind.REQUEST, action, compensation, self._after(after, line), pivot, line=line)
+        return RequestStep(self._add(step), self._put)
 
     def wait(
         self,
@@ -215,13 +217,13 @@ class Saga(Generic[S]):
 
             order.wait("parcel.collected", correlate=lambda event: event.payload["order"], timeout_seconds=86400)
         """
-        line = where()
-        action = wait_act(event_type, topic, timeout_seconds, line)
+        line = definition_site()
+        action = wait_action(event_type, topic, timeout_seconds, line)
         if correlate is not None:
-            check_function(correlate, "event", line, waits=False)
+            check_function(correlate, "event", line, is_async=False)
         before = self._after(after, line)
         step = Step(name or event_type, StepKind.WAIT, action, None, before, pivot, correlate=correlate, line=line)
-        return WaitStep(self._add(step), self._keep)
+        return WaitStep(self._add(step), self._put)
 
     def sleep(self, seconds: float, *, name: str, after: After | None = None) -> SleepStep[S]:
         """Add a wait for a time to pass.
@@ -230,10 +232,10 @@ class Saga(Generic[S]):
 
             order.sleep(seconds=3600, name="cool_down")
         """
-        line = where()
+        line = definition_site()
         action = StepAction(timeout_seconds=check_seconds(seconds, "seconds", line))
         step = Step(name, StepKind.SLEEP, action, after=self._after(after, line), line=line)
-        return SleepStep(self._add(step), self._keep)
+        return SleepStep(self._add(step), self._put)
 
     @contextmanager
     def parallel(self) -> Iterator[None]:
@@ -247,7 +249,7 @@ class Saga(Generic[S]):
         """
         if self._branches is not None:
             raise UsageError(
-                f"{where()}: parallel() inside parallel(); write one block, and order steps in it by after=[…]"
+                f"{definition_site()}: parallel() inside parallel(); write one block, with after=[…] inside it"
             )
         branches: list[str] = []
         self._branches = branches
@@ -255,7 +257,7 @@ class Saga(Generic[S]):
             yield
         finally:
             self._branches = None
-        followed = {name for branch in branches for name in self._ordered.steps[branch].after}
+        followed = {name for branch in branches for name in self._graph.steps[branch].after}
         self._last = tuple(branch for branch in branches if branch not in followed) or self._last
 
     @property
@@ -263,16 +265,16 @@ class Saga(Generic[S]):
         """Return the checked definition for the planner."""
         if self._definition is None:
             self.check()
-            steps = MappingProxyType({name: whole(step) for name, step in self._ordered.steps.items()})
-            amend = partial(amended, self.state_type)
-            self._definition = Definition(self.saga_type, self.version, steps, amend, fingerprint(steps))
+            steps = MappingProxyType({name: complete(step) for name, step in self._graph.steps.items()})
+            set_fields = partial(set_state_fields, self.state_type)
+            self._definition = Definition(self.saga_type, self.version, steps, set_fields, fingerprint(steps))
         return self._definition
 
     def check(self) -> None:
         """Reject an invalid definition, with the line to fix."""
-        if not self._ordered.steps:
+        if not self._graph.steps:
             raise UsageError(f"{self.line}: the saga {self.saga_type} has no steps; add one, such as @….local()")
-        self._ordered.check()
+        self._graph.check()
 
     def new(self, state: S, correlation_id: str, *, traceparent: str | None = None) -> NewSaga:
         """Return a saga to be started. Calls with the same type and correlation id return the same saga id.
@@ -295,7 +297,7 @@ class Saga(Generic[S]):
         check_name(correlation_id, "a saga's correlation id", f"starting {self.saga_type}")
         check_traceparent(traceparent, f"starting {self.saga_type}")
         saga_id = saga_id_of(self.saga_type, correlation_id)
-        stored = sealed(self.state_type, state)
+        stored = dump_state(self.state_type, state)
         name = saga_id, definition.saga_type, definition.version, correlation_id
         return NewSaga(*name, stored, traceparent, definition.fingerprint)
 
@@ -320,7 +322,7 @@ class Saga(Generic[S]):
         """
         new = self.new(state, correlation_id, traceparent=traceparent)
         if not await outbox.perform(conn, "start_saga", new, instead=f"{self.saga_type}.start_sync(conn, ...)"):
-            self._found(new, must_be_new)
+            self._check_new(new, must_be_new)
         return new.saga_id
 
     def start_sync(
@@ -340,10 +342,10 @@ class Saga(Generic[S]):
         """
         new = self.new(state, correlation_id, traceparent=traceparent)
         if not outbox.perform_sync(conn, "start_saga", new, instead=f"await {self.saga_type}.start(conn, ...)"):
-            self._found(new, must_be_new)
+            self._check_new(new, must_be_new)
         return new.saga_id
 
-    def _found(self, new: NewSaga, must_be_new: bool) -> None:
+    def _check_new(self, new: NewSaga, must_be_new: bool) -> None:
         if must_be_new:
             raise AlreadyStarted(
                 f"there is a saga {self.saga_type} {new.correlation_id} already, and it was left as it is; use another "
@@ -351,23 +353,23 @@ class Saga(Generic[S]):
             )
 
     def _after(self, after: After | None, line: str) -> tuple[str, ...]:
-        return self._last if after is None else names_of(after, line, self._keep)
+        return self._last if after is None else names_of(after, line, self._put)
 
     def _add(self, step: Step) -> Step:
         check_name(step.name, "a step", step.line)
-        if (known := self._ordered.steps.get(step.name)) is not None:
+        if (known := self._graph.steps.get(step.name)) is not None:
             raise UsageError(
                 f'{step.line}: there is a step {step.name} already, at {known.line}; give one another name="…"'
             )
-        self._keep(step)
+        self._put(step)
         if self._branches is None:
             self._last = (step.name,)
         else:
             self._branches.append(step.name)
         return step
 
-    def _keep(self, step: Step) -> None:
-        self._ordered.keep(step)
+    def _put(self, step: Step) -> None:
+        self._graph.put(step)
         self._definition = None
 
 
@@ -442,7 +444,9 @@ class SagaRegistry:
     def topics(self) -> list[str]:
         """Return the topics of the commands."""
         steps = [step for saga in self for step in saga.definition.steps.values()]
-        commands = [act.command for step in steps for act in (step.action, step.compensation) if act and act.command]
+        commands = [
+            action.command for step in steps for action in (step.action, step.compensation) if action and action.command
+        ]
         return sorted({command.topic for command in commands if command.topic})
 
     @property

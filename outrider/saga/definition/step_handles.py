@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from outrider.errors import UsageError
 from outrider.retry import RetryPolicy
 from outrider.saga.context import Reply, StepContext
-from outrider.saga.definition.steps import CommandSpec, Step, StepAction, act_of
-from outrider.saga.definition.validation import check_bare, check_function, where
+from outrider.saga.definition.steps import CommandSpec, Step, StepAction, function_action
+from outrider.saga.definition.validation import check_function, check_parentheses, definition_site
 
 S = TypeVar("S")
 
@@ -24,8 +24,8 @@ PayloadFunction = Callable[[S], Any]
 class StepHandle(Generic[S]):
     """A step of a saga during definition. `after=[…]` accepts handles and names."""
 
-    def __init__(self, step: Step, keep: Callable[[Step], None]) -> None:
-        self._step, self._keep = step, keep
+    def __init__(self, step: Step, put: Callable[[Step], None]) -> None:
+        self._step, self._put = step, put
 
     def __repr__(self) -> str:
         return f"<step {self.name}, a {self._step.kind}, at {self._step.line}>"
@@ -37,13 +37,13 @@ class StepHandle(Generic[S]):
 
     def _change(self, **changes: Any) -> None:
         changed = replace(self._step, **changes)
-        self._keep(changed)
+        self._put(changed)
         self._step = changed
 
-    def _compensate(self, act: StepAction, line: str) -> None:
+    def _compensate(self, action: StepAction, line: str) -> None:
         if self._step.compensation is not None:
             raise UsageError(f"{line}: {self.name} has a compensation already; do all of it in one")
-        self._change(compensation=act)
+        self._change(compensation=action)
 
 
 class LocalStep(StepHandle[S]):
@@ -54,10 +54,10 @@ class LocalStep(StepHandle[S]):
         """Return the function of the step, for `inspect`."""
         return self._step.action.function
 
-    def __call__(self, run: StepContext[S], tx: Any) -> Any:
+    def __call__(self, context: StepContext[S], tx: Any) -> Any:
         """Call the function of the step."""
         assert self._step.action.function
-        return self._step.action.function(run, tx)
+        return self._step.action.function(context, tx)
 
     def compensate(
         self, bare: None = None, /, *, retry: RetryPolicy | None = None, timeout_seconds: float | None = None
@@ -68,16 +68,16 @@ class LocalStep(StepHandle[S]):
         action::
 
             @create.compensate()
-            async def cancel(run, tx):
-                await tx.execute("DELETE FROM orders WHERE id = $1", run.state.order_id)
+            async def cancel(context, tx):
+                await tx.execute("DELETE FROM orders WHERE id = $1", context.state.order_id)
         """
-        line = where()
-        check_bare(bare, "@….compensate()", line)
+        line = definition_site()
+        check_parentheses(bare, "@….compensate()", line)
         seconds = self._step.action.timeout_seconds if timeout_seconds is None else timeout_seconds
 
         def register(function: LocalFunction[S]) -> LocalFunction[S]:
-            check_function(function, "run, tx", line)
-            self._compensate(act_of(function, retry, line, seconds), line)
+            check_function(function, "context, tx", line)
+            self._compensate(function_action(function, retry, line, seconds), line)
             return function
 
         return register
@@ -91,10 +91,10 @@ class CallStep(StepHandle[S]):
         """Return the function of the step, for `inspect`."""
         return self._step.action.function
 
-    def __call__(self, run: StepContext[S]) -> Any:
+    def __call__(self, context: StepContext[S]) -> Any:
         """Call the function of the step."""
         assert self._step.action.function
-        return self._step.action.function(run)
+        return self._step.action.function(context)
 
     def compensate(
         self, bare: None = None, /, *, retry: RetryPolicy | None = None, timeout_seconds: float | None = None
@@ -106,16 +106,16 @@ class CallStep(StepHandle[S]):
         The default timeout is the timeout of the action::
 
             @charge.compensate()
-            async def refund(run):
-                await bank.refund(run.key)
+            async def refund(context):
+                await bank.refund(context.key)
         """
-        line = where()
-        check_bare(bare, "@….compensate()", line)
+        line = definition_site()
+        check_parentheses(bare, "@….compensate()", line)
         seconds = self._step.action.timeout_seconds if timeout_seconds is None else timeout_seconds
 
         def register(function: CallFunction[S]) -> CallFunction[S]:
-            check_function(function, "run", line, waits=True)
-            self._compensate(act_of(function, retry, line, seconds), line)
+            check_function(function, "context", line, is_async=True)
+            self._compensate(function_action(function, retry, line, seconds), line)
             return function
 
         return register
@@ -130,16 +130,16 @@ class AnsweredStep(StepHandle[S]):
         The function runs in the transaction that records the reply, and must not await::
 
             @reserve.on("stock.reserved")
-            def reserved(run, reply):
-                run.state.reservation = reply.payload["reservation"]
+            def reserved(context, reply):
+                context.state.reservation = reply.payload["reservation"]
         """
-        line = where()
-        check_bare(event_type if callable(event_type) else None, '@….on("…"), with the type of the reply', line)
+        line = definition_site()
+        check_parentheses(event_type if callable(event_type) else None, '@….on("…"), with the type of the reply', line)
 
         def register(function: ReplyFunction[S]) -> ReplyFunction[S]:
             self._check_reply(event_type, line)
-            check_function(function, "run, reply", line, waits=False)
-            self._change(takes={**self._step.takes, event_type: function})
+            check_function(function, "context, reply", line, is_async=False)
+            self._change(reply_functions={**self._step.reply_functions, event_type: function})
             return function
 
         return register
@@ -152,7 +152,7 @@ class AnsweredStep(StepHandle[S]):
                 f"{line}: {self.name} ({self._step.line}) declares no reply {event_type!r}; name one of: {known}, or "
                 "declare it there"
             )
-        if event_type in self._step.takes:
+        if event_type in self._step.reply_functions:
             raise UsageError(f"{line}: {self.name} takes {event_type!r} already; do all of it in one function")
 
 
@@ -168,7 +168,7 @@ class RequestStep(AnsweredStep[S]):
             def what_to_reserve(state):
                 return {"order": state.order_id}
         """
-        self._change(action=self._carrying(self._step.action, function, where()))
+        self._change(action=self._with_payload(self._step.action, function, definition_site()))
         return function
 
     def compensation_payload(self, function: PayloadFunction[S]) -> PayloadFunction[S]:
@@ -180,22 +180,22 @@ class RequestStep(AnsweredStep[S]):
             def what_to_release(state):
                 return {"reservation": state.reservation}
         """
-        line = where()
+        line = definition_site()
         if self._step.compensation is None:
             raise UsageError(
                 f"{line}: {self.name} ({self._step.line}) has no compensation; "
                 'declare compensate="…" and compensated="…" there'
             )
-        self._change(compensation=self._carrying(self._step.compensation, function, line))
+        self._change(compensation=self._with_payload(self._step.compensation, function, line))
         return function
 
-    def _carrying(self, act: StepAction, function: PayloadFunction[S], line: str) -> StepAction:
-        command = act.command
+    def _with_payload(self, action: StepAction, function: PayloadFunction[S], line: str) -> StepAction:
+        command = action.command
         assert isinstance(command, CommandSpec)
-        check_function(function, "state", line, waits=False)
+        check_function(function, "state", line, is_async=False)
         if command.payload is not None:
             raise UsageError(f"{line}: {command.event_type} has a payload already; make all of it in one function")
-        return replace(act, command=replace(command, payload=function))
+        return replace(action, command=replace(command, payload=function))
 
 
 class WaitStep(AnsweredStep[S]):
@@ -218,10 +218,10 @@ def name_of(function: Any) -> str:
     return getattr(function, "__name__", "")
 
 
-def names_of(after: After, line: str, keep: Callable[[Step], None] | None = None) -> tuple[str, ...]:
+def names_of(after: After, line: str, put: Callable[[Step], None] | None = None) -> tuple[str, ...]:
     """Return the step names of an `after` argument.
 
-    `keep` identifies the saga, and handles of other sagas are rejected.
+    `put` identifies the saga, and handles of other sagas are rejected.
 
     >>> names_of(["create", "create"], "order.py:7")
     ('create',)
@@ -230,6 +230,6 @@ def names_of(after: After, line: str, keep: Callable[[Step], None] | None = None
     for one in given:
         if not isinstance(one, str | StepHandle):
             raise UsageError(f"{line}: after={one!r} is no step; name steps, such as after=['create']")
-        if isinstance(one, StepHandle) and keep and one._keep != keep:
+        if isinstance(one, StepHandle) and put and one._put != put:
             raise UsageError(f"{line}: after={one!r} is a step of another saga; name one of this")
     return tuple(dict.fromkeys(one.name if isinstance(one, StepHandle) else one for one in given))

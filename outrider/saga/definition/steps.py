@@ -13,11 +13,11 @@ from outrider.event import default_topic
 from outrider.retry import RetryPolicy
 from outrider.saga.definition.validation import (
     Function,
+    check_distinct,
     check_event_type,
     check_reply,
     check_seconds,
     check_topic,
-    distinct,
 )
 
 
@@ -74,7 +74,7 @@ class Step:
     compensation: StepAction | None = None
     after: tuple[str, ...] = ()
     pivot: bool = False
-    takes: Mapping[str, Function] = field(default_factory=dict)
+    reply_functions: Mapping[str, Function] = field(default_factory=dict)
     """The functions that apply replies to the state, by event type."""
     correlate: Function | None = None
     line: str = ""
@@ -86,7 +86,7 @@ class Step:
         >>> Step("collected", StepKind.WAIT, StepAction(command=CommandSpec("", "", "parcel.collected"))).replies
         {'parcel.collected': 'events.parcel.collected'}
         """
-        commands = [act.command for act in (self.action, self.compensation) if act and act.command]
+        commands = [action.command for action in (self.action, self.compensation) if action and action.command]
         return {
             event_type: default_topic(event_type, command.reply_topic, None)
             for command in commands
@@ -102,7 +102,7 @@ class Definition:
     saga_type: str
     version: int
     steps: Mapping[str, Step]
-    amend: Callable[[bytes, Mapping[str, Any]], bytes] | None = None
+    set_fields: Callable[[bytes, Mapping[str, Any]], bytes] | None = None
     """Sets fields of a stored state. Raises InvalidState if the values do not fit."""
     fingerprint: str = ""
     """A short form of the definition, used to detect a changed definition."""
@@ -124,20 +124,22 @@ def budget(retry: RetryPolicy | None, line: str) -> RetryPolicy:
     return retry or RetryPolicy()
 
 
-def act_of(function: Function, retry: RetryPolicy | None, line: str, seconds: float | None = None) -> StepAction:
+def function_action(
+    function: Function, retry: RetryPolicy | None, line: str, seconds: float | None = None
+) -> StepAction:
     """Return the step action of a function.
 
-    >>> act_of(print, None, "order.py:7").timeout_seconds is None
+    >>> function_action(print, None, "order.py:7").timeout_seconds is None
     True
     """
     limit = None if seconds is None else check_seconds(seconds, "timeout_seconds", line)
     return StepAction(function, retry=budget(retry, line), timeout_seconds=limit)
 
 
-def wait_act(event_type: str, topic: str | None, seconds: float | None, line: str) -> StepAction:
+def wait_action(event_type: str, topic: str | None, seconds: float | None, line: str) -> StepAction:
     """Return the step action of a wait for an event.
 
-    >>> wait_act("parcel.collected", None, 60, "order.py:7").timeout_seconds
+    >>> wait_action("parcel.collected", None, 60, "order.py:7").timeout_seconds
     60.0
     """
     check_reply(event_type, topic, line)
@@ -145,19 +147,19 @@ def wait_act(event_type: str, topic: str | None, seconds: float | None, line: st
     return StepAction(command=CommandSpec("", "", event_type, reply_topic=topic), timeout_seconds=limit)
 
 
-def request_act(command: CommandSpec, retry: RetryPolicy | None, seconds: float, line: str) -> StepAction:
+def request_action(command: CommandSpec, retry: RetryPolicy | None, seconds: float, line: str) -> StepAction:
     """Return the step action of a request."""
     check_event_type(command.event_type, line)
     check_topic(command.topic, line)
     check_reply(command.reply, command.reply_topic, line)
     if command.rejection is not None:
         check_reply(command.rejection, command.reply_topic, line)
-    distinct({"reply": command.reply, "rejection": command.rejection}, line)
+    check_distinct({"reply": command.reply, "rejection": command.rejection}, line)
     limit = check_seconds(seconds, "timeout_seconds", line)
     return StepAction(command=command, retry=budget(retry, line), timeout_seconds=limit)
 
 
-def compensation_act(
+def compensation_action(
     action: StepAction, compensate: str | None, compensated: str | None, retry: RetryPolicy | None, line: str
 ) -> StepAction | None:
     """Return the compensation of a request, on the same topic, so the compensation cannot overtake the action."""
@@ -170,33 +172,35 @@ def compensation_act(
             )
         return None
     if compensate is None or compensated is None:
-        given, absent = ("compensate", "compensated") if compensate else ("compensated", "compensate")
+        first, second = ("compensate", "compensated") if compensate else ("compensated", "compensate")
         raise UsageError(
-            f"{line}: {command.event_type} has {given}= without {absent}=; name both the compensating command "
+            f"{line}: {command.event_type} has {first}= without {second}=; name both the compensating command "
             "(compensate) and the reply to it (compensated)"
         )
     check_event_type(compensate, line)
     check_reply(compensated, command.reply_topic, line)
-    distinct({"the command": command.event_type, "compensate": compensate}, line)
-    distinct({"compensated": compensated, "reply": command.reply, "rejection": command.rejection}, line)
-    back = replace(command, event_type=compensate, reply=compensated, rejection=None)
-    return StepAction(command=back, retry=budget(retry, line), timeout_seconds=action.timeout_seconds)
+    check_distinct({"the command": command.event_type, "compensate": compensate}, line)
+    check_distinct({"compensated": compensated, "reply": command.reply, "rejection": command.rejection}, line)
+    compensation = replace(command, event_type=compensate, reply=compensated, rejection=None)
+    return StepAction(command=compensation, retry=budget(retry, line), timeout_seconds=action.timeout_seconds)
 
 
-def whole(step: Step) -> Step:
+def complete(step: Step) -> Step:
     """Return a step as the worker runs it: a compensating command without a payload gets the payload of the action.
 
     >>> from outrider.saga.definition.steps import StepKind
-    >>> ask = CommandSpec("reserve", "stock", "reserved", payload=dict)
+    >>> spec = CommandSpec("reserve", "stock", "reserved", payload=dict)
     >>> compensate = CommandSpec("release", "stock", "released")
-    >>> found = whole(Step("reserve", StepKind.REQUEST, StepAction(command=ask), StepAction(command=compensate)))
+    >>> found = complete(Step("reserve", StepKind.REQUEST, StepAction(command=spec), StepAction(command=compensate)))
     >>> found.compensation.command.payload is dict
     True
     """
-    asked, compensation = step.action.command, step.compensation and step.compensation.command
-    if step.compensation is None or not asked or not compensation or compensation.payload is not None:
+    command, compensation = step.action.command, step.compensation and step.compensation.command
+    if step.compensation is None or not command or not compensation or compensation.payload is not None:
         return step
-    return replace(step, compensation=replace(step.compensation, command=replace(compensation, payload=asked.payload)))
+    return replace(
+        step, compensation=replace(step.compensation, command=replace(compensation, payload=command.payload))
+    )
 
 
 Steps = Mapping[str, Step]
@@ -206,9 +210,9 @@ class StepGraph:
     """The steps of a saga, in definition order.
 
     >>> from outrider.saga.definition.steps import StepAction
-    >>> ordered = StepGraph()
-    >>> ordered.keep(Step("create", StepKind.LOCAL, StepAction(print)))
-    >>> list(ordered.steps)
+    >>> build_order = StepGraph()
+    >>> build_order.put(Step("create", StepKind.LOCAL, StepAction(print)))
+    >>> list(build_order.steps)
     ['create']
     """
 
@@ -217,11 +221,11 @@ class StepGraph:
         self._order: StepOrder | None = StepOrder()
         """None while a step refers to a step that is not yet defined."""
 
-    def keep(self, step: Step) -> None:
+    def put(self, step: Step) -> None:
         """Add a step, or replace the step of the same name. After a rejection, the graph is unchanged."""
-        if self._order is None or not self._alone(step):
+        if self._order is None or not self._keeps_order(step):
             steps = {**self.steps, step.name: step}
-            self._order = None if _unknown(steps) else ordered(steps)
+            self._order = None if _unknown(steps) else build_order(steps)
         else:
             self._order.add(step)
         self.steps[step.name] = step
@@ -232,7 +236,7 @@ class StepGraph:
             names = ", ".join(self.steps)
             raise UsageError(f"{step.line}: {step.name} comes after {name!r}, which is no step; there are: {names}")
 
-    def _alone(self, step: Step) -> bool:
+    def _keeps_order(self, step: Step) -> bool:
         """Tell whether a step leaves the order of the other steps unchanged: the step refers to known steps only."""
         known = self.steps.get(step.name)
         return known.after == step.after if known else all(name in self.steps for name in step.after)
@@ -275,8 +279,8 @@ class StepOrder:
                 if other.name != step.name:
                     # A step that is already known cannot come after a new step.
                     after = bool(self._before[other.name] & bit)
-                    _check_beside(other, step, after=after, before=bool(before & self._bits[other.name]))
-            _check_beside(step, step, after=False, before=True)
+                    _check_pivot_side(other, step, after=after, before=bool(before & self._bits[other.name]))
+            _check_pivot_side(step, step, after=False, before=True)
         elif step.pivot and pivot:
             raise UsageError(
                 f"{step.line}: {step.name} is a second pivot, after {pivot.name} ({pivot.line}); there is one "
@@ -284,7 +288,7 @@ class StepOrder:
             )
         elif pivot:
             after = bool(before & self._bits[pivot.name])
-            _check_beside(step, pivot, after=after, before=bool(self._before[pivot.name] & bit))
+            _check_pivot_side(step, pivot, after=after, before=bool(self._before[pivot.name] & bit))
 
     def _check_wait(self, step: Step, before: int) -> None:
         for event_type in step.replies:
@@ -292,21 +296,21 @@ class StepOrder:
                 if not before & self._bits[other.name]:
                     raise UsageError(
                         f"{step.line}: {step.name} and {other.name} ({other.line}) may both be waiting for "
-                        f"{event_type}, and nobody could say whose it is; put one after the other, or wait once"
+                        f"{event_type}, so the event could belong to either; put one after the other, or wait once"
                     )
 
 
-def ordered(steps: Steps) -> StepOrder:
+def build_order(steps: Steps) -> StepOrder:
     """Return the order of a complete set of steps. Raises UsageError for steps that cannot work together.
 
-    >>> ordered({})._before
+    >>> build_order({})._before
     {}
     """
     order = StepOrder()
     try:
         names = list(TopologicalSorter({step.name: step.after for step in steps.values()}).static_order())
     except CycleError as error:
-        raise _circle(steps, error.args[1][1:]) from None
+        raise _cycle_error(steps, error.args[1][1:]) from None
     for name in names:
         order.add(steps[name])
     return order
@@ -316,11 +320,11 @@ def _unknown(steps: Steps) -> list[tuple[Step, str]]:
     return [(step, name) for step in steps.values() for name in step.after if name not in steps]
 
 
-def _circle(steps: Steps, names: list[str]) -> UsageError:
+def _cycle_error(steps: Steps, names: list[str]) -> UsageError:
     """Return the error for a cycle of steps. The text starts with the step that closed the cycle."""
-    written = list(steps)
+    order = list(steps)
     backward = names[::-1]
-    last = backward.index(max(backward, key=written.index))
+    last = backward.index(max(backward, key=order.index))
     circle = [*backward[last:], *backward[:last], backward[last]]
     lines = ", ".join(f"{name} at {steps[name].line}" for name in circle[1:])
     return UsageError(
@@ -329,11 +333,11 @@ def _circle(steps: Steps, names: list[str]) -> UsageError:
     )
 
 
-def _check_beside(step: Step, pivot: Step, *, after: bool, before: bool) -> None:
+def _check_pivot_side(step: Step, pivot: Step, *, after: bool, before: bool) -> None:
     if not after and not before:
         raise UsageError(
-            f"{step.line}: {step.name} is neither before nor after the pivot {pivot.name} ({pivot.line}), so nobody "
-            f"could say whether it may be compensated; put it before or after {pivot.name} with after=[…]"
+            f"{step.line}: {step.name} is neither before nor after the pivot {pivot.name} ({pivot.line}), so it "
+            f"is unclear whether it may be compensated; put it before or after {pivot.name} with after=[…]"
         )
     if step.compensation and step.name == pivot.name:
         raise UsageError(

@@ -24,10 +24,10 @@ GENERATOR = "has a yield in it, so that a call of it runs nothing; take the yiel
 Function = Callable[..., Any]
 
 
-def where() -> str:
+def definition_site() -> str:
     """Return the source line that calls into this package.
 
-    >>> where().count(":") > 0
+    >>> definition_site().count(":") > 0
     True
     """
     frame = sys._getframe(1)
@@ -75,7 +75,7 @@ def check_topic(topic: Any, line: str) -> str:
     name = check_name(topic, "a topic", line)
     if not TOPIC.fullmatch(name) or name in (".", ".."):
         raise UsageError(
-            f"{line}: the topic {name!r:.80} has characters a broker refuses; use letters, digits, '.', '_' and '-'"
+            f"{line}: the topic {name!r:.80} has characters that brokers reject; use letters, digits, '.', '_' and '-'"
         )
     return name
 
@@ -88,9 +88,9 @@ def check_reply(event_type: Any, topic: str | None, line: str) -> None:
     name = check_event_type(event_type, line)
     if topic is not None:
         check_topic(topic, line)
-    elif not TOPIC.fullmatch(came_on := default_topic(name, None, None)):
+    elif not TOPIC.fullmatch(reply_topic := default_topic(name, None, None)):
         raise UsageError(
-            f"{line}: {name!r:.80} would come on the topic {came_on!r:.80}, which a broker refuses; use letters, "
+            f"{line}: {name!r:.80} would come on the topic {reply_topic!r:.80}, which brokers reject; use letters, "
             "digits, '.', '_' and '-', or name the topic that it comes on"
         )
 
@@ -103,7 +103,7 @@ def check_traceparent(traceparent: Any, line: str) -> None:
     if traceparent is None or (isinstance(traceparent, str) and TRACEPARENT.fullmatch(traceparent)):
         return
     raise UsageError(
-        f"{line}: {shown(traceparent)} is not a W3C traceparent; pass the header on as it came, or leave it out"
+        f"{line}: {shown(traceparent)} is not a W3C traceparent; pass the header on unchanged, or leave it out"
     )
 
 
@@ -132,10 +132,10 @@ def check_seconds(seconds: Any, name: str, line: str) -> float:
     return float(seconds)
 
 
-def check_bare(given: Any, example: str, line: str) -> None:
+def check_parentheses(given: Any, example: str, line: str) -> None:
     """Reject a decorator that is used without parentheses.
 
-    >>> check_bare(None, "@order.local()", "order.py:7")
+    >>> check_parentheses(None, "@order.local()", "order.py:7")
     """
     if given is not None:
         raise UsageError(
@@ -143,8 +143,8 @@ def check_bare(given: Any, example: str, line: str) -> None:
         )
 
 
-def check_function(function: Function, arguments: str, line: str, *, waits: bool | None = None) -> None:
-    """Reject a function that cannot take the arguments. `waits` requires or forbids `async def`."""
+def check_function(function: Function, arguments: str, line: str, *, is_async: bool | None = None) -> None:
+    """Reject a function that cannot take the arguments. `is_async` requires or forbids `async def`."""
     name = getattr(function, "__qualname__", repr(function))
     if not callable(function):
         raise UsageError(f"{line}: {name} is not a function; give one that takes ({arguments})")
@@ -159,11 +159,9 @@ def check_function(function: Function, arguments: str, line: str, *, waits: bool
     if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
         raise UsageError(f"{line}: {name} {GENERATOR}")
     asynchronous = inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(function)
-    if waits is False and asynchronous:
-        raise UsageError(
-            f"{line}: {name} is async, and may only compute; write def, and put what takes time into a step"
-        )
-    if waits and inspect.isfunction(code) and not asynchronous:
+    if is_async is False and asynchronous:
+        raise UsageError(f"{line}: {name} is async, and may only compute; write def, and move slow work into a step")
+    if is_async and inspect.isfunction(code) and not asynchronous:
         raise UsageError(
             f"{line}: {name} would stop all other sagas while it runs; write async def, and call what blocks with "
             "await asyncio.to_thread(…)"
@@ -173,7 +171,7 @@ def check_function(function: Function, arguments: str, line: str, *, waits: bool
 def _code_of(function: Any) -> Any:
     """Return the underlying function of wrappers, partials, methods and callable objects.
 
-    >>> _code_of(partial(partial(check_bare, None), "")) is check_bare
+    >>> _code_of(partial(partial(check_parentheses, None), "")) is check_parentheses
     True
     """
     function = inspect.unwrap(function)
@@ -186,10 +184,10 @@ def _code_of(function: Any) -> Any:
     return inspect.unwrap(type(function).__call__)
 
 
-def distinct(names: Mapping[str, str | None], line: str) -> None:
+def check_distinct(names: Mapping[str, str | None], line: str) -> None:
     """Reject equal event types: their replies have the same key and could not be distinguished.
 
-    >>> distinct({"reply": "stock.reserved", "rejection": None}, "order.py:7")
+    >>> check_distinct({"reply": "stock.reserved", "rejection": None}, "order.py:7")
     """
     for (one, first), (other, second) in combinations(names.items(), 2):
         if first is not None and first == second:

@@ -35,18 +35,18 @@ from outrider.saga.planner.actions import (
     InvalidResult,
     LocalAction,
     Raised,
+    RejectedResult,
     Result,
     SendCommand,
-    StepDeclined,
     Succeeded,
     TimedOut,
     key_of,
 )
 from outrider.saga.state.codec import decode
-from outrider.saga.state.roundtrip import LoadedState, opened
+from outrider.saga.state.roundtrip import LoadedState, load_state
 from outrider.saga.store import SagaStore
 from outrider.telemetry.events import Observer, SagaStepRaised, SagaTaskLeaked
-from outrider.tracebacks import short_path, text_of, where
+from outrider.tracebacks import short_path, text_of, user_frame
 
 KEY_HEADER = "saga_key"
 
@@ -80,7 +80,7 @@ Step = CallAction | LocalAction | SendCommand | ApplyReply
 
 LAZY = "returned a generator, so that nothing of it has run; take the yield out"
 
-AWAITABLE = "returned something to await, and may only compute; write def, and put what takes time into a step"
+AWAITABLE = "returned something to await, and may only compute; write def, and move slow work into a step"
 
 UNAWAITED = "returned a coroutine that nobody has awaited, so that nothing of it has run; write await before it"
 
@@ -124,7 +124,7 @@ def describe(error: BaseException) -> str:
     said = _text(error)
     if isinstance(error, BaseExceptionGroup):
         said = f"{said}, the first of them {_text(error.exceptions[0])}"
-    place = None if isinstance(error, StepRejected) else where(error)
+    place = None if isinstance(error, StepRejected) else user_frame(error)
     return f"{said[:TEXT_CHARACTERS_MAX]} ({place})" if place else said[:TEXT_CHARACTERS_MAX]
 
 
@@ -219,15 +219,15 @@ class StepExecutor:
 
     def apply_reply(self, instance: Instance, action: ApplyReply) -> AppliedReply | Result:
         """Apply a reply to the state, or return the reason of the failure as a result."""
-        function = self.saga.definition.steps[action.step].takes[action.message.name]
+        function = self.saga.definition.steps[action.step].reply_functions[action.message.name]
         key = key_of(instance.saga_id, action.step)
         try:
-            before = opened(self.saga.state_type, instance.state)
+            before = load_state(self.saga.state_type, instance.state)
             run = StepContext(
                 before.state, instance.saga_id, key, action.attempt, instance.correlation_id, action.phase
             )
             check_computed(function(run, Reply(action.message.name, json.loads(action.message.body))))
-            return AppliedReply(before.closed(run.state), tuple(run.staged))
+            return AppliedReply(before.dump(run.state), tuple(run.staged))
         except (*RAISED, asyncio.CancelledError) as error:
             return self._failure(instance, action, error)
 
@@ -272,7 +272,7 @@ class StepExecutor:
 
     def _function(self, action: Step) -> Function | None:
         if isinstance(action, ApplyReply):
-            return self.saga.definition.steps[action.step].takes[action.message.name]
+            return self.saga.definition.steps[action.step].reply_functions[action.message.name]
         act = self.action(action.step, action.phase)
         return act.command.payload if act.command else act.function
 
@@ -281,7 +281,7 @@ class StepExecutor:
     ) -> tuple[StepAction, StepContext[Any], LoadedState[Any]] | InvalidResult:
         """Return the action, the context and the loaded state, or an invalid result if the state cannot be decoded."""
         try:
-            before = opened(self.saga.state_type, instance.state)
+            before = load_state(self.saga.state_type, instance.state)
         except RAISED as error:
             return invalid(action, error)
         run = StepContext(
@@ -293,7 +293,7 @@ class StepExecutor:
         self, action: CallAction | LocalAction, run: StepContext[Any], before: LoadedState[Any]
     ) -> StepOutcome:
         try:
-            after = before.closed(run.state)
+            after = before.dump(run.state)
         except RAISED as error:
             return StepOutcome(action, invalid(action, error))
         return StepOutcome(action, Succeeded(action.step, action.phase), before.text, after, tuple(run.staged))
@@ -397,7 +397,7 @@ def failure(action: Step, error: BaseException, *, late: bool = False) -> Result
     if isinstance(error, INVALID):
         return invalid(action, error)
     if isinstance(error, Permanent):
-        return StepDeclined(action.step, action.phase, describe_failure(action, error))
+        return RejectedResult(action.step, action.phase, describe_failure(action, error))
     if late:
         return TimedOut(action.step, action.phase)
     return Raised(action.step, action.phase, describe_failure(action, error), reply=isinstance(action, ApplyReply))

@@ -40,7 +40,7 @@ class Succeeded(NamedTuple):
     phase: Phase
 
 
-class StepDeclined(NamedTuple):
+class RejectedResult(NamedTuple):
     """The code reported that the effect did not happen and will not happen."""
 
     step: str
@@ -77,7 +77,7 @@ class InvalidResult(NamedTuple):
     error: str
 
 
-Result = Succeeded | StepDeclined | Raised | TimedOut | InvalidResult
+Result = Succeeded | RejectedResult | Raised | TimedOut | InvalidResult
 Input = Claimed | Result
 
 

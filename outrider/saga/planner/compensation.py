@@ -8,7 +8,7 @@ from outrider.saga.definition.steps import StepKind
 from outrider.saga.model import JournalEntry, Phase, Status, StepStatus
 from outrider.saga.planner.journal import OPEN, OUTSIDE, Journal
 
-GIVEN_UP = "given up, as compensation was ordered"
+GIVEN_UP = "given up, because an operator commanded compensation"
 
 
 def begin(journal: Journal) -> None:
@@ -16,16 +16,16 @@ def begin(journal: Journal) -> None:
 
     Only an operator command starts compensation while a step is unresolved.
     """
-    actions = journal.of(Phase.ACTION)
-    chosen = [entry for entry in reversed(actions) if to_be_compensated(journal, entry)]
+    actions = journal.entries(Phase.ACTION)
+    chosen = [entry for entry in reversed(actions) if needs_compensation(journal, entry)]
     for entry in actions:
         _close(journal, entry)
-    journal.become(Status.COMPENSATING)
+    journal.set_status(Status.COMPENSATING)
     for position, entry in enumerate(chosen, start=1):
         journal.write(JournalEntry(entry.step, Phase.COMPENSATION, StepStatus.PLANNED, position=position))
 
 
-def to_be_compensated(journal: Journal, entry: JournalEntry) -> bool:
+def needs_compensation(journal: Journal, entry: JournalEntry) -> bool:
     """Tell whether a step needs compensation: the step is done or may have happened, and has a compensation."""
     if journal.step(entry).compensation is None:
         return False
@@ -45,25 +45,25 @@ def _close(journal: Journal, entry: JournalEntry) -> None:
         journal.write(replace(closed, uncertainty=None, undelivered=None), GIVEN_UP)
 
 
-def let_go(journal: Journal) -> bool:
+def stop_idle_steps(journal: Journal) -> bool:
     """Stop steps without an effect; tell whether all other steps are settled, so compensation can start."""
-    for entry in journal.of(Phase.ACTION, OPEN):
+    for entry in journal.entries(Phase.ACTION, OPEN):
         idle = journal.kind(entry) in (StepKind.WAIT, StepKind.SLEEP)
         rolled_back = journal.kind(entry) is StepKind.LOCAL and entry.status is StepStatus.RETRYING
         if idle or rolled_back:
-            error = entry.error or "not awaited any more, as another step was rejected"
+            error = entry.error or "no longer awaited, because another step was rejected"
             journal.write(
                 replace(entry, status=StepStatus.REJECTED, due_at=None, error=error, ended_at=journal.now), error
             )
-    return not journal.of(Phase.ACTION, OPEN)
+    return not journal.entries(Phase.ACTION, OPEN)
 
 
-def go_back(journal: Journal) -> None:
+def start_next_compensation(journal: Journal) -> None:
     """Start the next compensation unless another is open. A failed compensation does not stop the others."""
-    if journal.of(Phase.COMPENSATION, OPEN):
+    if journal.entries(Phase.COMPENSATION, OPEN):
         return
-    if planned := journal.of(Phase.COMPENSATION, (StepStatus.PLANNED,)):
+    if planned := journal.entries(Phase.COMPENSATION, (StepStatus.PLANNED,)):
         journal.start(planned[0])
     else:
-        failed = journal.of(Phase.COMPENSATION, (StepStatus.FAILED,))
-        journal.become(Status.FAILED if failed else Status.COMPENSATED)
+        failed = journal.entries(Phase.COMPENSATION, (StepStatus.FAILED,))
+        journal.set_status(Status.FAILED if failed else Status.COMPENSATED)

@@ -95,34 +95,34 @@ class Journal:
         return [message for message in self.record.messages if message.message_id not in self.taken]
 
     @property
-    def begun(self) -> bool:
+    def is_compensating(self) -> bool:
         """Tell whether compensation has started. Before the start, compensations are at most planned."""
         if self.status is Status.FAILED:
-            return any(entry.status is not StepStatus.PLANNED for entry in self.of(Phase.COMPENSATION))
+            return any(entry.status is not StepStatus.PLANNED for entry in self.entries(Phase.COMPENSATION))
         return self.status in (Status.COMPENSATING, Status.COMPENSATED)
 
     @property
     def phase(self) -> Phase:
         """Return the current phase of the saga."""
-        return Phase.COMPENSATION if self.begun else Phase.ACTION
+        return Phase.COMPENSATION if self.is_compensating else Phase.ACTION
 
     @property
     def past_pivot(self) -> bool:
         """Tell whether the pivot is done, so the saga can no longer compensate."""
         pivot = self.definition.pivot
-        return pivot is not None and self.stands((pivot.name, Phase.ACTION), StepStatus.DONE)
+        return pivot is not None and self.has_status((pivot.name, Phase.ACTION), StepStatus.DONE)
 
     @property
-    def giving_up(self) -> bool:
+    def compensation_requested(self) -> bool:
         """Tell whether a compensate command waits for open steps. Meanwhile no new step starts."""
         return any((message.kind, message.name) == (MessageKind.OPERATOR, "compensate") for message in self.unread)
 
-    def of(self, phase: Phase, status: Iterable[StepStatus] = StepStatus) -> list[JournalEntry]:
+    def entries(self, phase: Phase, status: Iterable[StepStatus] = StepStatus) -> list[JournalEntry]:
         """Return the entries of a phase with the given statuses, ordered by position."""
         found = [entry for entry in self.lines.values() if entry.phase is phase and entry.status in status]
         return sorted(found, key=lambda entry: entry.position)
 
-    def stands(self, step_key: StepKey, *status: StepStatus) -> bool:
+    def has_status(self, step_key: StepKey, *status: StepStatus) -> bool:
         """Tell whether the entry exists and has one of the statuses."""
         entry = self.lines.get(step_key)
         return entry is not None and entry.status in status
@@ -131,21 +131,21 @@ class Journal:
         """Return the definition of the step of an entry."""
         return self.definition.steps[entry.step]
 
-    def act(self, entry: JournalEntry) -> StepAction:
+    def action(self, entry: JournalEntry) -> StepAction:
         """Return the step action for the phase of an entry."""
         step = self.step(entry)
-        act = step.action if entry.phase is Phase.ACTION else step.compensation
-        assert act is not None, f"{entry.step} is being compensated and has no compensation"
-        return act
+        action = step.action if entry.phase is Phase.ACTION else step.compensation
+        assert action is not None, f"{entry.step} is being compensated and has no compensation"
+        return action
 
     def kind(self, entry: JournalEntry) -> StepKind:
         """Return the kind of an entry's phase: a request compensates by a request, a local step by a local function."""
         step = self.step(entry)
         if entry.phase is Phase.ACTION or step.kind is StepKind.LOCAL:
             return step.kind
-        return StepKind.REQUEST if self.act(entry).command else StepKind.CALL
+        return StepKind.REQUEST if self.action(entry).command else StepKind.CALL
 
-    def asked_before(self, step_key: StepKey) -> bool:
+    def was_started_before(self, step_key: StepKey) -> bool:
         """Tell whether a step was started in an earlier turn, so that a reply is possible."""
         known = (entry for entry in self.record.journal if (entry.step, entry.phase) == step_key)
         return any(entry.started_at is not None for entry in known)
@@ -155,12 +155,12 @@ class Journal:
         actor = actor or self.record.instance.owner or "worker"
         self.notes.append(AuditEntry(self.status, self.status, step, what, actor, detail))
 
-    def note_late(self, entry: JournalEntry) -> None:
+    def audit_late_reply(self, entry: JournalEntry) -> None:
         """Add an audit entry for a late reply to a failed step."""
         if entry.status is StepStatus.FAILED:
             self.note("answered after all", entry.step, f"it had failed: {entry.error}")
 
-    def become(self, status: Status, detail: str = "") -> None:
+    def set_status(self, status: Status, detail: str = "") -> None:
         """Change the status of the saga."""
         if status is not self.status:
             old, self.status = self.status, status
@@ -169,15 +169,15 @@ class Journal:
 
     def write(self, entry: JournalEntry, detail: str = "", what: str = "") -> None:
         """Write an entry and an audit entry with the new status, or with `what`."""
-        self.amend(entry)
+        self.update(entry)
         self.note(f"{entry.phase} {what or entry.status}", entry.step, detail)
 
-    def patience(self, entry: JournalEntry) -> datetime | None:
+    def deadline(self, entry: JournalEntry) -> datetime | None:
         """Return the deadline of a step that starts now, or None."""
-        seconds = self.act(entry).timeout_seconds
+        seconds = self.action(entry).timeout_seconds
         return None if seconds is None else self.now + timedelta(seconds=seconds)
 
-    def amend(self, entry: JournalEntry) -> None:
+    def update(self, entry: JournalEntry) -> None:
         """Write an entry whose progress is unchanged, without an audit entry."""
         self.lines[entry.step, entry.phase] = entry
         self.changed[entry.step, entry.phase] = None
@@ -189,7 +189,7 @@ class Journal:
             entry,
             status=StepStatus.STARTED,
             attempts=attempts,
-            due_at=self.patience(entry),
+            due_at=self.deadline(entry),
             started_at=entry.started_at or self.now,
             # A new command is sent, so the reply to the previous command is no longer expected.
             uncertainty=None if entry.uncertainty is Uncertainty.REPLY_NOT_APPLIED else entry.uncertainty,
@@ -213,7 +213,7 @@ class Journal:
 
     def retry(self, entry: JournalEntry, error: str, uncertainty: Uncertainty | None = None) -> bool:
         """Schedule another attempt; False if the attempts are used up."""
-        policy = self.act(entry).retry
+        policy = self.action(entry).retry
         if entry.attempts >= policy.max_attempts:
             return False
         due_at = self.now + timedelta(seconds=policy.delay_seconds(max(1, entry.attempts), self.rng))
@@ -240,7 +240,7 @@ class Journal:
         if status is StepStatus.FAILED:
             self.attention.append(f"{entry.phase} of {entry.step} failed: {detail}")
 
-    def still_wanted(self) -> tuple[Action, ...]:
+    def remaining_actions(self) -> tuple[Action, ...]:
         """Return the actions that no later decision of the same turn has made obsolete."""
         lines = tuple(self.lines.values())
         return tuple(action for action in self.actions if isinstance(action, ApplyReply) or wanted(lines, action))

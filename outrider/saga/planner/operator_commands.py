@@ -23,42 +23,42 @@ class CommandApplied(NamedTuple):
 class CommandIgnored(NamedTuple):
     """The command was ignored, with the reason."""
 
-    because: str
+    reason: str
 
 
 class CommandDeferred(NamedTuple):
     """The command stays in the mailbox until a decision is possible."""
 
 
-Answer = CommandApplied | CommandIgnored | CommandDeferred
+CommandResult = CommandApplied | CommandIgnored | CommandDeferred
 
 
-def obey(journal: Journal) -> None:
+def apply_commands(journal: Journal) -> None:
     """Apply the operator commands in the mailbox, in order of arrival."""
     for message in journal.unread:
         if message.kind is not MessageKind.OPERATOR:
             continue
-        match _answer(journal, message):
+        match _apply(journal, message):
             case CommandApplied(detail=detail):
                 _reply(journal, message, detail)
-            case CommandIgnored(because=because):
-                _reply(journal, message, f"ignored, because {because}")
+            case CommandIgnored(reason=reason):
+                _reply(journal, message, f"ignored, because {reason}")
 
 
-def ignore(journal: Journal, because: str) -> None:
+def ignore(journal: Journal, reason: str) -> None:
     """Ignore all operator commands in the mailbox, with the same reason."""
     for message in journal.unread:
         if message.kind is MessageKind.OPERATOR:
-            _reply(journal, message, f"ignored, because {because}")
+            _reply(journal, message, f"ignored, because {reason}")
 
 
-def _answer(journal: Journal, message: SagaMessage) -> Answer:
-    verb = VERBS.get(message.name)
-    if verb is None:
-        return CommandIgnored(f"there is no such order; there are {', '.join(VERBS)}")
+def _apply(journal: Journal, message: SagaMessage) -> CommandResult:
+    command = COMMANDS.get(message.name)
+    if command is None:
+        return CommandIgnored(f"there is no such command; there are {', '.join(COMMANDS)}")
     if journal.status in (Status.COMPLETED, Status.COMPENSATED):
         return CommandIgnored(f"the saga is {journal.status}")
-    return verb(journal, message)
+    return command(journal, message)
 
 
 def _reply(journal: Journal, message: SagaMessage, detail: str) -> None:
@@ -99,18 +99,20 @@ def _body(message: SagaMessage) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def retry(journal: Journal, _: SagaMessage) -> Answer:
+def retry(journal: Journal, _: SagaMessage) -> CommandResult:
     """Give failed steps a new retry budget, and make waiting retries due now."""
-    failed = journal.of(journal.phase, (StepStatus.FAILED,))
-    waiting = journal.of(journal.phase, (StepStatus.RETRYING,))
+    failed = journal.entries(journal.phase, (StepStatus.FAILED,))
+    waiting = journal.entries(journal.phase, (StepStatus.RETRYING,))
     if not failed and not waiting and journal.status is not Status.FAILED:
-        return CommandIgnored("nothing has failed, and nothing waits for another attempt")
+        return CommandIgnored("no step has failed, and no step waits for another attempt")
     _leave_failed(journal)
     for entry in failed:
         _renew(journal, entry)
     for entry in waiting:
         journal.write(replace(entry, due_at=journal.now), "due now")
-    return CommandApplied(_names("tries again", failed + waiting) if failed or waiting else "goes on where it stood")
+    return CommandApplied(
+        _names("tries again", failed + waiting) if failed or waiting else "continues where it stopped"
+    )
 
 
 def _renew(journal: Journal, entry: JournalEntry) -> None:
@@ -121,96 +123,98 @@ def _renew(journal: Journal, entry: JournalEntry) -> None:
     return journal.write(replace(fresh, status=StepStatus.RETRYING, due_at=journal.now), "new budget")
 
 
-def compensate(journal: Journal, message: SagaMessage) -> Answer:
+def compensate(journal: Journal, message: SagaMessage) -> CommandResult:
     """Compensate all steps that are done or may have happened."""
-    if journal.begun:
-        return CommandIgnored("compensation has begun already; order a retry for what failed in it")
+    if journal.is_compensating:
+        return CommandIgnored("compensation has begun already; use retry for its failed steps")
     if journal.past_pivot:
-        return CommandIgnored("the pivot is done, and nothing is compensated after it; order retry or mark_done")
+        return CommandIgnored("the pivot is done, and nothing is compensated after it; use retry or mark_done")
     if _pivot_failed_since(journal, message):
         return CommandIgnored("the pivot's outcome is unknown; find out, then retry, mark_done or compensate again")
     if journal.status is Status.FAILED and _pivot_is_out(journal):
-        return CommandIgnored(
-            "the pivot is not settled, and stands still with the saga; order retry, then compensate again"
-        )
+        return CommandIgnored("the pivot is not settled, and the saga is stopped; use retry, then compensate again")
     if _pivot_is_out(journal) or _is_calling(journal):
         # A pivot that succeeds during compensation would leave a saga that is neither done nor compensated. A running
         # call may take effect after its compensation: cancellation is only a request.
         return CommandDeferred()
     compensation.begin(journal)
-    return CommandApplied("compensates everything that is done or may have happened")
+    return CommandApplied("compensates all steps that are done or may have happened")
 
 
 def _pivot_is_out(journal: Journal) -> bool:
     pivot = journal.definition.pivot
-    return pivot is not None and pivot.kind in OUTSIDE and journal.stands((pivot.name, Phase.ACTION), *OPEN)
+    return pivot is not None and pivot.kind in OUTSIDE and journal.has_status((pivot.name, Phase.ACTION), *OPEN)
 
 
 def _pivot_failed_since(journal: Journal, message: SagaMessage) -> bool:
     """Tell whether the operator sent the command before the pivot failed with an unknown outcome."""
     pivot = journal.definition.pivot
-    if pivot is None or pivot.kind not in OUTSIDE or not journal.stands((pivot.name, Phase.ACTION), StepStatus.FAILED):
+    if (
+        pivot is None
+        or pivot.kind not in OUTSIDE
+        or not journal.has_status((pivot.name, Phase.ACTION), StepStatus.FAILED)
+    ):
         return False
     ended_at = journal.lines[pivot.name, Phase.ACTION].ended_at
     before = {entry.step: entry.status for entry in journal.record.journal if entry.phase is Phase.ACTION}
-    return before.get(pivot.name) is not StepStatus.FAILED or (ended_at is not None and message.posted_at < ended_at)
+    return before.get(pivot.name) is not StepStatus.FAILED or (ended_at is not None and message.delivered_at < ended_at)
 
 
 def _is_calling(journal: Journal) -> bool:
     """Tell whether this worker runs a call. Calls of a lost worker or of a stopped saga do not count."""
     if journal.lost or journal.status is Status.FAILED:
         return False
-    return any(journal.kind(entry) is StepKind.CALL for entry in journal.of(Phase.ACTION, (StepStatus.STARTED,)))
+    return any(journal.kind(entry) is StepKind.CALL for entry in journal.entries(Phase.ACTION, (StepStatus.STARTED,)))
 
 
-def mark_done(journal: Journal, message: SagaMessage) -> Answer:
+def mark_done(journal: Journal, message: SagaMessage) -> CommandResult:
     """Mark failed steps as done, because a person has resolved them; without a failed step, mark the awaited steps.
 
     The fields of the command are set in the state. If a value does not fit, the command is ignored.
     """
-    settled = journal.of(journal.phase, (StepStatus.FAILED,))
+    settled = journal.entries(journal.phase, (StepStatus.FAILED,))
     if not settled and journal.record.instance.status is Status.FAILED:
         # The awaited steps are not the steps that the operator meant: those were answered, or no step of the saga had
         # failed.
-        return CommandIgnored("nothing stands failed any more")
+        return CommandIgnored("no step is failed any more")
     settled = settled or _awaited(journal)
     if not settled:
-        return CommandIgnored("nothing has failed, and nothing is waited for")
+        return CommandIgnored("no step has failed, and no step is waited for")
     fields = fields_of(message)
     try:
-        _amend(journal, fields)
+        _set_fields(journal, fields)
     except InvalidState as error:
-        return CommandIgnored(f"what is to be set does not fit: {error}")
+        return CommandIgnored(f"the values to set do not fit: {error}")
     _leave_failed(journal)
     for entry in settled:
         # No event has settled the step, so the compensating command must not say that the action was confirmed.
-        journal.settle(replace(entry, reply_event_id=None), StepStatus.DONE, "settled by a person")
-    said = f"; set: {', '.join(fields)}" if fields else ""
-    return CommandApplied(_names("counts as done", settled) + said)
+        journal.settle(replace(entry, reply_event_id=None), StepStatus.DONE, "settled by an operator")
+    suffix = f"; set: {', '.join(fields)}" if fields else ""
+    return CommandApplied(_names("counts as done", settled) + suffix)
 
 
-def _amend(journal: Journal, fields: Mapping[str, Any]) -> None:
-    if fields and journal.definition.amend:
+def _set_fields(journal: Journal, fields: Mapping[str, Any]) -> None:
+    if fields and journal.definition.set_fields:
         instance = journal.record.instance
-        state = journal.definition.amend(instance.state, fields)
+        state = journal.definition.set_fields(instance.state, fields)
         journal.record = journal.record._replace(instance=replace(instance, state=state))
 
 
 def _awaited(journal: Journal) -> list[JournalEntry]:
     kinds = ANSWERED | {StepKind.SLEEP}
-    return [entry for entry in journal.of(journal.phase, OPEN) if journal.kind(entry) in kinds]
+    return [entry for entry in journal.entries(journal.phase, OPEN) if journal.kind(entry) in kinds]
 
 
 def _leave_failed(journal: Journal) -> None:
     if journal.status is Status.FAILED:
-        journal.become(Status.COMPENSATING if journal.begun else Status.RUNNING)
+        journal.set_status(Status.COMPENSATING if journal.is_compensating else Status.RUNNING)
 
 
 def _names(what: str, entries: list[JournalEntry]) -> str:
     return f"{what}: {', '.join(entry.step for entry in entries)}"
 
 
-VERBS: dict[str, Callable[[Journal, SagaMessage], Answer]] = {
+COMMANDS: dict[str, Callable[[Journal, SagaMessage], CommandResult]] = {
     "retry": retry,
     "compensate": compensate,
     "mark_done": mark_done,

@@ -31,8 +31,8 @@ from outrider.saga.planner.actions import (
     LocalAction,
     Plan,
     Raised,
+    RejectedResult,
     SendCommand,
-    StepDeclined,
     Succeeded,
     TimedOut,
     key_of,
@@ -50,8 +50,8 @@ __all__ = [
     "LocalAction",
     "Plan",
     "Raised",
+    "RejectedResult",
     "SendCommand",
-    "StepDeclined",
     "Succeeded",
     "TimedOut",
     "advance",
@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 NOTHING: Mapping[UUID, Undelivered] = MappingProxyType({})
-OVER = frozenset({Status.COMPLETED, Status.COMPENSATED})
+ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED})
 
 
 def advance(
@@ -89,11 +89,11 @@ def advance(
         unreadable=frozenset(_unreadable(inputs)),
         undelivered=undelivered,
     )
-    if error := _strangers(definition, record) or definition_changed(definition, record):
-        return _estranged(journal, error)
-    results.hear(journal, inputs)
-    _settle_down(journal)
-    replies.tidy(journal)
+    if error := _find_unknown_steps(definition, record) or definition_changed(definition, record):
+        return _stop_changed(journal, error)
+    results.apply_inputs(journal, inputs)
+    _apply_until_stable(journal)
+    replies.drop_unneeded(journal)
     return _plan(journal)
 
 
@@ -115,99 +115,101 @@ def _unreadable(inputs: Sequence[Input]) -> Iterator[StepKey]:
             yield item.step, item.phase
 
 
-def _settle_down(journal: Journal) -> None:
+def _apply_until_stable(journal: Journal) -> None:
     """Apply replies, commands and decisions until no change remains: a new step may already have a reply."""
     changes = -1
     while changes != len(journal.notes):
         changes = len(journal.notes)
         replies.read(journal)
-        _go_on_if_answered(journal)
-        operator_commands.obey(journal)
+        _resume_if_answered(journal)
+        operator_commands.apply_commands(journal)
         if journal.lost and journal.status is not Status.FAILED:
-            results.pick_up(journal)
+            results.restart_interrupted(journal)
         _decide(journal)
 
 
-def _go_on_if_answered(journal: Journal) -> None:
+def _resume_if_answered(journal: Journal) -> None:
     """Resume the saga if all failed steps have been answered. A saga without a failed step stays failed."""
-    _fail_what_was_rejected_too_late(journal)
+    _fail_late_rejections(journal)
     had_failed = any(
         (entry.phase, entry.status) == (journal.phase, StepStatus.FAILED) for entry in journal.record.journal
     )
-    if journal.status is Status.FAILED and had_failed and not journal.of(journal.phase, (StepStatus.FAILED,)):
-        journal.become(Status.COMPENSATING if journal.begun else Status.RUNNING, "what was not known is answered")
+    if journal.status is Status.FAILED and had_failed and not journal.entries(journal.phase, (StepStatus.FAILED,)):
+        journal.set_status(
+            Status.COMPENSATING if journal.is_compensating else Status.RUNNING, "the unknown outcome is answered"
+        )
 
 
-def _fail_what_was_rejected_too_late(journal: Journal) -> None:
+def _fail_late_rejections(journal: Journal) -> None:
     if journal.past_pivot:
-        for entry in journal.of(Phase.ACTION, (StepStatus.REJECTED,)):
+        for entry in journal.entries(Phase.ACTION, (StepStatus.REJECTED,)):
             error = f"rejected after the pivot: {entry.error}"
             journal.settle(entry, StepStatus.FAILED, error, uncertainty=entry.uncertainty)
 
 
 def _decide(journal: Journal) -> None:
     if journal.status is Status.STARTED:
-        journal.become(Status.RUNNING)
-    if not halted(journal):
-        results.pass_time(journal)
+        journal.set_status(Status.RUNNING)
+    if not is_halted(journal):
+        results.apply_deadlines(journal)
     if journal.status is Status.RUNNING:
-        _go_on(journal)
+        _advance(journal)
     elif journal.status is Status.COMPENSATING:
-        compensation.go_back(journal)
+        compensation.start_next_compensation(journal)
 
 
-def halted(journal: Journal) -> bool:
+def is_halted(journal: Journal) -> bool:
     """Tell whether the saga has stopped, or will stop when the running calls have ended."""
     if journal.status is Status.RUNNING:
-        return bool(journal.of(Phase.ACTION, (StepStatus.FAILED,)))
+        return bool(journal.entries(Phase.ACTION, (StepStatus.FAILED,)))
     return journal.status is not Status.COMPENSATING
 
 
-def _go_on(journal: Journal) -> None:
-    _fail_what_was_rejected_too_late(journal)
-    if halted(journal):
-        if not under_way(journal):
-            journal.become(Status.FAILED)
-    elif journal.of(Phase.ACTION, (StepStatus.REJECTED,)):
-        if compensation.let_go(journal):
+def _advance(journal: Journal) -> None:
+    _fail_late_rejections(journal)
+    if is_halted(journal):
+        if not running_steps(journal):
+            journal.set_status(Status.FAILED)
+    elif journal.entries(Phase.ACTION, (StepStatus.REJECTED,)):
+        if compensation.stop_idle_steps(journal):
             compensation.begin(journal)
     else:
-        _begin_ready(journal)
+        _start_ready(journal)
 
 
-def _begin_ready(journal: Journal) -> None:
+def _start_ready(journal: Journal) -> None:
     """Start each step whose predecessors are all done."""
-    done = {entry.step for entry in journal.of(Phase.ACTION, (StepStatus.DONE,))}
+    done = {entry.step for entry in journal.entries(Phase.ACTION, (StepStatus.DONE,))}
     if done.issuperset(journal.definition.steps):
-        return journal.become(Status.COMPLETED)
-    if journal.giving_up:
+        return journal.set_status(Status.COMPLETED)
+    if journal.compensation_requested:
         return None
     for step in journal.definition.steps.values():
         if (step.name, Phase.ACTION) not in journal.lines and done.issuperset(step.after):
-            position = len(journal.of(Phase.ACTION)) + 1
+            position = len(journal.entries(Phase.ACTION)) + 1
             journal.start(JournalEntry(step.name, Phase.ACTION, StepStatus.PLANNED, position))
     return None
 
 
-def under_way(journal: Journal) -> list[JournalEntry]:
+def running_steps(journal: Journal) -> list[JournalEntry]:
     """Return the steps that this worker runs itself, and for which the worker must keep its claim."""
     if journal.status is Status.FAILED:
         return []
-    is_started = journal.of(journal.phase, (StepStatus.STARTED,))
+    is_started = journal.entries(journal.phase, (StepStatus.STARTED,))
     return [entry for entry in is_started if journal.kind(entry) in HERE]
 
 
 def _plan(journal: Journal) -> Plan:
     record = journal.record
-    standing = journal.of(journal.phase, (*OPEN, StepStatus.FAILED))
-    failed = [entry for entry in standing if entry.status is StepStatus.FAILED]
-    dead_lettered = any(entry.undelivered is Undelivered.DEAD_LETTER for entry in standing)
+    active = journal.entries(journal.phase, (*OPEN, StepStatus.FAILED))
+    failed = [entry for entry in active if entry.status is StepStatus.FAILED]
+    dead_lettered = any(entry.undelivered is Undelivered.DEAD_LETTER for entry in active)
     return Plan(
         instance=replace(
             record.instance,
             status=journal.status,
-            current_step=next((entry.step for entry in failed or standing), None),
-            last_error=None if journal.status in OVER else journal.last_error,
+            current_step=next((entry.step for entry in failed or active), None),
+            last_error=None if journal.status in ENDED else journal.last_error,
             retry_count=journal.retry_count,
             needs_attention=bool(failed) or journal.status is Status.FAILED or dead_lettered,
         ),
@@ -215,8 +217,8 @@ def _plan(journal: Journal) -> Plan:
         taken=tuple(journal.taken),
         seen=tuple(message.message_id for message in journal.unread),
         notes=tuple(journal.notes),
-        actions=journal.still_wanted(),
-        release=not under_way(journal),
+        actions=journal.remaining_actions(),
+        release=not running_steps(journal),
         wake_seconds=_wake_seconds(journal),
         attention=tuple(journal.attention),
     )
@@ -224,22 +226,22 @@ def _plan(journal: Journal) -> Plan:
 
 def _wake_seconds(journal: Journal) -> float | None:
     """Return the seconds until the next deadline, or None if only an input or a message can change the saga."""
-    if halted(journal):
+    if is_halted(journal):
         return None
-    busy = under_way(journal)
-    waiting = [entry for entry in journal.of(journal.phase, OPEN) if entry not in busy]
-    due = [entry.due_at for entry in waiting if entry.due_at and not results.held(journal, entry)]
+    busy = running_steps(journal)
+    waiting = [entry for entry in journal.entries(journal.phase, OPEN) if entry not in busy]
+    due = [entry.due_at for entry in waiting if entry.due_at and not results.is_retry_suspended(journal, entry)]
     return max(0.0, (min(due) - journal.now).total_seconds()) if due else None
 
 
-def _known(definition: Definition, entry: JournalEntry) -> bool:
+def _is_defined(definition: Definition, entry: JournalEntry) -> bool:
     step = definition.steps.get(entry.step)
     return step is not None and (entry.phase is Phase.ACTION or step.compensation is not None)
 
 
-def _strangers(definition: Definition, record: SagaRecord) -> str | None:
+def _find_unknown_steps(definition: Definition, record: SagaRecord) -> str | None:
     """Return an error for journal entries whose step or compensation is missing in the definition."""
-    strangers = [entry.step for entry in record.journal if not _known(definition, entry)]
+    strangers = [entry.step for entry in record.journal if not _is_defined(definition, entry)]
     if not strangers:
         return None
     return (
@@ -249,14 +251,14 @@ def _strangers(definition: Definition, record: SagaRecord) -> str | None:
     )
 
 
-def _estranged(journal: Journal, error: str) -> Plan:
+def _stop_changed(journal: Journal, error: str) -> Plan:
     """Stop a saga whose definition was changed during the run. The journal is unchanged."""
     instance = journal.record.instance
-    if instance.status in OVER:
+    if instance.status in ENDED:
         return Plan(instance, taken=tuple(message.message_id for message in journal.unread), release=True)
     if instance.status is not Status.FAILED:
         journal.attention.append(error)
-        journal.become(Status.FAILED, error)
+        journal.set_status(Status.FAILED, error)
     operator_commands.ignore(journal, error)
     replies.make_room(journal)
     return Plan(

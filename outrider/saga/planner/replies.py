@@ -20,8 +20,8 @@ from outrider.saga.model import JournalEntry, MessageKind, Phase, SagaMessage, S
 from outrider.saga.planner.actions import ApplyReply, key_of
 from outrider.saga.planner.journal import OPEN, Journal, StepKey
 
-ALIKE_MAX = 2
-KEPT_MAX = 100
+REPLIES_PER_KEY_MAX = 2
+REPLIES_MAX = 100
 """Limits on replies kept for a saga that cannot read its mailbox: per name and key, and in total."""
 
 
@@ -35,10 +35,10 @@ def read(journal: Journal) -> None:
 
 
 def _waits(journal: Journal, step_key: StepKey, message: SagaMessage) -> bool:
-    return step_key not in journal.unreadable and _would_take(journal, step_key, message)
+    return step_key not in journal.unreadable and _can_take(journal, step_key, message)
 
 
-def _would_take(journal: Journal, step_key: StepKey, message: SagaMessage) -> bool:
+def _can_take(journal: Journal, step_key: StepKey, message: SagaMessage) -> bool:
     entry = journal.lines.get(step_key)
     if entry is None or entry.phase is not journal.phase or not _asked(journal, entry):
         return False
@@ -56,14 +56,14 @@ def _not_applied(entry: JournalEntry) -> bool:
 
 def _asked(journal: Journal, entry: JournalEntry) -> bool:
     """Tell whether a reply is possible: the command was staged in an earlier turn. A wait step needs no command."""
-    return journal.kind(entry) is not StepKind.REQUEST or journal.asked_before((entry.step, entry.phase))
+    return journal.kind(entry) is not StepKind.REQUEST or journal.was_started_before((entry.step, entry.phase))
 
 
 def current(journal: Journal, entry: JournalEntry) -> SagaMessage | None:
     """Return the reply that a step would take now: the reply that has just raised, if any."""
     step_key = entry.step, entry.phase
     found = (message for message in replies(journal) if step_key in matching_steps(journal, message))
-    return next((message for message in found if _would_take(journal, step_key, message)), None)
+    return next((message for message in found if _can_take(journal, step_key, message)), None)
 
 
 def another(journal: Journal, entry: JournalEntry) -> SagaMessage | None:
@@ -107,8 +107,8 @@ def _key(journal: Journal, step: Step) -> str:
 
 
 def _answers(step: Step, phase: Phase, name: str) -> bool:
-    act = step.action if phase is Phase.ACTION else step.compensation
-    command = act.command if act else None
+    action = step.action if phase is Phase.ACTION else step.compensation
+    command = action.command if action else None
     return command is not None and name in (command.reply, command.rejection)
 
 
@@ -118,11 +118,11 @@ def _take(journal: Journal, entry: JournalEntry, message: SagaMessage) -> None:
     if _not_applied(entry):
         set_aside(journal, entry)
     entry = replace(entry, reply_event_id=message.event_id)
-    if message.name in journal.step(entry).takes:
+    if message.name in journal.step(entry).reply_functions:
         attempt = entry.attempts + 1 if again else 1
         journal.actions.append(ApplyReply(entry.step, entry.phase, message, attempt))
-    journal.note_late(entry)
-    command = journal.act(entry).command
+    journal.audit_late_reply(entry)
+    command = journal.action(entry).command
     if command is not None and message.name == command.rejection:
         journal.settle(entry, StepStatus.REJECTED, rejection_of(message))
     else:
@@ -146,7 +146,7 @@ def rejection_of(message: SagaMessage) -> str:
     return f"answered by {message.name}" + (f": {reason}" if reason else "")
 
 
-def tidy(journal: Journal) -> None:
+def drop_unneeded(journal: Journal) -> None:
     """Drop replies for which no step will wait, and duplicate replies for a step.
 
     If a step could not apply its reply, the newest further reply is kept as well.
@@ -155,13 +155,13 @@ def tidy(journal: Journal) -> None:
     stuck = {
         step_key: entry.reply_event_id
         for step_key, entry in journal.lines.items()
-        if _not_applied(entry) and _may_wait(journal, step_key)
+        if _not_applied(entry) and _can_wait(journal, step_key)
     }
     for message in replies(journal):
         if message.event_id in stuck.values():
             continue
         free = (p for p in matching_steps(journal, message) if p in stuck or p not in kept)
-        step_key = next((p for p in free if _may_wait(journal, p)), None)
+        step_key = next((p for p in free if _can_wait(journal, p)), None)
         if step_key is None:
             _drop(journal, message)
         else:
@@ -192,17 +192,17 @@ def surplus(unread: Sequence[SagaMessage]) -> list[SagaMessage]:
     kept, dropped = 0, []
     for message in reversed([message for message in unread if message.kind is MessageKind.REPLY]):
         counts[message.name, message.key] += 1
-        if counts[message.name, message.key] > ALIKE_MAX or kept >= KEPT_MAX:
+        if counts[message.name, message.key] > REPLIES_PER_KEY_MAX or kept >= REPLIES_MAX:
             dropped.append(message)
         else:
             kept += 1
     return dropped
 
 
-def _may_wait(journal: Journal, step_key: StepKey) -> bool:
+def _can_wait(journal: Journal, step_key: StepKey) -> bool:
     if step_key[1] is not journal.phase:
         return False
     if step_key not in journal.lines:
         # A reply cannot arrive before its command, so the reply was meant for another step or another attempt.
         return journal.definition.steps[step_key[0]].kind is StepKind.WAIT
-    return _asked(journal, journal.lines[step_key]) and journal.stands(step_key, *OPEN, StepStatus.FAILED)
+    return _asked(journal, journal.lines[step_key]) and journal.has_status(step_key, *OPEN, StepStatus.FAILED)

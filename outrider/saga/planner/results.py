@@ -19,17 +19,17 @@ from datetime import timedelta
 from outrider.saga.definition.steps import StepKind
 from outrider.saga.model import JournalEntry, Phase, StepStatus, Uncertainty, Undelivered
 from outrider.saga.planner import replies
-from outrider.saga.planner.actions import Claimed, Input, InvalidResult, Raised, Result, StepDeclined, Succeeded
+from outrider.saga.planner.actions import Claimed, Input, InvalidResult, Raised, RejectedResult, Result, Succeeded
 from outrider.saga.planner.journal import ANSWERED, HERE, OPEN, Journal
 
 UNKNOWN = "unknown whether it happened"
 
 RAISED = "raised in its last attempt"
 
-LOST = "the worker was lost before it could tell"
+LOST = "the worker was lost before it reported a result"
 
 
-def hear(journal: Journal, inputs: Iterable[Input]) -> None:
+def apply_inputs(journal: Journal, inputs: Iterable[Input]) -> None:
     """Apply the results of this worker's calls and local functions."""
     for result in inputs:
         if isinstance(result, Claimed):
@@ -37,9 +37,9 @@ def hear(journal: Journal, inputs: Iterable[Input]) -> None:
         entry = journal.lines.get((result.step, result.phase))
         if entry is None or not _expected(journal, entry):
             what = type(result).__name__.lower()
-            journal.note("result ignored", result.step, f"{result.phase} {what}, but nobody waits for it any more")
+            journal.note("result ignored", result.step, f"{result.phase} {what}, but no step waits for it any more")
             continue
-        journal.note_late(entry)
+        journal.audit_late_reply(entry)
         _apply(journal, entry, result)
 
 
@@ -53,21 +53,21 @@ def _apply(journal: Journal, entry: JournalEntry, result: Result) -> None:
     match result:
         case Succeeded():
             journal.settle(entry, StepStatus.DONE)
-        case StepDeclined(error=error):
-            declined(journal, entry, error)
+        case RejectedResult(error=error):
+            apply_rejection(journal, entry, error)
         case Raised(error=error, reply=True):
-            unfit_reply(journal, entry, error)
+            retry_reply(journal, entry, error)
         case Raised(error=error):
-            raised(journal, entry, error)
+            apply_exception(journal, entry, error)
         case InvalidResult(error=error) if replies.current(journal, entry):
-            unfit_reply(journal, entry, error, hopeless=True)
+            retry_reply(journal, entry, error, permanent=True)
         case InvalidResult(error=error):
             journal.settle(entry, StepStatus.FAILED, error)
         case _:
-            unknown(journal, entry, f"no result within {journal.act(entry).timeout_seconds} s")
+            apply_unknown_outcome(journal, entry, f"no result within {journal.action(entry).timeout_seconds} s")
 
 
-def declined(journal: Journal, entry: JournalEntry, error: str) -> None:
+def apply_rejection(journal: Journal, entry: JournalEntry, error: str) -> None:
     """Reject a step that declined.
 
     For a request, a compensation is planned, because its reply proves that the effect happened.
@@ -75,59 +75,59 @@ def declined(journal: Journal, entry: JournalEntry, error: str) -> None:
     if entry.phase is Phase.COMPENSATION:
         journal.settle(entry, StepStatus.FAILED, error)
     elif journal.kind(entry) is StepKind.REQUEST:
-        rejected_but_perhaps_done(journal, entry, error)
+        reject_and_compensate(journal, entry, error)
     else:
         journal.settle(entry, StepStatus.REJECTED, error)
 
 
-def raised(journal: Journal, entry: JournalEntry, error: str) -> None:
+def apply_exception(journal: Journal, entry: JournalEntry, error: str) -> None:
     """Retry a step after an exception, or end the step. An earlier unknown outcome is preserved."""
-    doubt = _earlier_doubt(entry)
-    if doubt:
+    uncertainty = _earlier_uncertainty(entry)
+    if uncertainty:
         error = f"{UNKNOWN} before; it raised: {error}"
-    if journal.retry(entry, error, doubt):
+    if journal.retry(entry, error, uncertainty):
         return
-    if entry.phase is Phase.COMPENSATION or journal.kind(entry) in ANSWERED or doubt:
-        journal.settle(entry, StepStatus.FAILED, error, uncertainty=doubt)
+    if entry.phase is Phase.COMPENSATION or journal.kind(entry) in ANSWERED or uncertainty:
+        journal.settle(entry, StepStatus.FAILED, error, uncertainty=uncertainty)
     elif journal.kind(entry) is StepKind.LOCAL:
         journal.settle(entry, StepStatus.REJECTED, f"{RAISED}, and was rolled back: {error}", "raised")
     else:
-        rejected_but_perhaps_done(journal, entry, error, after=f"{RAISED}, and may have happened: ")
+        reject_and_compensate(journal, entry, error, after=f"{RAISED}, and may have happened: ")
 
 
-def _earlier_doubt(entry: JournalEntry) -> Uncertainty | None:
+def _earlier_uncertainty(entry: JournalEntry) -> Uncertainty | None:
     return entry.uncertainty if entry.uncertainty is Uncertainty.OUTCOME_UNKNOWN else None
 
 
-def unfit_reply(journal: Journal, entry: JournalEntry, error: str, *, hopeless: bool = False) -> None:
+def retry_reply(journal: Journal, entry: JournalEntry, error: str, *, permanent: bool = False) -> None:
     """Retry the application of a reply; the command is not sent again.
 
     After the last attempt, another reply replaces the failed reply. Without another reply, the failed reply is kept.
     """
-    error, answer = f"its answer cannot be taken in: {error}", replies.current(journal, entry)
-    doubt, known = Uncertainty.REPLY_NOT_APPLIED, entry.reply_event_id
-    again = entry.uncertainty is doubt and (answer is None or known in (None, answer.event_id))
+    error, answer = f"its reply cannot be applied: {error}", replies.current(journal, entry)
+    uncertainty, reply_event_id = Uncertainty.REPLY_NOT_APPLIED, entry.reply_event_id
+    again = entry.uncertainty is uncertainty and (answer is None or reply_event_id in (None, answer.event_id))
     if answer and not again:
         replies.set_aside(journal, entry)
     entry = replace(
         entry,
         attempts=entry.attempts + 1 if again else 1,
-        uncertainty=doubt,
+        uncertainty=uncertainty,
         undelivered=None,
-        reply_event_id=answer.event_id if answer else known,
+        reply_event_id=answer.event_id if answer else reply_event_id,
         error=error,
     )
-    if not hopeless and journal.retry(entry, error, doubt):
+    if not permanent and journal.retry(entry, error, uncertainty):
         return
     if replies.another(journal, entry):
         replies.set_aside(journal, entry)
         renewed = replace(entry, attempts=0, due_at=journal.now, reply_event_id=None, ended_at=None)
-        journal.write(replace(renewed, status=StepStatus.RETRYING), "another answer has come")
+        journal.write(replace(renewed, status=StepStatus.RETRYING), "another reply has arrived")
     else:
-        journal.settle(entry, StepStatus.FAILED, error, uncertainty=doubt)
+        journal.settle(entry, StepStatus.FAILED, error, uncertainty=uncertainty)
 
 
-def rejected_but_perhaps_done(journal: Journal, entry: JournalEntry, error: str, after: str = "") -> None:
+def reject_and_compensate(journal: Journal, entry: JournalEntry, error: str, after: str = "") -> None:
     """Reject a step and plan its compensation. Without a compensation, the step fails and an operator must decide."""
     if journal.step(entry).compensation is None:
         return journal.settle(entry, StepStatus.FAILED, error)
@@ -137,94 +137,94 @@ def rejected_but_perhaps_done(journal: Journal, entry: JournalEntry, error: str,
     )
 
 
-def unknown(journal: Journal, entry: JournalEntry, error: str) -> None:
+def apply_unknown_outcome(journal: Journal, entry: JournalEntry, error: str) -> None:
     """Retry a step with an unknown outcome, with the same key.
 
     A local function is rolled back, so its outcome is known.
     """
     if journal.kind(entry) is StepKind.LOCAL:
-        return raised(journal, entry, error)
-    error, doubt = f"{UNKNOWN}: {error}", Uncertainty.OUTCOME_UNKNOWN
-    if not journal.retry(entry, error, doubt):
-        journal.settle(entry, StepStatus.FAILED, error, uncertainty=doubt)
+        return apply_exception(journal, entry, error)
+    error, uncertainty = f"{UNKNOWN}: {error}", Uncertainty.OUTCOME_UNKNOWN
+    if not journal.retry(entry, error, uncertainty):
+        journal.settle(entry, StepStatus.FAILED, error, uncertainty=uncertainty)
     return None
 
 
-def pick_up(journal: Journal) -> None:
+def restart_interrupted(journal: Journal) -> None:
     """Restart the steps of a lost worker, with the same key. Each restart counts an attempt."""
     begun = journal.lost.begun if journal.lost else None
     journal.lost = None
-    for entry in journal.of(journal.phase, (StepStatus.STARTED,)):
+    for entry in journal.entries(journal.phase, (StepStatus.STARTED,)):
         if journal.kind(entry) not in HERE:
             continue
         if begun is not None and (entry.step, entry.phase, entry.attempts) not in begun:
             journal.retry_count -= entry.attempts > 1
             journal.start(replace(entry, attempts=entry.attempts - 1))
-        elif entry.attempts >= journal.act(entry).retry.max_attempts:
-            unknown(journal, entry, LOST)
+        elif entry.attempts >= journal.action(entry).retry.max_attempts:
+            apply_unknown_outcome(journal, entry, LOST)
         else:
             rolled_back = journal.kind(entry) is StepKind.LOCAL
-            doubted = replace(entry, error=f"{UNKNOWN}: {LOST}", uncertainty=Uncertainty.OUTCOME_UNKNOWN)
-            journal.start(entry if rolled_back else doubted)
+            uncertain = replace(entry, error=f"{UNKNOWN}: {LOST}", uncertainty=Uncertainty.OUTCOME_UNKNOWN)
+            journal.start(entry if rolled_back else uncertain)
 
 
-def pass_time(journal: Journal) -> None:
+def apply_deadlines(journal: Journal) -> None:
     """Apply expired deadlines. The worker itself measures the time of calls and local functions."""
-    for entry in journal.of(journal.phase, OPEN):
-        if entry.due_at is None or entry.due_at > journal.now or held(journal, entry):
+    for entry in journal.entries(journal.phase, OPEN):
+        if entry.due_at is None or entry.due_at > journal.now or is_retry_suspended(journal, entry):
             continue
         if entry.status is StepStatus.RETRYING:
             # A step with a reply is not started again; if the reply raised in this turn, the next turn reads the reply.
             if (entry.step, entry.phase) not in journal.unreadable:
                 journal.start(entry)
         else:
-            _patience_is_over(journal, entry)
+            _on_timeout(journal, entry)
 
 
-def held(journal: Journal, entry: JournalEntry) -> bool:
+def is_retry_suspended(journal: Journal, entry: JournalEntry) -> bool:
     """Tell whether a retry waits because the saga will compensate. Only the pivot is still retried."""
-    return entry.status is StepStatus.RETRYING and journal.giving_up and not journal.step(entry).pivot
+    return entry.status is StepStatus.RETRYING and journal.compensation_requested and not journal.step(entry).pivot
 
 
-def _patience_is_over(journal: Journal, entry: JournalEntry) -> None:
-    seconds = journal.act(entry).timeout_seconds
-    where = journal.undelivered.get(entry.command_event_id) if entry.command_event_id else None
+def _on_timeout(journal: Journal, entry: JournalEntry) -> None:
+    seconds = journal.action(entry).timeout_seconds
+    undelivered = journal.undelivered.get(entry.command_event_id) if entry.command_event_id else None
     match journal.kind(entry):
         case StepKind.SLEEP:
             journal.settle(entry, StepStatus.DONE)
         case StepKind.WAIT:
             error = f"nothing came within {seconds} s"
             journal.settle(entry, StepStatus.REJECTED, error, uncertainty=Uncertainty.NO_EVENT)
-        case StepKind.REQUEST if where or entry.undelivered:
-            _ask_for_patience(journal, entry, where)
+        case StepKind.REQUEST if undelivered or entry.undelivered:
+            _extend_deadline(journal, entry, undelivered)
         case StepKind.REQUEST:
-            unknown(journal, entry, f"no answer within {seconds} s")
+            apply_unknown_outcome(journal, entry, f"no answer within {seconds} s")
 
 
-def _ask_for_patience(journal: Journal, entry: JournalEntry, where: Undelivered | None) -> None:
+def _extend_deadline(journal: Journal, entry: JournalEntry, undelivered: Undelivered | None) -> None:
     """Extend the deadline of a command that has not left the outbox, without counting an attempt.
 
     After the command has left, the step waits the full timeout once more.
     """
-    told = _standstill(journal, entry, where)
-    doubt = f"{UNKNOWN} before" if _earlier_doubt(entry) else ""
-    error = "; ".join(filter(None, (doubt, told))) or None
-    on = replace(entry, due_at=journal.patience(entry), undelivered=where)
-    if where and entry.undelivered is where:
-        return journal.amend(on)
-    journal.write(replace(on, error=error), told or "the command has left the outbox", "is waited for")
+    text = _describe_undelivered(journal, entry, undelivered)
+    uncertainty = f"{UNKNOWN} before" if _earlier_uncertainty(entry) else ""
+    error = "; ".join(filter(None, (uncertainty, text))) or None
+    waiting = replace(entry, due_at=journal.deadline(entry), undelivered=undelivered)
+    if undelivered and entry.undelivered is undelivered:
+        return journal.update(waiting)
+    journal.write(replace(waiting, error=error), text or "the command has left the outbox", "is waited for")
     journal.last_error = error
-    if where is Undelivered.DEAD_LETTER:
-        journal.attention.append(f"{entry.phase} of {entry.step} is not asked for: {told}")
+    if undelivered is Undelivered.DEAD_LETTER:
+        journal.attention.append(f"{entry.phase} of {entry.step} is not sent: {text}")
     return None
 
 
-def _standstill(journal: Journal, entry: JournalEntry, where: Undelivered | None) -> str:
-    if where is None:
+def _describe_undelivered(journal: Journal, entry: JournalEntry, undelivered: Undelivered | None) -> str:
+    if undelivered is None:
         return ""
-    if where is Undelivered.DEAD_LETTER:
-        remedy = f"put right what it says, and run: outrider dead-letters replay {entry.command_event_id}"
+    if undelivered is Undelivered.DEAD_LETTER:
+        remedy = f"remove its cause, and run: outrider dead-letters replay {entry.command_event_id}"
         return f"its command is a dead letter; {remedy}"
     assert entry.due_at
-    since = entry.due_at - timedelta(seconds=journal.act(entry).timeout_seconds or 0)
+    since = entry.due_at - timedelta(seconds=journal.action(entry).timeout_seconds or 0)
     return f"its command is still in the outbox (pending since {since:%Y-%m-%d %H:%M:%S} UTC; is a relay running?)"

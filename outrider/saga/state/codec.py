@@ -37,8 +37,8 @@ from outrider.saga.state.types import (
     optional,
     tuple_of,
     tuple_with,
-    unfit,
     unreadable,
+    wrong_type,
 )
 
 S = TypeVar("S")
@@ -86,11 +86,11 @@ def inside(state_type: type) -> frozenset[type]:
         found = todo.pop()
         if found not in seen:
             seen.add(found)
-            todo.extend(check_model(found) if is_model(found) else _held(found))
+            todo.extend(check_model(found) if is_model(found) else _field_types(found))
     return frozenset(seen)
 
 
-def _held(kind: type) -> list[type]:
+def _field_types(kind: type) -> list[type]:
     return [inner for codec in _fields(kind).values() for inner in codec.inside]
 
 
@@ -249,7 +249,7 @@ def _union(hint: Any, args: tuple[Any, ...], path: str) -> Codec:
 def _write_fields(kind: Any, value: Any, path: str) -> dict[str, Any]:
     fields = _fields(kind)
     if type(value) is not kind:
-        raise unfit(path, value, kind.__name__)
+        raise wrong_type(path, value, kind.__name__)
     result = {name: codec.write(getattr(value, name), f"{path}.{name}") for name, codec in fields.items()}
     # Cached properties are computed again after decoding.
     more = [name for name in getattr(value, "__dict__", ()) if name not in fields and not derived(kind, name)]

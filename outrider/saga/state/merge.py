@@ -27,8 +27,8 @@ def merged(current: bytes, before: bytes, after: bytes) -> bytes:
         return after
     if before == after:
         return current
-    together = _merged(json.loads(current), json.loads(before), json.loads(after))
-    return json.dumps(together, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    merged_values = _merged(json.loads(current), json.loads(before), json.loads(after))
+    return json.dumps(merged_values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def overwritten(current: bytes, before: bytes, after: bytes) -> list[str]:
@@ -75,14 +75,14 @@ def _same(one: Any, other: Any) -> bool:
     return json.dumps(one) == json.dumps(other)
 
 
-def amended(state_type: Any, stored: bytes, fields: Mapping[str, Any]) -> bytes:
+def set_state_fields(state_type: Any, stored: bytes, fields: Mapping[str, Any]) -> bytes:
     """Return a state with new values in some fields. Raises InvalidState with the path of a wrong field.
 
     >>> @dataclasses.dataclass
     ... class Order:
     ...     order_id: str
     ...     charge: str | None = None
-    >>> amended(Order, b'{"order_id": "A-7", "charge": null}', {"charge": "C-1"})
+    >>> set_state_fields(Order, b'{"order_id": "A-7", "charge": null}', {"charge": "C-1"})
     b'{"order_id": "A-7", "charge": "C-1"}'
     """
     known = _names(state_type)

@@ -26,41 +26,41 @@ class LoadedState(Generic[S]):
     stored: Any
     known: Any
 
-    def closed(self, state: Any) -> bytes:
+    def dump(self, state: Any) -> bytes:
         """Return the encoded state after the step. Raises InvalidState if decoding would give a different state."""
         kind: Any = self.state_type
         values, name = _checked(kind, state), kind.__name__
-        text = as_text(_over(self.stored, self.known, values, name), name)
+        text = as_text(_keep_unknown(self.stored, self.known, values, name), name)
         if text != self.text or has_models(kind):
             _verify(kind, state, values)
         return text
 
 
-def opened(state_type: type[S], stored: bytes) -> LoadedState[S]:
+def load_state(state_type: type[S], stored: bytes) -> LoadedState[S]:
     """Decode a state for a step.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
     ... class Order:
     ...     order_id: str
-    >>> before = opened(Order, b'{"order_id": "A-7", "colour": "red"}')
-    >>> before.closed(Order("A-8"))
+    >>> before = load_state(Order, b'{"order_id": "A-7", "colour": "red"}')
+    >>> before.dump(Order("A-8"))
     b'{"order_id":"A-8","colour":"red"}'
     """
     values, name = parsed(state_type, stored), state_type.__name__
     state = read(state_type, values)
     known = written(state)
-    return LoadedState(state_type, state, as_text(_over(values, known, known, name), name), values, known)
+    return LoadedState(state_type, state, as_text(_keep_unknown(values, known, known, name), name), values, known)
 
 
-def sealed(state_type: type[S], state: S) -> bytes:
+def dump_state(state_type: type[S], state: S) -> bytes:
     """Encode the first state of a saga.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
     ... class Order:
     ...     order_id: str
-    >>> sealed(Order, Order("A-7"))
+    >>> dump_state(Order, Order("A-7"))
     b'{"order_id":"A-7"}'
     """
     values = _checked(state_type, state)
@@ -72,7 +72,7 @@ def _checked(state_type: type, state: Any) -> Any:
     if type(state) is not state_type:
         name = state_type.__name__
         remedy = f"change its fields, or put another {name} in its place"
-        raise InvalidState("run.state", f"{shown(state)} is not {name}, which this saga keeps", remedy)
+        raise InvalidState("context.state", f"{shown(state)} is not {name}, which this saga keeps", remedy)
     return written(state)
 
 
@@ -84,7 +84,7 @@ def _verify(state_type: type, state: Any, values: Any) -> None:
     except RecursionError as error:
         raise InvalidState(name, "it is nested too deeply to be read back", "store less") from error
     except InvalidState as error:
-        problem = f"what is written could not be read back ({error.problem})"
+        problem = f"the written value cannot be read back ({error.problem})"
         raise InvalidState(error.path, problem, "change the value, or the type of the field") from error
     if found:
         raise lost(*found)
@@ -96,27 +96,27 @@ def has_models(state_type: Any) -> bool:
     return any(is_model(kind) for kind in inside(state_type))
 
 
-def _over(stored: Any, known: Any, values: Any, path: str) -> Any:
+def _keep_unknown(stored: Any, known: Any, values: Any, path: str) -> Any:
     """Return the values, together with stored fields that are unknown here. `known` has the values as first read."""
     if stored == known:
         return values
     if isinstance(stored, dict) and isinstance(known, dict) and isinstance(values, dict):
         unknown = {name: value for name, value in stored.items() if name not in known}
-        return {name: _within(stored, known, name, value, path) for name, value in values.items()} | unknown
+        return {name: _keep_unknown_field(stored, known, name, value, path) for name, value in values.items()} | unknown
     if isinstance(stored, list) and isinstance(known, list):
-        return _over_items(stored, known, values, path)
+        return _keep_unknown_items(stored, known, values, path)
     return values
 
 
-def _within(stored: dict[str, Any], known: dict[str, Any], name: str, value: Any, path: str) -> Any:
+def _keep_unknown_field(stored: dict[str, Any], known: dict[str, Any], name: str, value: Any, path: str) -> Any:
     both = name in stored and name in known
-    return _over(stored[name], known[name], value, f"{path}.{name}") if both else value
+    return _keep_unknown(stored[name], known[name], value, f"{path}.{name}") if both else value
 
 
-def _over_items(stored: list[Any], known: list[Any], values: Any, path: str) -> Any:
+def _keep_unknown_items(stored: list[Any], known: list[Any], values: Any, path: str) -> Any:
     pairs = list(zip(stored, known, strict=False))
     if values == known:
-        return [_over(one, other, other, f"{path}[{index}]") for index, (one, other) in enumerate(pairs)]
+        return [_keep_unknown(one, other, other, f"{path}[{index}]") for index, (one, other) in enumerate(pairs)]
     for index, (one, other) in enumerate(pairs):
         # After a change of a list, unknown fields can no longer be assigned to its items.
         if unknown := _unknown(one, other, f"{path}[{index}]"):

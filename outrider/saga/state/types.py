@@ -50,10 +50,10 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def unfit(path: str, value: Any, wanted: str) -> InvalidState:
+def wrong_type(path: str, value: Any, wanted: str) -> InvalidState:
     """Return the error for a value that does not match the type of its field.
 
-    >>> str(unfit("Order.amount", "12", "int"))
+    >>> str(wrong_type("Order.amount", "12", "int"))
     "Order.amount: '12' is not int; change the value, or the type of the field"
     """
     return InvalidState(path, f"{shown(value)} is not {wanted}", "change the value, or the type of the field")
@@ -76,7 +76,7 @@ def lost(path: str, value: Any, back: Any) -> InvalidState:
 
 def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
-        raise unfit(path, value, "str")
+        raise wrong_type(path, value, "str")
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidState(path, "it contains a NUL character or a lone surrogate", "remove it")
     return value
@@ -84,17 +84,17 @@ def _text(value: Any, path: str) -> str:
 
 def _integer(value: Any, path: str) -> int:
     if not isinstance(value, int):
-        raise unfit(path, value, "int")
+        raise wrong_type(path, value, "int")
     return int(value)
 
 
 def _number(value: Any, path: str) -> float:
     if not isinstance(value, float | int):
-        raise unfit(path, value, "float")
+        raise wrong_type(path, value, "float")
     try:
         number = float(value)
     except OverflowError:
-        raise unfit(path, value, "float") from None
+        raise wrong_type(path, value, "float") from None
     if isinstance(value, int) and number != value:
         raise InvalidState(path, f"{shown(value)} has more digits than a float keeps", "declare the field as int")
     if not math.isfinite(number):
@@ -104,7 +104,7 @@ def _number(value: Any, path: str) -> float:
 
 def _moment(value: Any, path: str) -> str:
     if not isinstance(value, datetime):
-        raise unfit(path, value, "datetime")
+        raise wrong_type(path, value, "datetime")
     if value.utcoffset() is None:
         raise InvalidState(path, "it is a naive datetime", "give it a time zone, such as datetime.now(UTC)")
     return value.isoformat()
@@ -112,7 +112,7 @@ def _moment(value: Any, path: str) -> str:
 
 def _decimal(value: Any, path: str) -> str:
     if not isinstance(value, Decimal):
-        raise unfit(path, value, "Decimal")
+        raise wrong_type(path, value, "Decimal")
     if not value.is_finite():
         raise InvalidState(path, f"{value} is not a number", "store None or a number")
     return str(value)
@@ -142,7 +142,7 @@ def exactly(kind: type, *, without: tuple[type, ...] = ()) -> Convert:
 
     def check(value: Any, path: str) -> Any:
         if not isinstance(value, kind) or isinstance(value, without):
-            raise unfit(path, value, kind.__name__)
+            raise wrong_type(path, value, kind.__name__)
         return value
 
     return check
@@ -216,7 +216,7 @@ def literal_codec(values: tuple[Any, ...], path: str) -> Codec:
 
         return checked
 
-    return Codec(check(unfit), check(unreadable))
+    return Codec(check(wrong_type), check(unreadable))
 
 
 def optional(inner: Codec) -> Codec:
@@ -247,7 +247,7 @@ def either(kinds: frozenset[type], shown: str) -> Codec:
 
         return check
 
-    return Codec(checked(unfit), checked(unreadable))
+    return Codec(checked(wrong_type), checked(unreadable))
 
 
 def list_of(item: Codec) -> Codec:
@@ -256,13 +256,13 @@ def list_of(item: Codec) -> Codec:
     >>> list_of(SCALARS[int]).write([1, 2], "Order.lines")
     [1, 2]
     """
-    return Codec(_items(item.write, list, unfit), _items(item.read, list, unreadable), item.inside)
+    return Codec(_items(item.write, list, wrong_type), _items(item.read, list, unreadable), item.inside)
 
 
 def tuple_of(item: Codec) -> Codec:
     """Return the codec of a tuple of any length, which is stored as a list."""
     read = _items(item.read, list, unreadable)
-    return Codec(_items(item.write, tuple, unfit), lambda stored, path: tuple(read(stored, path)), item.inside)
+    return Codec(_items(item.write, tuple, wrong_type), lambda stored, path: tuple(read(stored, path)), item.inside)
 
 
 def tuple_with(items: Sequence[Codec]) -> Codec:
@@ -273,7 +273,7 @@ def tuple_with(items: Sequence[Codec]) -> Codec:
     """
     read = _places([item.read for item in items], list, unreadable)
     return Codec(
-        _places([item.write for item in items], tuple, unfit),
+        _places([item.write for item in items], tuple, wrong_type),
         lambda stored, path: tuple(read(stored, path)),
         tuple(inner for item in items for inner in item.inside),
     )
@@ -284,7 +284,7 @@ def dict_of(item: Codec) -> Codec:
     key = SCALARS[str].write
 
     def write(value: Any, path: str) -> dict[str, Any]:
-        pairs = _whole(value, dict, unfit, path).items()
+        pairs = _whole(value, dict, wrong_type, path).items()
         return {key(name, path): item.write(one, f"{path}[{name!r}]") for name, one in pairs}
 
     def read(stored: Any, path: str) -> dict[str, Any]:
@@ -357,7 +357,7 @@ def _named(hint: Any) -> list[Any]:
 
 def _write(kind: Any, value: Any, path: str) -> Any:
     if type(value) is not kind:
-        raise unfit(path, value, kind.__name__)
+        raise wrong_type(path, value, kind.__name__)
     try:
         # With aliases and without computed fields: the model itself reads this form.
         return plain(json.loads(value.model_dump_json(by_alias=True, round_trip=True)), path)

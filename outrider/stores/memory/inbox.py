@@ -30,9 +30,9 @@ from outrider.inbox.model import (
 )
 from outrider.inbox.store import InboxAdmin
 from outrider.stores.memory.outbox import MemoryStore
-from outrider.stores.memory.tables import DeadArrival, InboxTables, Receipt, StreamRow
+from outrider.stores.memory.tables import DeadReceivedEvent, InboxTables, Receipt, StreamRow
 from outrider.stores.memory.transaction import MemoryTransaction, MemoryTransactionSource
-from outrider.stores.rows import may_go
+from outrider.stores.rows import can_drain
 
 
 class MemoryInbox:
@@ -81,7 +81,7 @@ class MemoryInbox:
         states: Mapping[InboxStream, StreamState],
     ) -> Mapping[UUID, int]:
         dead_letters: dict[UUID, int] = {}
-        tx.on_commit.append(lambda: dead_letters.update(self._conclude(consumer, entries, states)))
+        tx.on_commit.append(lambda: dead_letters.update(self._record_outcomes(consumer, entries, states)))
         return dead_letters
 
     async def draining(
@@ -102,7 +102,7 @@ class MemoryInbox:
     ) -> ClaimedHeld | None:
         await tx.lock(("inbox", consumer, stream))
         row = self.tables.streams.get((consumer, stream))
-        if row is None or not may_go(row.state.cause, early=early):
+        if row is None or not can_drain(row.state.cause, early=early):
             return None
         by_sequence = by_sequence or row.state.cause is InboxBlockReason.EARLY
         events = self.tables.waiting_of(consumer, stream, by_sequence)[:limit]
@@ -126,10 +126,10 @@ class MemoryInbox:
         ]
         dead = [
             number
-            for number, letter in tables.dead.items()
-            if letter.consumer == consumer
-            and letter.outcome.policy is not OnDeadLetter.BLOCK
-            and letter.dead_lettered_at < now - timedelta(days=dead_letter_days)
+            for number, dead_letter in tables.dead.items()
+            if dead_letter.consumer == consumer
+            and dead_letter.outcome.policy is not OnDeadLetter.BLOCK
+            and dead_letter.dead_lettered_at < now - timedelta(days=dead_letter_days)
         ]
         for name in receipts:
             del tables.receipts[name]
@@ -149,10 +149,10 @@ class MemoryInbox:
         known = self.tables.receipts
         return frozenset(a.event_id for a in events if (consumer, a.event_id) not in known)
 
-    def _conclude(
+    def _record_outcomes(
         self, consumer: str, entries: Sequence[EventOutcome], states: Mapping[InboxStream, StreamState]
     ) -> dict[UUID, int]:
-        now, buried = self.now(), {}
+        now, dead_letter = self.now(), {}
         for received, outcome in entries:
             if isinstance(outcome, Held):
                 self.tables.park(consumer, received)
@@ -164,13 +164,13 @@ class MemoryInbox:
             self.tables.receipts.setdefault((consumer, received.event_id), Receipt(received, now, seconds))
             if isinstance(outcome, InboxDeadLettered):
                 number = received.waiting_id or self.tables.next_number()
-                self.tables.dead[number] = DeadArrival(consumer, received, outcome, now)
-                buried[received.event_id] = number
+                self.tables.dead[number] = DeadReceivedEvent(consumer, received, outcome, now)
+                dead_letter[received.event_id] = number
         for stream, state in states.items():
-            self._stand(consumer, stream, state, now)
-        return buried
+            self._save_stream(consumer, stream, state, now)
+        return dead_letter
 
-    def _stand(self, consumer: str, stream: InboxStream, state: StreamState, now: datetime) -> None:
+    def _save_stream(self, consumer: str, stream: InboxStream, state: StreamState, now: datetime) -> None:
         if state == StreamState():
             self.tables.streams.pop((consumer, stream), None)
             return
@@ -190,7 +190,7 @@ class MemoryInboxAdmin:
         return {
             "waiting": sum(row.state.waiting for row in mine),
             "blocked_streams": sum(row.state.cause is not None for row in mine),
-            "dead_letters": sum(consumer in (None, letter.consumer) for letter in self._tables.dead.values()),
+            "dead_letters": sum(consumer in (None, dead_letter.consumer) for dead_letter in self._tables.dead.values()),
         }
 
     async def receipts(self, consumer: str, event_ids: Sequence[UUID]) -> list[dict[str, Any]]:
@@ -211,10 +211,12 @@ class MemoryInboxAdmin:
 
     async def dead_letters(self, criteria: InboxCriteria) -> list[dict[str, Any]]:
         found = (
-            _facts(number, letter) for number, letter in sorted(self._tables.dead.items()) if number in criteria.ids
+            _facts(number, dead_letter)
+            for number, dead_letter in sorted(self._tables.dead.items())
+            if number in criteria.ids
         )
         if not criteria.ids:
-            found = (_facts(number, letter) for number, letter in sorted(self._tables.dead.items()))
+            found = (_facts(number, dead_letter) for number, dead_letter in sorted(self._tables.dead.items()))
         wanted = {name: getattr(criteria, name) for name in ("consumer", "topic", "key", "reason")}
         given = {name: value for name, value in wanted.items() if value is not None}
         return [facts for facts in found if given.items() <= facts.items()][: criteria.limit]
@@ -228,22 +230,22 @@ class MemoryInboxAdmin:
         return sorted(found, key=lambda facts: (facts["cause"] != InboxBlockReason.DEAD_LETTER, facts["since"]))[:limit]
 
     async def replay(self, ids: Sequence[int], actor: str) -> int:
-        letters = self._take(ids)
-        for number, letter in letters:
-            received = letter.received._replace(waiting_id=number)
-            if letter.outcome.policy is OnDeadLetter.SKIP:
+        dead_letters = self._take(ids)
+        for number, dead_letter in dead_letters:
+            received = dead_letter.received._replace(waiting_id=number)
+            if dead_letter.outcome.policy is OnDeadLetter.SKIP:
                 received = received._replace(replayed=True)
-            self._tables.waiting[number] = (letter.consumer, received)
-            self._tables.receipts.pop((letter.consumer, received.event_id), None)
-            self._go_on(letter, added=1, seen=None)
-        return len(letters)
+            self._tables.waiting[number] = (dead_letter.consumer, received)
+            self._tables.receipts.pop((dead_letter.consumer, received.event_id), None)
+            self._drain_unblocked(dead_letter, added=1, seen=None)
+        return len(dead_letters)
 
     async def discard(self, ids: Sequence[int], actor: str) -> int:
-        letters = self._take(ids)
-        for _, letter in letters:
-            if letter.outcome.policy is OnDeadLetter.BLOCK:
-                self._go_on(letter, added=0, seen=letter.received.sequence)
-        return len(letters)
+        dead_letters = self._take(ids)
+        for _, dead_letter in dead_letters:
+            if dead_letter.outcome.policy is OnDeadLetter.BLOCK:
+                self._drain_unblocked(dead_letter, added=0, seen=dead_letter.received.sequence)
+        return len(dead_letters)
 
     async def skip_gap(self, consumer: str, stream: InboxStream, actor: str) -> bool:
         row = self._tables.streams.get((consumer, stream))
@@ -251,46 +253,46 @@ class MemoryInboxAdmin:
             return False
         first = self._tables.waiting_of(consumer, stream, by_sequence=True)[0].sequence
         assert first is not None
-        self._stand(consumer, stream, row.state._replace(seen=first - 1, cause=InboxBlockReason.DRAINING))
+        self._save_stream(consumer, stream, row.state._replace(seen=first - 1, cause=InboxBlockReason.DRAINING))
         return True
 
-    def _take(self, ids: Sequence[int]) -> list[tuple[int, DeadArrival]]:
+    def _take(self, ids: Sequence[int]) -> list[tuple[int, DeadReceivedEvent]]:
         return [(number, self._tables.dead.pop(number)) for number in sorted(set(ids)) if number in self._tables.dead]
 
-    def _go_on(self, letter: DeadArrival, *, added: int, seen: int | None) -> None:
+    def _drain_unblocked(self, dead_letter: DeadReceivedEvent, *, added: int, seen: int | None) -> None:
         """Drain the stream, unless another dead letter blocks it."""
-        stream = letter.received.stream
-        known = self._tables.streams.get((letter.consumer, stream))
+        stream = dead_letter.received.stream
+        known = self._tables.streams.get((dead_letter.consumer, stream))
         at = known.state if known else StreamState()
         if seen is not None and at.seen is not None:
             at = at._replace(seen=max(at.seen, seen))
-        held = any(
-            other.consumer == letter.consumer
+        blocked = any(
+            other.consumer == dead_letter.consumer
             and other.received.stream == stream
             and other.outcome.policy is OnDeadLetter.BLOCK
             for other in self._tables.dead.values()
         )
         at = at._replace(waiting=at.waiting + added)
-        self._stand(letter.consumer, stream, at._replace(cause=_cause(held, at.waiting)))
+        self._save_stream(dead_letter.consumer, stream, at._replace(cause=_cause(blocked, at.waiting)))
 
-    def _stand(self, consumer: str, stream: InboxStream, state: StreamState) -> None:
+    def _save_stream(self, consumer: str, stream: InboxStream, state: StreamState) -> None:
         if state == StreamState():
             self._tables.streams.pop((consumer, stream), None)
         else:
             self._tables.streams[consumer, stream] = StreamRow(state, self._now())
 
 
-def _cause(held: bool, waiting: int) -> InboxBlockReason | None:
-    if held:
+def _cause(blocked: bool, waiting: int) -> InboxBlockReason | None:
+    if blocked:
         return InboxBlockReason.DEAD_LETTER
     return InboxBlockReason.DRAINING if waiting else None
 
 
-def _facts(number: int, letter: DeadArrival) -> dict[str, Any]:
-    received = letter.received
+def _facts(number: int, dead_letter: DeadReceivedEvent) -> dict[str, Any]:
+    received = dead_letter.received
     return {
         "id": number,
-        "consumer": letter.consumer,
+        "consumer": dead_letter.consumer,
         "event_id": received.event_id,
         "event_type": received.event_type,
         "topic": received.delivery.topic,
@@ -299,9 +301,9 @@ def _facts(number: int, letter: DeadArrival) -> dict[str, Any]:
         "position": received.delivery.position,
         "headers": dict(received.delivery.headers),
         "body": received.delivery.body,
-        "reason": letter.outcome.reason,
-        "failure": letter.outcome.failure,
-        "policy": letter.outcome.policy,
-        "attempts": letter.outcome.attempts,
-        "dead_lettered_at": letter.dead_lettered_at,
+        "reason": dead_letter.outcome.reason,
+        "failure": dead_letter.outcome.failure,
+        "policy": dead_letter.outcome.policy,
+        "attempts": dead_letter.outcome.attempts,
+        "dead_lettered_at": dead_letter.dead_lettered_at,
     }

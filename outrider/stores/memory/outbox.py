@@ -30,7 +30,7 @@ from outrider.outbox.model import (
 from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
 from outrider.stores.memory.outbox_admin import MemoryOutboxAdmin
 from outrider.stores.memory.outbox_settle import MemorySettlement
-from outrider.stores.memory.tables import BlockRow, LaneRow, OutboxTableRow, SagaTables, Tables, holds
+from outrider.stores.memory.tables import BlockRow, LaneRow, OutboxTableRow, SagaTables, Tables, has_claim
 from outrider.stores.memory.transaction import MemoryTransaction
 
 CHECKS = {"memory-durable": "events outlive the process"}
@@ -83,9 +83,9 @@ class MemoryStore:
             raise
         tx.commit()
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
         now = self.clock.now()
-        if not joining and not self._alive(relay, now):
+        if not first and not self._alive(relay, now):
             return None
         self.tables.relays[relay] = now + timedelta(seconds=lease_seconds)
         return HeartbeatResult(sum(until > now for until in self.tables.relays.values()), self._free(now))
@@ -195,23 +195,23 @@ class MemoryStore:
         else:
             del self.tables.blocked[stream]
 
-    async def renew_claim(self, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+    async def renew_claim(self, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
         now = self.clock.now()
-        mine = [row for row in self._present(event_ids) if holds(row, hold, now)]
+        mine = [row for row in self._present(event_ids) if has_claim(row, claim, now)]
         for row in mine:
-            row.claimed_until = now + timedelta(seconds=hold.seconds)
+            row.claimed_until = now + timedelta(seconds=claim.seconds)
         return [row.event for row in mine]
 
-    async def settle_claim(self, hold: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
+    async def settle_claim(self, claim: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         now = self.clock.now()
         # After the claim expires, a relay may publish the event and park other events behind it, so the writer must not
         # settle.
         for row in self._present(confirmed):
-            if holds(row, hold, now):
+            if has_claim(row, claim, now):
                 self.depart(row, now)
         for row in self._present(yielded):
-            if holds(row, hold, now):
-                self.tables.move(row.event.position, State.PENDING)
+            if has_claim(row, claim, now):
+                self.tables.transition(row.event.position, State.PENDING)
 
     async def notify(self) -> None:
         for wake in self._listeners:
@@ -295,10 +295,10 @@ class MemoryMaintenance:
         for event_id in dead:
             del tables.dead[event_id]
         oldest = now - timedelta(days=retention.operation_days)
-        kept = [operation for operation in tables.operations if operation["at"] >= oldest]
-        gone = len(tables.operations) - len(kept)
-        tables.operations[:] = kept
-        return Pruned(len(sent), len(dead), gone)
+        stored = [operation for operation in tables.operations if operation["at"] >= oldest]
+        removed = len(tables.operations) - len(stored)
+        tables.operations[:] = stored
+        return Pruned(len(sent), len(dead), removed)
 
 
 def check() -> list[CheckResult]:
@@ -307,4 +307,4 @@ def check() -> list[CheckResult]:
     >>> check()[0].check
     'memory-durable'
     """
-    return [warn("memory-durable", "events are gone when the process ends", "use it for tests only")]
+    return [warn("memory-durable", "events are lost when the process ends", "use it for tests only")]

@@ -113,7 +113,7 @@ class MemoryOutboxAdmin:
             raise Transient("an earlier event of its stream is being sent by its writer; try again in a few seconds")
         for earlier in before:
             if earlier.state == State.PENDING:
-                self._store.tables.move(earlier.position, State.PARKED)
+                self._store.tables.transition(earlier.position, State.PARKED)
 
     async def edit(self, event_id: UUID, actor: str, edit: DeadLetterEdit) -> bool:
         tables = self._store.tables
@@ -134,7 +134,7 @@ class MemoryOutboxAdmin:
             row.event = event._replace(topic=edit.topic, sequence=None)
             row.stream = Stream(stream.lane, edit.topic, stream.key)
             dead.policy = OnDeadLetter.SKIP
-            self._let_go(stream)
+            self._unblock(stream)
         self._record("edit", event_id, actor)
         return True
 
@@ -145,7 +145,7 @@ class MemoryOutboxAdmin:
             if dead.policy == OnDeadLetter.BLOCK and (marker := skipped_marker(dead.row)):
                 marker.event = marker.event._replace(state=State.PARKED)
                 self._store.tables.put(marker)
-            self._let_go(dead.row.stream)
+            self._unblock(dead.row.stream)
             self._record("discard", dead.row.event.event_id, actor)
         return len(chosen)
 
@@ -158,7 +158,7 @@ class MemoryOutboxAdmin:
         del tables.dead[row.event.event_id]
         row.event = row.event._replace(state=State.PARKED, attempts=0, suspect=False)
         tables.put(row)
-        self._let_go(row.stream)
+        self._unblock(row.stream)
 
     def _stage_again(self, dead: DeadRow) -> None:
         row, tables = dead.row, self._store.tables
@@ -169,11 +169,11 @@ class MemoryOutboxAdmin:
         )
         tables.put(row)
 
-    def _let_go(self, stream: Stream) -> None:
+    def _unblock(self, stream: Stream) -> None:
         """Drain a blocked stream after its last blocking dead letter. Only the owner of the lane removes the row."""
         tables = self._store.tables
-        held = any(dead.row.stream == stream and dead.policy == OnDeadLetter.BLOCK for dead in tables.dead.values())
-        if not held and stream in tables.blocked and tables.blocked[stream].cause is BlockReason.DEAD_LETTER:
+        blocked = any(dead.row.stream == stream and dead.policy == OnDeadLetter.BLOCK for dead in tables.dead.values())
+        if not blocked and stream in tables.blocked and tables.blocked[stream].cause is BlockReason.DEAD_LETTER:
             tables.blocked[stream] = BlockRow(BlockReason.DRAINING, None, self._store.clock.now())
 
     def _record(self, verb: str, event_id: UUID, actor: str) -> None:

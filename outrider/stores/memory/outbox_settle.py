@@ -24,14 +24,14 @@ class MemorySettlement:
     def __init__(self, store: MemoryStore) -> None:
         self._store, self._tables, self._now = store, store.tables, store.clock.now()
         self._blocks: dict[Stream, BlockRow] = {}
-        self._loose: dict[Stream, None] = {}
+        self._maybe_empty: dict[Stream, None] = {}
         self._parked: dict[Stream, None] = {}
 
     def apply(self, settlement: Settlement) -> bool:
         """Write one outcome, if the row exists and has no valid optimistic claim."""
         event, stream, outcome = settlement
         row = self._tables.rows.get(event.position)
-        if row is None or self._held(row):
+        if row is None or self._claimed(row):
             return False
         row.stream = stream
         match outcome:
@@ -44,25 +44,25 @@ class MemorySettlement:
             case Defer():
                 self._defer(row, outcome)
             case Park():
-                self._tables.move(event.position, State.PARKED)
+                self._tables.transition(event.position, State.PARKED)
                 self._parked[stream] = None
             case DeadLettered():
                 self.dead_letter(row, outcome, attempts=row.event.attempts + 1)
         return True
 
-    def _held(self, row: OutboxTableRow) -> bool:
+    def _claimed(self, row: OutboxTableRow) -> bool:
         optimistic = row.event.state == State.OPTIMISTIC
         return optimistic and row.claimed_until is not None and row.claimed_until > self._now
 
     def _retry(self, row: OutboxTableRow, outcome: Retry) -> None:
         row.failure = outcome.failure
-        suspect = outcome.failure.get("kind") == "unresolved"
-        self._tables.move(row.event.position, State.FAILED, attempts=row.event.attempts + 1, suspect=suspect)
+        suspect = outcome.failure.get("kind") == "unknown"
+        self._tables.transition(row.event.position, State.FAILED, attempts=row.event.attempts + 1, suspect=suspect)
         until = self._now + timedelta(seconds=outcome.delay_seconds)
         self._blocks[row.stream] = BlockRow(BlockReason.FAILED, row.event.position, until)
 
     def _defer(self, row: OutboxTableRow, outcome: Defer) -> None:
-        self._tables.move(row.event.position, State.DEFERRED)
+        self._tables.transition(row.event.position, State.DEFERRED)
         own = row.event.available_at or self._now
         until = own if outcome.delay_seconds is None else self._now + timedelta(seconds=outcome.delay_seconds)
         self._blocks[row.stream] = BlockRow(BlockReason.DEFERRED, row.event.position, until)
@@ -83,7 +83,7 @@ class MemorySettlement:
 
     def loosen(self, stream: Stream) -> None:
         """Mark a stream that may have no waiting events any more."""
-        self._loose[stream] = None
+        self._maybe_empty[stream] = None
 
     def streams(self) -> None:
         """Block streams; then release streams without waiting events.
@@ -101,7 +101,7 @@ class MemorySettlement:
         for stream in self._parked:
             # A parked event is found through its blocked stream, even if the blocking event is gone.
             self._tables.blocked.setdefault(stream, BlockRow(BlockReason.DRAINING, None, self._now))
-        for stream in self._loose:
+        for stream in self._maybe_empty:
             block_anew = self._blocks.get(stream)
             if block_anew is None or block_anew.cause is BlockReason.DRAINING:
                 self._store.resolve(stream)

@@ -65,17 +65,17 @@ async def save(tx: MemoryTransaction, claim: Claim, turn: SagaChange, lease_seco
         raise ConcurrencyError(
             f"saga {claim.saga_id} has another owner or version by now; nothing was written: claim it again"
         )
-    sheet = SagaWriteSet.of(turn, lease_seconds)
-    saved = _saved(known, sheet, turn.release, now)
+    writes = SagaWriteSet.of(turn, lease_seconds)
+    saved = _saved(known, writes, turn.release, now)
 
     def apply(row: SagaRow) -> None:
         row.instance = saved
-        row.journal.update({(entry.step, entry.phase): entry for entry in sheet.entries})
+        row.journal.update({(entry.step, entry.phase): entry for entry in writes.entries})
         row.messages = {
-            message_id: messages for message_id, messages in row.messages.items() if message_id not in sheet.taken
+            message_id: messages for message_id, messages in row.messages.items() if message_id not in writes.taken
         }
-        row.seen |= row.messages.keys() & set(sheet.seen)
-        for note in sheet.notes:
+        row.seen |= row.messages.keys() & set(writes.seen)
+        for note in writes.notes:
             _note(row, note, now)
 
     tables.sagas.write(tx, claim.saga_id, apply)
@@ -154,13 +154,13 @@ class MemorySagas:
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
         until = self.now() + timedelta(seconds=lease_seconds)
-        held = set()
+        renewed = set()
         for claim in claims:
             row = self.tables.sagas.rows.get(claim.saga_id, SagaRow())
             if row.instance and (row.instance.owner, row.instance.epoch) == (claim.worker, claim.epoch):
                 row.instance = replace(row.instance, wake_at=until)
-                held.add(claim.saga_id)
-        return frozenset(held)
+                renewed.add(claim.saga_id)
+        return frozenset(renewed)
 
     async def load(self, tx: MemoryTransaction, saga_id: UUID, *, for_update: bool = False) -> SagaRecord | None:
         if for_update:
@@ -204,10 +204,10 @@ class MemorySagas:
         removed = 0
         for saga_id, row in list(self.tables.sagas.rows.items()):
             if row.instance is None:
-                kept = [line for line in row.trail if line["at"] >= before]
-                removed += len(row.trail) - len(kept)
-                row.trail = kept
-                if not kept:
+                stored = [line for line in row.audit if line["at"] >= before]
+                removed += len(row.audit) - len(stored)
+                row.audit = stored
+                if not stored:
                     del self.tables.sagas.rows[saga_id]
         return removed
 
@@ -267,14 +267,14 @@ class MemorySagaAdmin:
         return record_of(self._tables.sagas.rows.get(saga_id, SagaRow()), self._now())
 
     async def audit(self, saga_id: UUID, limit: int = 1000) -> list[dict[str, Any]]:
-        trail = self._tables.sagas.rows.get(saga_id, SagaRow()).trail
-        return [dict(line) for line in trail[:limit]]
+        audit = self._tables.sagas.rows.get(saga_id, SagaRow()).audit
+        return [dict(line) for line in audit[:limit]]
 
     def _stuck(self, row: SagaRow, saga: Instance, seconds: float) -> bool:
         """Return whether a saga is stuck: without a worker although overdue or with unseen messages."""
         before = self._now() - timedelta(seconds=seconds)
         overdue = saga.wake_at is not None and saga.wake_at < before
-        unread = saga.owner is None and any(message.posted_at < before for message in row.unseen)
+        unread = saga.owner is None and any(message.delivered_at < before for message in row.unseen)
         return saga.status not in ENDED and (overdue or unread)
 
 
@@ -295,15 +295,15 @@ def _deliver(message: SagaMessage, row: SagaRow) -> None:
     row.messages[message.message_id] = message
 
 
-def _saved(known: Instance, sheet: SagaWriteSet, release: bool, now: datetime) -> Instance:
-    to, due = sheet.instance, sheet.due_seconds
+def _saved(known: Instance, writes: SagaWriteSet, release: bool, now: datetime) -> Instance:
+    to, due = writes.instance, writes.due_seconds
     return replace(
         known,
         state=to.state,
         status=to.status,
         current_step=to.current_step,
         version=known.version + 1,
-        last_error=sheet.last_error,
+        last_error=writes.last_error,
         retry_count=to.retry_count,
         needs_attention=to.needs_attention,
         updated_at=now,
@@ -316,28 +316,28 @@ def _saved(known: Instance, sheet: SagaWriteSet, release: bool, now: datetime) -
 def _note(row: SagaRow, note: AuditEntry, now: datetime) -> None:
     assert row.instance is not None, "a trail begins with its saga"
     line = now, *note, row.instance.traceparent
-    row.trail.append(dict(zip(AUDIT_FACTS, line, strict=True)))
+    row.audit.append(dict(zip(AUDIT_FACTS, line, strict=True)))
 
 
 async def enter(tx: MemoryTransaction, participant: str, key: str, phase: Phase) -> ParticipantEntry:
     """Register a command at a participant. A compensation first bars its action, unless the action has come."""
-    table, now = tx.store.sagas.barriers, tx.store.clock.now()
+    table, now = tx.store.sagas.participants, tx.store.clock.now()
     await tx.lock(("saga_barrier", participant, key))
     known = table.seen_by(tx, (participant, key))
     if before := known.get(phase):
         return ParticipantEntry(False, before.barred, before.reply)
     barred = phase is Phase.COMPENSATION and Phase.ACTION not in known
-    came = {phase: ParticipantRow(barred, now)}
+    arrived = {phase: ParticipantRow(barred, now)}
     if barred:
-        came[Phase.ACTION] = ParticipantRow(True, now)
-    table.write(tx, (participant, key), lambda passages: passages.update(came))
+        arrived[Phase.ACTION] = ParticipantRow(True, now)
+    table.write(tx, (participant, key), lambda passages: passages.update(arrived))
     return ParticipantEntry(True, barred)
 
 
-async def keep(tx: MemoryTransaction, participant: str, key: str, phase: Phase, reply: bytes) -> None:
+async def save_reply(tx: MemoryTransaction, participant: str, key: str, phase: Phase, reply: bytes) -> None:
     """Store the reply to a command."""
 
-    def answer(passages: Passages) -> None:
+    def reply_of(passages: Passages) -> None:
         passages[phase] = passages[phase]._replace(reply=reply)
 
-    tx.store.sagas.barriers.write(tx, (participant, key), answer)
+    tx.store.sagas.participants.write(tx, (participant, key), reply_of)

@@ -118,7 +118,7 @@ class Tables:
             del self.waiting[row.stream]
         return row
 
-    def move(self, position: int, state: State, **changes: Any) -> None:
+    def transition(self, position: int, state: State, **changes: Any) -> None:
         """Change the state of a row and move the row to the index of the new state."""
         row = self.take(position)
         row.event = row.event._replace(state=state, **changes)
@@ -130,9 +130,9 @@ class Tables:
         return self.waiting[row.stream]
 
 
-def holds(row: OutboxTableRow, hold: OptimisticClaim, now: datetime) -> bool:
+def has_claim(row: OutboxTableRow, claim: OptimisticClaim, now: datetime) -> bool:
     """Return whether the optimistic claim of the writer on a row is still valid."""
-    mine = row.event.state == State.OPTIMISTIC and row.claimed_by == hold.owner
+    mine = row.event.state == State.OPTIMISTIC and row.claimed_by == claim.owner
     return mine and row.claimed_until is not None and row.claimed_until > now
 
 
@@ -172,7 +172,7 @@ class StreamRow:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadArrival:
+class DeadReceivedEvent:
     """A dead letter of a consumer."""
 
     consumer: str
@@ -191,7 +191,7 @@ class InboxTables:
     receipts: dict[tuple[str, UUID], Receipt] = field(default_factory=dict)
     streams: dict[tuple[str, InboxStream], StreamRow] = field(default_factory=dict)
     waiting: dict[int, tuple[str, ReceivedEvent]] = field(default_factory=dict)
-    dead: dict[int, DeadArrival] = field(default_factory=dict)
+    dead: dict[int, DeadReceivedEvent] = field(default_factory=dict)
     number: int = 0
 
     def next_number(self) -> int:
@@ -228,7 +228,7 @@ class Copied(Protocol):
         ...
 
 
-class Writing(Protocol):
+class WriteLog(Protocol):
     """A transaction as the tables see it."""
 
     on_commit: list[Callable[[], None]]
@@ -244,7 +244,7 @@ class Table(Generic[K, R]):
         self.rows: dict[K, R] = {}
         self.empty = empty
 
-    def seen_by(self, tx: Writing, key: K) -> R:
+    def seen_by(self, tx: WriteLog, key: K) -> R:
         """Return a row as the transaction sees it."""
         row = self.rows[key].copy() if key in self.rows else self.empty()
         for write in tx.on_commit:
@@ -252,7 +252,7 @@ class Table(Generic[K, R]):
                 write.change(row)
         return row
 
-    def write(self, tx: Writing, key: K, change: Callable[[R], None]) -> None:
+    def write(self, tx: WriteLog, key: K, change: Callable[[R], None]) -> None:
         """Change a row at the commit of the transaction."""
         tx.on_commit.append(Write(self, key, change))
 
@@ -277,10 +277,10 @@ class SagaRow:
     journal: dict[Line, JournalEntry] = field(default_factory=dict)
     messages: dict[int, SagaMessage] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
-    trail: list[dict[str, Any]] = field(default_factory=list)
+    audit: list[dict[str, Any]] = field(default_factory=list)
 
     def copy(self) -> SagaRow:
-        return SagaRow(self.instance, dict(self.journal), dict(self.messages), set(self.seen), list(self.trail))
+        return SagaRow(self.instance, dict(self.journal), dict(self.messages), set(self.seen), list(self.audit))
 
     @property
     def listens(self) -> bool:
@@ -310,7 +310,7 @@ class SagaTables:
     def __init__(self) -> None:
         self.sagas: Table[UUID, SagaRow] = Table(SagaRow)
         self.names: Table[tuple[str, str], set[UUID]] = Table(set)
-        self.barriers: Table[tuple[str, str], Passages] = Table(dict)
+        self.participants: Table[tuple[str, str], Passages] = Table(dict)
         self.listeners: list[Callable[[], None]] = []
         self._number = 0
 
@@ -326,13 +326,13 @@ class SagaTables:
     def prune_participants(self, before: datetime) -> int:
         """Remove old replies of participants; return the number of removed commands."""
         removed = 0
-        for key, passages in list(self.barriers.rows.items()):
+        for key, passages in list(self.participants.rows.items()):
             old = [phase for phase, passage in passages.items() if passage.at < before]
             for phase in old:
                 del passages[phase]
             removed += len(old)
             if not passages:
-                del self.barriers.rows[key]
+                del self.participants.rows[key]
         return removed
 
     def wake(self) -> None:

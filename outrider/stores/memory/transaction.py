@@ -85,27 +85,27 @@ class MemoryTransaction(HandlerTransaction):
             self._rows, self._counters, self.on_commit = rows, counters, writes
             raise
 
-    async def stage(self, drafts: StageRequest, hold: OptimisticClaim | None) -> list[StagedRow]:
-        """Stage drafts. Numbered streams are locked first, in order, so that sequence numbers follow commits."""
-        streams = {id(draft): self._stream(draft) for draft in (*drafts.plain, *drafts.numbered)}
-        for stream in sorted({streams[id(draft)] for draft in drafts.numbered}):
+    async def stage(self, request: StageRequest, claim: OptimisticClaim | None) -> list[StagedRow]:
+        """Stage events. Numbered streams are locked first, in order, so that sequence numbers follow commits."""
+        streams = {id(new): self._stream(new) for new in (*request.plain, *request.numbered)}
+        for stream in sorted({streams[id(new)] for new in request.numbered}):
             await self.lock(("stream", stream))
-        for draft in sorted((*drafts.plain, *drafts.numbered), key=lambda draft: draft.event_id):
-            await self.lock(("event", draft.event_id))
-        numbered = {id(draft) for draft in drafts.numbered}
-        held = {stream: hold for stream in streams.values() if hold and self._quiet(stream)}
-        placed = []
-        for draft in (*drafts.plain, *drafts.numbered):
-            if draft.event_id in self._rows or self.store.tables.known(draft.event_id):
+        for new in sorted((*request.plain, *request.numbered), key=lambda new: new.event_id):
+            await self.lock(("event", new.event_id))
+        numbered = {id(new) for new in request.numbered}
+        claims = {stream: claim for stream in streams.values() if claim and self._quiet(stream)}
+        inserted = []
+        for new in (*request.plain, *request.numbered):
+            if new.event_id in self._rows or self.store.tables.known(new.event_id):
                 continue
-            stream = streams[id(draft)]
-            sequence = self._next(stream) if id(draft) in numbered else draft.sequence
-            placed.append(self._place(draft, stream, sequence, held.get(stream)))
-        return placed
+            stream = streams[id(new)]
+            sequence = self._next(stream) if id(new) in numbered else new.sequence
+            inserted.append(self._insert(new, stream, sequence, claims.get(stream)))
+        return inserted
 
-    def _stream(self, draft: NewEvent) -> Stream:
-        key = draft.key or draft.aggregate_id or str(draft.event_id)
-        return Stream(lane_of(key, draft.priority, self.store.lanes), draft.topic, key)
+    def _stream(self, new: NewEvent) -> Stream:
+        key = new.key or new.aggregate_id or str(new.event_id)
+        return Stream(lane_of(key, new.priority, self.store.lanes), new.topic, key)
 
     def _quiet(self, stream: Stream) -> bool:
         """Return whether no undelivered event lies before a new event of the stream."""
@@ -118,37 +118,37 @@ class MemoryTransaction(HandlerTransaction):
         self._counters[stream] = known + 1
         return known + 1
 
-    def _place(self, draft: NewEvent, stream: Stream, sequence: int | None, hold: OptimisticClaim | None) -> StagedRow:
+    def _insert(self, new: NewEvent, stream: Stream, sequence: int | None, claim: OptimisticClaim | None) -> StagedRow:
         now = self.store.clock.now()
         event = OutboxRow(
             position=self.store.next_position(),
-            event_id=draft.event_id,
-            event_type=draft.event_type,
-            aggregate_type=draft.aggregate_type,
-            aggregate_id=draft.aggregate_id,
-            payload=draft.payload.encode(),
-            headers=draft.headers.encode(),
-            topic=draft.topic,
+            event_id=new.event_id,
+            event_type=new.event_type,
+            aggregate_type=new.aggregate_type,
+            aggregate_id=new.aggregate_id,
+            payload=new.payload.encode(),
+            headers=new.headers.encode(),
+            topic=new.topic,
             key=stream.key,
-            routing_key=draft.routing_key,
+            routing_key=new.routing_key,
             lane=stream.lane,
-            schema_version=draft.schema_version,
-            saga_id=draft.saga_id,
+            schema_version=new.schema_version,
+            saga_id=new.saga_id,
             sequence=sequence,
-            max_attempts=draft.max_attempts,
-            retry=draft.retry.encode() if draft.retry else None,
+            max_attempts=new.max_attempts,
+            retry=new.retry.encode() if new.retry else None,
             attempts=0,
-            state=State.OPTIMISTIC if hold else State.PENDING,
-            created_at=draft.created_at or now,
-            available_at=draft.available_at,
+            state=State.OPTIMISTIC if claim else State.PENDING,
+            created_at=new.created_at or now,
+            available_at=new.available_at,
             readiness=Readiness.READY,
             suspect=False,
         )
-        row = OutboxTableRow(event, stream, draft.priority)
-        if hold:
-            row.claimed_by, row.claimed_until = hold.owner, _after(now, hold.seconds)
-        self._rows[draft.event_id] = row
-        return StagedRow(draft.event_id, hold is not None)
+        row = OutboxTableRow(event, stream, new.priority)
+        if claim:
+            row.claimed_by, row.claimed_until = claim.owner, _after(now, claim.seconds)
+        self._rows[new.event_id] = row
+        return StagedRow(new.event_id, claim is not None)
 
     async def lock(self, name: Hashable) -> None:
         """Wait until no other transaction has locked the name, and lock it until the end of the transaction."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from outrider.checks import CheckResult, ok, refuse, warn
+from outrider.checks import CheckResult, fail, ok, warn
 from outrider.stores.mongo.database import MongoDatabase
 
 VERSION_MIN = (5, 0)
@@ -30,11 +30,11 @@ async def check(database: MongoDatabase) -> list[CheckResult]:
     admin = database.client.admin
     build, hello = await admin.command("buildInfo"), await admin.command("hello")
     return [
-        judge_version(build["version"]),
-        judge_members(hello),
-        judge_journal(await _asked(database, {"replSetGetConfig": 1})),
-        judge_write_concern(await _asked(database, {"getDefaultRWConcern": 1})),
-        judge_rights(database.schema, await _asked(database, {"connectionStatus": 1, "showPrivileges": True})),
+        check_version(build["version"]),
+        check_members(hello),
+        check_journal(await _asked(database, {"replSetGetConfig": 1})),
+        check_write_concern(await _asked(database, {"getDefaultRWConcern": 1})),
+        check_rights(database.schema, await _asked(database, {"connectionStatus": 1, "showPrivileges": True})),
         await _wakeups(database),
     ]
 
@@ -57,21 +57,21 @@ async def _wakeups(database: MongoDatabase) -> CheckResult:
         return warn("mongo-wakeups", text, "grant the user changeStream and find on the collection outbox")
 
 
-def judge_version(version: str) -> CheckResult:
+def check_version(version: str) -> CheckResult:
     """Check the version of the server.
 
-    >>> judge_version("4.4.29").remedy
+    >>> check_version("4.4.29").remedy
     'upgrade MongoDB to 5.0 or later'
     """
     if tuple(int(part) for part in version.split(".")[:2]) >= VERSION_MIN:
         return ok("mongo-version", f"MongoDB {version}")
-    return refuse("mongo-version", f"MongoDB {version} is too old", "upgrade MongoDB to 5.0 or later")
+    return fail("mongo-version", f"MongoDB {version} is too old", "upgrade MongoDB to 5.0 or later")
 
 
-def judge_members(hello: Mapping[str, Any]) -> CheckResult:
+def check_members(hello: Mapping[str, Any]) -> CheckResult:
     """Check how many servers hold the events.
 
-    >>> judge_members({"hosts": ["a:27017"], "setName": "rs0"}).level
+    >>> check_members({"hosts": ["a:27017"], "setName": "rs0"}).level
     <Level.WARN: 'warn'>
     """
     hosts = len(hello.get("hosts", ()))
@@ -83,10 +83,10 @@ def judge_members(hello: Mapping[str, Any]) -> CheckResult:
     return warn("mongo-replica-set", text, "run three members with data in production")
 
 
-def judge_journal(config: Mapping[str, Any] | None) -> CheckResult:
+def check_journal(config: Mapping[str, Any] | None) -> CheckResult:
     """Check whether a majority write is also a write to the journals of a majority.
 
-    >>> judge_journal({"config": {"writeConcernMajorityJournalDefault": False}}).level
+    >>> check_journal({"config": {"writeConcernMajorityJournalDefault": False}}).level
     <Level.ERROR: 'error'>
     """
     if config is None:
@@ -94,13 +94,13 @@ def judge_journal(config: Mapping[str, Any] | None) -> CheckResult:
     if config["config"].get("writeConcernMajorityJournalDefault", True):
         return ok("mongo-journal", "a majority has it on disk")
     text = "writeConcernMajorityJournalDefault is false: a power cut can take back what a majority has confirmed"
-    return refuse("mongo-journal", text, "set it to true with rs.reconfig()")
+    return fail("mongo-journal", text, "set it to true with rs.reconfig()")
 
 
-def judge_write_concern(defaults: Mapping[str, Any] | None) -> CheckResult:
+def check_write_concern(defaults: Mapping[str, Any] | None) -> CheckResult:
     """Check the write concern that applies to a writer without a write concern of its own.
 
-    >>> judge_write_concern({"defaultWriteConcern": {"w": 1}}).check
+    >>> check_write_concern({"defaultWriteConcern": {"w": 1}}).check
     'mongo-write-concern'
     """
     if defaults is None:
@@ -116,19 +116,19 @@ def judge_write_concern(defaults: Mapping[str, Any] | None) -> CheckResult:
 NEEDED = {"find", "insert", "update", "remove"}
 
 
-def judge_rights(schema: str, status: Mapping[str, Any] | None) -> CheckResult:
+def check_rights(schema: str, status: Mapping[str, Any] | None) -> CheckResult:
     """Check whether the user may read and write the collections. A server without access control allows everything.
 
-    >>> judge_rights("outrider", {"authInfo": {"authenticatedUsers": [], "authenticatedUserPrivileges": []}}).text
-    'the server asks nobody who they are'
+    >>> check_rights("outrider", {"authInfo": {"authenticatedUsers": [], "authenticatedUserPrivileges": []}}).text
+    'the server requires no login'
     """
-    told = (status or {}).get("authInfo", {})
-    if not told.get("authenticatedUsers"):
-        return ok("mongo-rights", "the server asks nobody who they are")
+    auth = (status or {}).get("authInfo", {})
+    if not auth.get("authenticatedUsers"):
+        return ok("mongo-rights", "the server requires no login")
     may: set[str] = set()
-    for privilege in told["authenticatedUserPrivileges"]:
-        place = privilege["resource"]
-        if place.get("anyResource") or (place.get("db") in (schema, "") and place.get("collection") == ""):
+    for privilege in auth["authenticatedUserPrivileges"]:
+        resource = privilege["resource"]
+        if resource.get("anyResource") or (resource.get("db") in (schema, "") and resource.get("collection") == ""):
             may |= set(privilege["actions"])
     if may >= NEEDED:
         return ok("mongo-rights", "the user may read and write every collection of the outbox")

@@ -78,7 +78,7 @@ _MISSING = {26, 27}
 
 _AWAY = {6, 7, 89, 91, 189, 9001, 10107, 11600, 11602, 13435, 13436}
 
-_PASSING = {24, 46, 50, 64, 112, 125, 134, 175, 225, 239, 244, 246, 251, 262, 290, 391}
+_TRANSIENT = {24, 46, 50, 64, 112, 125, 134, 175, 225, 239, 244, 246, 251, 262, 290, 391}
 
 SCHEMES = ("mongodb://", "mongodb+srv://")
 
@@ -90,7 +90,7 @@ _REMEDY = (
 _HOSTS = re.compile(r"[A-Za-z0-9._\-:,\[\]%]+")
 
 # Shorter timeouts than the defaults of the driver: a service must notice soon that its server is gone.
-_PATIENCE = {"serverSelectionTimeoutMS": 10_000, "connectTimeoutMS": 10_000, "socketTimeoutMS": 60_000}
+_CONNECT_SECONDS = {"serverSelectionTimeoutMS": 10_000, "connectTimeoutMS": 10_000, "socketTimeoutMS": 60_000}
 
 
 class MongoDatabase:
@@ -152,9 +152,9 @@ class MongoDatabase:
         """Return the expression for a time in the future, rounded up and therefore never early."""
         return {"$add": [self.now, milliseconds(seconds)]}
 
-    def present(self, told: datetime) -> datetime:
+    def present(self, server_time: datetime) -> datetime:
         """Return the current time: the time of the test clock if present, otherwise the given time of the server."""
-        return told if self.clock is None else floor(self.clock.now())
+        return server_time if self.clock is None else floor(self.clock.now())
 
     async def time(self, session: Session | None = None) -> datetime:
         """Query the current time of the database."""
@@ -236,19 +236,19 @@ def check_handler(hello: Mapping[str, Any]) -> str | None:
     return TOO_OLD if hello["maxWireVersion"] < WIRE_VERSION_MIN else None
 
 
-async def transact(session: Session, work: Callable[[], Awaitable[T]], patience: RetryBudget) -> T:
+async def transact(session: Session, work: Callable[[], Awaitable[T]], connect_seconds: RetryBudget) -> T:
     """Begin, run the work and commit. The server decides about retries; the retry budget limits them."""
     while True:
         try:
             await begin(session)
             result = await work()
-            await commit(session, patience)
+            await commit(session, connect_seconds)
             return result
         except PyMongoError as error:
             await abort(session)
-            if not passing(error):
+            if not is_transient(error):
                 raise
-            await patience.pause(error)
+            await connect_seconds.pause(error)
         except BaseException:
             await abort(session)
             raise
@@ -259,7 +259,7 @@ async def begin(session: Session) -> None:
     await session.start_transaction(ReadConcern("snapshot"), MAJORITY, ReadPreference.PRIMARY)
 
 
-async def commit(session: Session, patience: RetryBudget) -> None:
+async def commit(session: Session, connect_seconds: RetryBudget) -> None:
     """Commit. After an unknown result the commit is repeated; the server treats the repetition as the same commit."""
     while True:
         try:
@@ -268,7 +268,7 @@ async def commit(session: Session, patience: RetryBudget) -> None:
         except PyMongoError as error:
             if not unknown_commit(error):
                 raise
-            await patience.pause(error)
+            await connect_seconds.pause(error)
 
 
 async def abort(session: Session) -> None:
@@ -328,14 +328,14 @@ def ceiling(moment: datetime | None) -> datetime | None:
     return moment + timedelta(microseconds=1000 - rest)
 
 
-def passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Return whether the server reports that a retry of the whole transaction may succeed."""
     return isinstance(error, mongo.PyMongoError) and error.has_error_label("TransientTransactionError")
 
 
 def outrun(error: BaseException) -> bool:
     """Return whether the error is a write conflict, reported by a server that answers."""
-    return isinstance(error, mongo.OperationFailure) and passing(error) and error.code not in _AWAY
+    return isinstance(error, mongo.OperationFailure) and is_transient(error) and error.code not in _AWAY
 
 
 def unknown_commit(error: BaseException) -> bool:
@@ -370,21 +370,21 @@ def translation(error: mongo.PyMongoError, where: str) -> OutriderError:
     if isinstance(error, mongo.ConnectionFailure) or code in _AWAY:
         # The driver reports this text for servers that answer but belong to another replica set, or to none.
         named = "No replica set members" in str(error)
-        doubt = "is replicaSet in the URL the name of its replica set" if named else "has it a primary"
-        return Unreachable(f"{where} does not answer ({_told(error)}); is it running, and {doubt}?")
+        uncertain = "is replicaSet in the URL the name of its replica set" if named else "has it a primary"
+        return Unreachable(f"{where} does not answer ({_translate(error)}); is it running, and {uncertain}?")
     if outrun(error):
-        return WriteConflict(f"{where}: another transaction was first ({_told(error)}); try again")
-    if code in _PASSING or passing(error) or unknown_commit(error) or error.timeout:
-        return Transient(f"{where}: {_told(error)}; try again")
+        return WriteConflict(f"{where}: another transaction was first ({_translate(error)}); try again")
+    if code in _TRANSIENT or is_transient(error) or unknown_commit(error) or error.timeout:
+        return Transient(f"{where}: {_translate(error)}; try again")
     if remedy := _remedy(error, code):
-        return UsageError(f"{where}: {remedy} ({_told(error)})")
-    return Permanent(f"{where}: {_told(error)}")
+        return UsageError(f"{where}: {remedy} ({_translate(error)})")
+    return Permanent(f"{where}: {_translate(error)}")
 
 
 def _remedy(error: mongo.PyMongoError, code: int | None) -> str | None:
     """Return the change that an operator must make, or None if no change is needed."""
     if code in _UNAUTHORIZED:
-        return "it refused us; check user, password and authSource, and the roles of the user"
+        return "it rejected the login; check user, password and authSource, and the roles of the user"
     if code in _NO_REPLICA_SET and "replica set" in str(error):
         return STANDALONE
     if code in _MISSING:
@@ -394,12 +394,12 @@ def _remedy(error: mongo.PyMongoError, code: int | None) -> str | None:
     return None
 
 
-def _told(error: BaseException) -> str:
+def _translate(error: BaseException) -> str:
     # The driver appends the topology or the whole reply; the first line has the reason.
-    said = str(error).split(", Timeout: ", 1)[0].split(", full error: ", 1)[0]
+    text = str(error).split(", Timeout: ", 1)[0].split(", full error: ", 1)[0]
     if isinstance(error, mongo.BulkWriteError) and (found := error.details.get("writeErrors")):
-        said = found[0]["errmsg"]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        text = found[0]["errmsg"]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def check_url(url: str) -> str:
@@ -435,12 +435,12 @@ def client_options(url: str) -> dict[str, Any]:
     >>> client_options("mongodb://db/?socketTimeoutMS=5000").get("socketTimeoutMS") is None
     True
     """
-    said = url.partition("?")[2].lower()
-    patience = {name: value for name, value in _PATIENCE.items() if f"{name.lower()}=" not in said}
+    text = url.partition("?")[2].lower()
+    connect_seconds = {name: value for name, value in _CONNECT_SECONDS.items() if f"{name.lower()}=" not in text}
     # A polling monitor needs one connection less per server, and polls at once after an error. A streaming monitor
     # would wait for up to ten seconds.
     return {
-        **patience,
+        **connect_seconds,
         "serverMonitoringMode": "poll",
         "appname": "outrider",
         "tz_aware": True,

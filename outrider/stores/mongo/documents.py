@@ -42,8 +42,8 @@ from outrider.stores.rows import (
     headers_of,
     instance_of,
     message_of,
-    place_of,
     state_of,
+    stream_key_of,
 )
 
 FETCHABLE = sorted(model.FETCHABLE)
@@ -74,7 +74,7 @@ COPIED = (*({"event_id": "_id", "key": "stream_key"}.get(name, name) for name in
 
 _DELIVERED = ("raw_key", "body", "headers", "partition", "position")
 
-_BURIAL = ("reason", "failure", "policy", "attempts", "dead_lettered_at")
+_DEAD_LETTER = ("reason", "failure", "policy", "attempts", "dead_lettered_at")
 
 LOCK: Document = {"$inc": {"turn": 1}, "$setOnInsert": {"waiting": 0}}
 """An update that leaves the stream unchanged but conflicts with every other writer of the stream."""
@@ -95,15 +95,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _numbers = itertools.count(random.getrandbits(NUMBER_BITS))
 
 
-def drafted(draft: NewEvent, stream: Stream, position: int, now: datetime) -> Document:
+def new_row(new: NewEvent, stream: Stream, position: int, now: datetime) -> Document:
     """Return the document of a new, pending event. Unknown fields are left out."""
-    found = {name: value for name, value in draft._asdict().items() if value is not None}
+    found = {name: value for name, value in new._asdict().items() if value is not None}
     event_id = found.pop("event_id")
     given = {"_id": event_id, "created_at": now, **found}
-    return {**given, **placed(stream.lane, position), "stream_key": stream.key, "attempts": 0}
+    return {**given, **inserted(stream.lane, position), "stream_key": stream.key, "attempts": 0}
 
 
-def placed(lane: int, position: int) -> Document:
+def inserted(lane: int, position: int) -> Document:
     """Return the fields that make a document fetchable for a relay."""
     return {"lane": lane, "position": position, "state": State.PENDING.value, "fetchable": lane}
 
@@ -194,8 +194,8 @@ def becoming(state: State, lane: int, **facts: Any) -> Document:
     >>> becoming(State.PARKED, 3, topic="orders")
     {'$set': {'state': 'parked', 'waiting': 3, 'topic': 'orders'}, '$unset': {'fetchable': ''}}
     """
-    there, gone = ("fetchable", "waiting") if state in model.FETCHABLE else ("waiting", "fetchable")
-    return {"$set": {"state": state.value, there: lane, **facts}, "$unset": {gone: ""}}
+    there, removed = ("fetchable", "waiting") if state in model.FETCHABLE else ("waiting", "fetchable")
+    return {"$set": {"state": state.value, there: lane, **facts}, "$unset": {removed: ""}}
 
 
 def stream_id(stream: Stream) -> Document:
@@ -227,7 +227,7 @@ def stream_identity(consumer: str, stream: InboxStream) -> Document:
     >>> stream_identity("billing", InboxStream("orders", "A-1"))
     {'consumer': 'billing', 'topic': 'orders', 'key': 'A-1', 'band': 1}
     """
-    return {"consumer": consumer, **place_of(stream)._asdict()}
+    return {"consumer": consumer, **stream_key_of(stream)._asdict()}
 
 
 def stream_of(identity: Mapping[str, Any]) -> InboxStream:
@@ -262,11 +262,11 @@ def receive(identity: Document, facts: Document, now: Expression) -> UpdateOne:
 
 def receipt_facts(event_type: str, stream: InboxStream, sequence: int | None) -> Document:
     """Return the fields of a receipt that describe its event."""
-    topic, key, _ = place_of(stream)
+    topic, key, _ = stream_key_of(stream)
     return {"event_type": event_type, "topic": topic, "key": key, "sequence": sequence}
 
 
-def stand(identity: Document, at: StreamState, now: Expression) -> UpdateOne | DeleteOne:
+def stream_row(identity: Document, at: StreamState, now: Expression) -> UpdateOne | DeleteOne:
     """Return the write of a stream state. The document of an empty state is deleted."""
     if at == StreamState():
         return DeleteOne({"_id": identity})
@@ -292,25 +292,29 @@ def waiting_of(row: Mapping[str, Any]) -> HeldEvent:
     return HeldEvent(row["id"], row["_id"]["event_id"], delivery, row["replayed"])
 
 
-def dead(row: Document, buried: InboxDeadLettered, now: datetime) -> Document:
+def dead(row: Document, dead_letter: InboxDeadLettered, now: datetime) -> Document:
     """Return the dead letter of a held event."""
-    why = {"reason": buried.reason.value, "failure": failure_text(buried.failure), "policy": buried.policy.value}
-    return {**row, **why, "attempts": buried.attempts, "dead_lettered_at": now}
+    reason = {
+        "reason": dead_letter.reason.value,
+        "failure": failure_text(dead_letter.failure),
+        "policy": dead_letter.policy.value,
+    }
+    return {**row, **reason, "attempts": dead_letter.attempts, "dead_lettered_at": now}
 
 
-def brought_back(letter: Document) -> Document:
+def replayed_row(dead_letter: Document) -> Document:
     """Return the held event of a replayed dead letter. A skipped dead letter is late by design and marked as late."""
-    kept = {name: value for name, value in letter.items() if name not in _BURIAL}
-    return {**kept, "replayed": letter["replayed"] or letter["policy"] == "skip"}
+    stored = {name: value for name, value in dead_letter.items() if name not in _DEAD_LETTER}
+    return {**stored, "replayed": dead_letter["replayed"] or dead_letter["policy"] == "skip"}
 
 
-def letter_facts(letter: Document) -> Document:
+def letter_facts(dead_letter: Document) -> Document:
     """Return a dead letter as the admin lists it."""
-    stream = {name: letter["stream"][name] for name in ("topic", "key")}
+    stream = {name: dead_letter["stream"][name] for name in ("topic", "key")}
     plain = ("id", "event_type", "sequence", "position", "body", "reason", "policy", "attempts", "dead_lettered_at")
-    facts = {name: letter[name] for name in plain}
-    read = {"headers": headers_of(letter["headers"]), "failure": json.loads(letter["failure"])}
-    return {**letter["_id"], **stream, **facts, **read}
+    facts = {name: dead_letter[name] for name in plain}
+    read = {"headers": headers_of(dead_letter["headers"]), "failure": json.loads(dead_letter["failure"])}
+    return {**dead_letter["_id"], **stream, **facts, **read}
 
 
 def first_number(moment: datetime) -> int:
@@ -336,7 +340,7 @@ def message_identity(saga_id: UUID, event_id: UUID) -> Document:
     return {"saga_id": saga_id, "event_id": event_id}
 
 
-def posted(message: NewSagaMessage, saga: Mapping[str, Any], now: datetime) -> Document:
+def message_row(message: NewSagaMessage, saga: Mapping[str, Any], now: datetime) -> Document:
     """Return the document of a saga message."""
     number = first_number(now) + next(_numbers) % 2**NUMBER_BITS
     return {
@@ -347,7 +351,7 @@ def posted(message: NewSagaMessage, saga: Mapping[str, Any], now: datetime) -> D
         "name": message.name,
         "key": message.key,
         "body": message.body.decode(),
-        "posted_at": now,
+        "delivered_at": now,
         "unseen": True,
         "saga_type": saga["saga_type"],
         "definition_version": saga["definition_version"],
@@ -365,8 +369,8 @@ def noted(saga: Mapping[str, Any], number: int, note: AuditEntry, now: datetime)
     """Return the document of an audit log entry, with the trace of the saga."""
     facts = {**note._asdict(), "new_status": note.new_status.value}
     facts["old_status"] = note.old_status and note.old_status.value
-    place = {"saga_id": saga["_id"], "number": Int64(number), "at": now}
-    return {**place, **facts, "traceparent": saga.get("traceparent")}
+    identity = {"saga_id": saga["_id"], "number": Int64(number), "at": now}
+    return {**identity, **facts, "traceparent": saga.get("traceparent")}
 
 
 def saved(writes: SagaWriteSet, release: bool, now: Any, due_at: Any) -> list[Document]:
@@ -383,7 +387,7 @@ def saved(writes: SagaWriteSet, release: bool, now: Any, due_at: Any) -> list[Do
     return [{"$set": change}]
 
 
-def barrier_place(participant: str, key: str, phase: Phase) -> Document:
+def participant_id(participant: str, key: str, phase: Phase) -> Document:
     """Return the `_id` of a command at a participant."""
     return {"participant": participant, "key": key, "phase": phase.value}
 
@@ -401,4 +405,4 @@ def to_entry(row: Mapping[str, Any]) -> JournalEntry:
 def to_message(row: Mapping[str, Any]) -> SagaMessage:
     """Return the saga message of a document."""
     known = [row[name] for name in ("message_id", "kind", "name", "key", "body")]
-    return message_of([*known, row["_id"]["event_id"], row["posted_at"]])
+    return message_of([*known, row["_id"]["event_id"], row["delivered_at"]])

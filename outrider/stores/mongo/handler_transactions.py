@@ -27,7 +27,7 @@ from outrider.errors import (
     UsageError,
     WriteConflict,
 )
-from outrider.handler_transactions import TRANSACTION_ENDED, HandlerTransaction, promises_to_wait
+from outrider.handler_transactions import TRANSACTION_ENDED, HandlerTransaction, returns_awaitable
 from outrider.stores.mongo.database import (
     Documents,
     Expression,
@@ -38,8 +38,8 @@ from outrider.stores.mongo.database import (
     begin,
     collection,
     commit,
+    is_transient,
     outrun,
-    passing,
     translated,
 )
 from outrider.stores.mongo.schema import installed
@@ -54,7 +54,7 @@ WORK_SECONDS = 60.0
 """The time limit of store work within a handler transaction, including the wait for other transactions."""
 
 NOT_ASYNCHRONOUS = (
-    "is a plain function, and nobody would wait for what it asks of MongoDB; write it as `async def`, with `await` "
+    "is a plain function, so its calls to MongoDB would not be awaited; write it as `async def`, with `await` "
     "before every call, each with session="
 )
 
@@ -137,7 +137,7 @@ class MongoHandlerTransaction(HandlerTransaction):
                         return await work()
                     except PyMongoError as error:
                         # Later work has no retry: a retry would lose the work before it.
-                        if not first or not passing(error):
+                        if not first or not is_transient(error):
                             raise
                         await abort(self.session)
                         await begin(self.session)
@@ -152,12 +152,12 @@ class MongoHandlerTransaction(HandlerTransaction):
                 )
             return await result
         except Exception as error:
-            trouble = _trouble(error)
-            if trouble is not None and gone(trouble):
+            error_text = _error(error)
+            if error_text is not None and is_lost(error_text):
                 error.add_note(ABORTED)
-            elif trouble is not None:
-                lost = WriteConflict if outrun(trouble) else TransactionLost
-                raise lost(f"the transaction was lost under a handler ({trouble})") from error
+            elif error_text is not None:
+                lost = WriteConflict if outrun(error_text) else TransactionLost
+                raise lost(f"the transaction was lost under a handler ({error_text})") from error
             raise
         finally:
             if not self.session.in_transaction:
@@ -187,7 +187,7 @@ class GuestTransaction(MongoHandlerTransaction):
             try:
                 return await work()
             except PyMongoError as error:
-                if not passing(error):
+                if not is_transient(error):
                     raise
                 repeated = error
         raise repeated
@@ -268,7 +268,7 @@ def check_handler(handler: Callable[..., Any]) -> str | None:
     >>> check_handler(bill)[:19]
     'is a plain function'
     """
-    return handler_transactions.check_handler(handler) or (None if promises_to_wait(handler) else NOT_ASYNCHRONOUS)
+    return handler_transactions.check_handler(handler) or (None if returns_awaitable(handler) else NOT_ASYNCHRONOUS)
 
 
 @contextmanager
@@ -279,7 +279,7 @@ def translate_errors(where: str, *, after_others: bool = False) -> Iterator[None
             try:
                 yield
             except (OperationFailure, BSONError) as error:
-                if after_others and gone(error):
+                if after_others and is_lost(error):
                     # The handler has caught and ignored an error.
                     error.add_note(ABORTED)
                     raise Permanent(f"{where}: {ABORTED}") from error
@@ -292,17 +292,17 @@ def translate_errors(where: str, *, after_others: bool = False) -> Iterator[None
         raise Permanent(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def gone(error: BaseException) -> bool:
+def is_lost(error: BaseException) -> bool:
     """Return whether the transaction had already ended on a server that still knows the session."""
     known = isinstance(error, OperationFailure) and error.code == NO_SUCH_TRANSACTION
     return known and "has been aborted" in str(error)
 
 
-def _trouble(error: BaseException | None) -> PyMongoError | None:
+def _error(error: BaseException | None) -> PyMongoError | None:
     """Return the driver error behind an exception of a handler."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, PyMongoError) and passing(error):
+        if isinstance(error, PyMongoError) and is_transient(error):
             return error
         seen.add(id(error))
         error = error.__cause__ or error.__context__

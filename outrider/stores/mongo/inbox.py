@@ -33,15 +33,15 @@ from outrider.stores.mongo.documents import (
     parked,
     receipt_facts,
     receive,
-    stand,
     state,
     stream_identity,
     stream_of,
+    stream_row,
     waiting_of,
 )
 from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction, MongoTransactionSource, open_installed
 from outrider.stores.mongo.inbox_admin import MongoInboxAdmin, draining_query, overdue_pipeline
-from outrider.stores.rows import InboxWriteSet, check_receipts, may_go, only_applied, place_of
+from outrider.stores.rows import InboxWriteSet, can_drain, check_receipts, only_applied, stream_key_of
 
 ANSWER_SECONDS = 5.0
 
@@ -55,10 +55,10 @@ async def record_receipts(
     first = {received.event_id: received for received in reversed(events)}
     facts = {id_: receipt_facts(a.event_type, a.stream, a.sequence) for id_, a in sorted(first.items())}
     fresh = await _receive(tx, consumer, facts)
-    news = [received for received in events if received.event_id in fresh]
-    numbered = {received.stream for received in news if ordered and received.sequence is not None}
-    states = await _lock(tx, consumer, {received.stream for received in news}, numbered)
-    suspects = [a.event_id for a in news if a.stream in states and states[a.stream].waiting]
+    new_events = [received for received in events if received.event_id in fresh]
+    numbered = {received.stream for received in new_events if ordered and received.sequence is not None}
+    states = await _lock(tx, consumer, {received.stream for received in new_events}, numbered)
+    suspects = [a.event_id for a in new_events if a.stream in states and states[a.stream].waiting]
     return Receipts(frozenset(fresh - await _withdraw_waiting(tx, consumer, suspects)), states)
 
 
@@ -69,7 +69,7 @@ async def claim_held(
     identity = stream_identity(consumer, stream)
     row = await tx.of("inbox_stream").find_one_and_update({"_id": identity}, LOCK, session=tx.session)
     at = state(row) if row else StreamState()
-    if not may_go(at.cause, early=early):
+    if not can_drain(at.cause, early=early):
         return None
     order = ["sequence", "id"] if by_sequence or at.cause is InboxBlockReason.EARLY else ["id"]
     found = tx.of("inbox_held").find({"stream": identity}, session=tx.session)
@@ -77,7 +77,7 @@ async def claim_held(
     if not rows:
         # A draining stream without held events. Without this reset the stream would drain for ever.
         at = StreamState(at.seen)
-        await tx.of("inbox_stream").bulk_write([stand(identity, at, tx.now)], session=tx.session)
+        await tx.of("inbox_stream").bulk_write([stream_row(identity, at, tx.now)], session=tx.session)
     facts = {row["_id"]["event_id"]: receipt_facts(row["event_type"], stream, row["sequence"]) for row in rows}
     fresh = await _receive(tx, consumer, facts)
     return ClaimedHeld(at, [waiting_of(row) for row in rows], frozenset(fresh))
@@ -164,7 +164,7 @@ class MongoInbox:
 
     async def prune(self, consumer: str, *, receipt_days: float, dead_letter_days: float) -> InboxPruned:
         """Remove old receipts and dead letters. Also repair streams with lost holds or lost held events."""
-        await self.transactions.write(inbox_admin.release_holds, consumer)
+        await self.transactions.write(inbox_admin.unblock_without_dead_letter, consumer)
         await self.transactions.write(inbox_admin.adopt_orphans, consumer)
         prune = inbox_admin.prune_dead_letters(self._database, consumer, dead_letter_days)
         dead_letters = await self._database.run(prune)
@@ -186,19 +186,19 @@ async def _receive(tx: MongoHandlerTransaction, consumer: str, facts: dict[UUID,
     ids = list(facts)
     changes = [receive(event_identity(consumer, event_id), facts[event_id], tx.now) for event_id in ids]
     done = await tx.of("consumer_inbox").bulk_write(changes, session=tx.session)
-    return {ids[place] for place in done.upserted_ids or ()}
+    return {ids[index] for index in done.upserted_ids or ()}
 
 
 async def _lock(
     tx: MongoHandlerTransaction, consumer: str, streams: Collection[InboxStream], numbered: Collection[InboxStream]
 ) -> dict[InboxStream, StreamState]:
     """Lock stream documents and return the stream states. Numbered streams without a document get a new document."""
-    counted = {place_of(stream) for stream in numbered}
-    places = sorted({place_of(stream) for stream in streams})
-    wanted = {place: stream_identity(consumer, place) for place in places}
+    counted = {stream_key_of(stream) for stream in numbered}
+    keys = sorted({stream_key_of(stream) for stream in streams})
+    wanted = {key: stream_identity(consumer, key) for key in keys}
     rows = await _locked(tx, wanted, counted) if wanted else []
     known = {stream_of(row["_id"]): state(row) for row in rows}
-    return {stream: known[place_of(stream)] for stream in streams if place_of(stream) in known}
+    return {stream: known[stream_key_of(stream)] for stream in streams if stream_key_of(stream) in known}
 
 
 async def _locked(
@@ -206,13 +206,13 @@ async def _locked(
 ) -> list[Document]:
     documents, session = tx.of("inbox_stream"), tx.session
     if len(wanted) == 1:
-        [(place, identity)] = wanted.items()
-        after, upsert = ReturnDocument.AFTER, place in counted
+        [(key, identity)] = wanted.items()
+        after, upsert = ReturnDocument.AFTER, key in counted
         row = await documents.find_one_and_update(
             {"_id": identity}, LOCK, upsert=upsert, return_document=after, session=session
         )
         return [row] if row else []
-    changes = [UpdateOne({"_id": identity}, LOCK, upsert=place in counted) for place, identity in wanted.items()]
+    changes = [UpdateOne({"_id": identity}, LOCK, upsert=key in counted) for key, identity in wanted.items()]
     done = await documents.bulk_write(changes, session=session)
     if not done.matched_count and not done.upserted_count:
         return []
@@ -240,7 +240,7 @@ async def record_outcomes(
     """Write the outcomes of received events and the new stream states. Return the ids of dead letters."""
     writes = InboxWriteSet.of(entries)
     if states:
-        changes = [stand(stream_identity(consumer, stream), at, tx.now) for stream, at in sorted(states.items())]
+        changes = [stream_row(stream_identity(consumer, stream), at, tx.now) for stream, at in sorted(states.items())]
         await tx.of("inbox_stream").bulk_write(changes, session=tx.session)
     await _write_receipts(tx, consumer, writes)
     return {} if only_applied(entries) else await _write_events(tx, consumer, writes)
@@ -262,9 +262,9 @@ async def _write_receipts(tx: MongoHandlerTransaction, consumer: str, writes: In
 async def _write_events(tx: MongoHandlerTransaction, consumer: str, writes: InboxWriteSet) -> dict[UUID, int]:
     if writes.parked:
         await _park(tx, consumer, writes.parked)
-    dead_letters = await _bury(tx, consumer, writes.buried) if writes.buried else {}
-    if gone := [*writes.left, *dead_letters]:
-        await tx.of("inbox_held").delete_many(_any(consumer, gone), session=tx.session)
+    dead_letters = await _dead_letter(tx, consumer, writes.dead_letter) if writes.dead_letter else {}
+    if removed := [*writes.left, *dead_letters]:
+        await tx.of("inbox_held").delete_many(_any(consumer, removed), session=tx.session)
     return dead_letters
 
 
@@ -286,18 +286,18 @@ async def _take_ids(tx: MongoHandlerTransaction, count: int) -> int:
     return last
 
 
-async def _bury(
-    tx: MongoHandlerTransaction, consumer: str, burials: Sequence[tuple[ReceivedEvent, InboxDeadLettered]]
+async def _dead_letter(
+    tx: MongoHandlerTransaction, consumer: str, dead_letters: Sequence[tuple[ReceivedEvent, InboxDeadLettered]]
 ) -> dict[UUID, int]:
     """Copy held events to the dead letters. A second dead letter of an event replaces the first."""
-    wanted = _any(consumer, [received.event_id for received, _ in burials])
+    wanted = _any(consumer, [received.event_id for received, _ in dead_letters])
     rows = await tx.of("inbox_held").find(wanted, session=tx.session).to_list()
-    why = {received.event_id: buried for received, buried in burials}
+    outcomes = {received.event_id: outcome for received, outcome in dead_letters}
     now = await tx.database.time(tx.session)
-    letters = [dead(row, why[row["_id"]["event_id"]], now) for row in rows]
-    changes = [ReplaceOne({"_id": letter["_id"]}, letter, upsert=True) for letter in letters]
+    documents = [dead(row, outcomes[row["_id"]["event_id"]], now) for row in rows]
+    changes = [ReplaceOne({"_id": document["_id"]}, document, upsert=True) for document in documents]
     await tx.of("inbox_dead_letter").bulk_write(changes, session=tx.session)
-    return {letter["_id"]["event_id"]: letter["id"] for letter in letters}
+    return {document["_id"]["event_id"]: document["id"] for document in documents}
 
 
 def _any(consumer: str, event_ids: Sequence[UUID]) -> dict[str, Any]:

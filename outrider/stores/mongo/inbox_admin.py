@@ -18,12 +18,12 @@ from outrider.stores.mongo.database import Document, Documents, Expression, Mong
 from outrider.stores.mongo.documents import (
     LOCK,
     all_of,
-    brought_back,
     event_identity,
     letter_facts,
-    stand,
+    replayed_row,
     state,
     stream_identity,
+    stream_row,
 )
 from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction
 
@@ -54,9 +54,9 @@ class MongoInboxAdmin:
         self._database, self._write = database, write
 
     async def counts(self, consumer: str | None = None) -> dict[str, int]:
-        letters = {} if consumer is None else {"_id": all_of(consumer)}
+        dead_letters = {} if consumer is None else {"_id": all_of(consumer)}
         rows = await self._aggregate("inbox_stream", counts_pipeline(consumer))
-        dead = await self._database.run(self._database["inbox_dead_letter"].count_documents(letters))
+        dead = await self._database.run(self._database["inbox_dead_letter"].count_documents(dead_letters))
         waiting, streams = (rows[0]["waiting"], rows[0]["streams"]) if rows else (0, 0)
         return {"waiting": waiting, "blocked_streams": streams, "dead_letters": dead}
 
@@ -67,7 +67,7 @@ class MongoInboxAdmin:
 
     async def dead_letters(self, criteria: InboxCriteria) -> list[dict[str, Any]]:
         found = self._database["inbox_dead_letter"].find(_wanted(criteria)).sort("id").limit(criteria.limit)
-        return [letter_facts(letter) for letter in await self._database.run(found.to_list())]
+        return [letter_facts(dead_letter) for dead_letter in await self._database.run(found.to_list())]
 
     async def streams(self, consumer: str | None, limit: int) -> list[dict[str, Any]]:
         rows = await self._aggregate("inbox_stream", streams_pipeline(consumer, limit))
@@ -124,16 +124,16 @@ def _receipt(row: Document) -> dict[str, Any]:
 
 async def _replay(tx: MongoHandlerTransaction, ids: Sequence[int], actor: str) -> int:
     """Return dead letters to their old positions without receipts. A stream without a document gets a new document."""
-    letters = await _take(tx, ids)
-    changes = _changes(letters, added=1)
+    dead_letters = await _take(tx, ids)
+    changes = _changes(dead_letters, added=1)
     await _lock(tx, changes, make=True)
-    back = [ReplaceOne({"_id": row["_id"]}, row, upsert=True) for row in map(brought_back, letters)]
-    if back:
-        await tx.of("inbox_held").bulk_write(back, session=tx.session)
-        gone = {"_id": {"$in": [letter["_id"] for letter in letters]}}
-        await tx.of("consumer_inbox").delete_many(gone, session=tx.session)
-    await _go_on(tx, changes)
-    return await _record(tx, actor, "inbox_replay", letters)
+    restored = [ReplaceOne({"_id": row["_id"]}, row, upsert=True) for row in map(replayed_row, dead_letters)]
+    if restored:
+        await tx.of("inbox_held").bulk_write(restored, session=tx.session)
+        removed = {"_id": {"$in": [dead_letter["_id"] for dead_letter in dead_letters]}}
+        await tx.of("consumer_inbox").delete_many(removed, session=tx.session)
+    await _drain_unblocked(tx, changes)
+    return await _record(tx, actor, "inbox_replay", dead_letters)
 
 
 async def _discard(tx: MongoHandlerTransaction, ids: Sequence[int], actor: str) -> int:
@@ -141,11 +141,13 @@ async def _discard(tx: MongoHandlerTransaction, ids: Sequence[int], actor: str) 
 
     The number of a dead letter that blocked its stream counts as passed.
     """
-    letters = await _take(tx, ids)
-    changes = _changes([letter for letter in letters if letter["policy"] == OnDeadLetter.BLOCK], added=0)
+    dead_letters = await _take(tx, ids)
+    changes = _changes(
+        [dead_letter for dead_letter in dead_letters if dead_letter["policy"] == OnDeadLetter.BLOCK], added=0
+    )
     await _lock(tx, changes, make=False)
-    await _go_on(tx, changes)
-    return await _record(tx, actor, "inbox_discard", letters)
+    await _drain_unblocked(tx, changes)
+    return await _record(tx, actor, "inbox_discard", dead_letters)
 
 
 async def _skip_gap(tx: MongoHandlerTransaction, consumer: str, stream: InboxStream, actor: str) -> bool:
@@ -160,25 +162,25 @@ async def _skip_gap(tx: MongoHandlerTransaction, consumer: str, stream: InboxStr
     first = await found.sort(["sequence", "id"]).limit(1).to_list()
     for waiting in first:
         on = at._replace(seen=waiting["sequence"] - 1, cause=InboxBlockReason.DRAINING)
-        await tx.of("inbox_stream").bulk_write([stand(identity, on, tx.now)], session=tx.session)
+        await tx.of("inbox_stream").bulk_write([stream_row(identity, on, tx.now)], session=tx.session)
     return bool(await _record(tx, actor, "inbox_skip_gap", first))
 
 
 async def _take(tx: MongoHandlerTransaction, ids: Sequence[int]) -> list[Document]:
     """Remove dead letters and return them in order of position; inbox_dead_letter_id."""
     wanted = {"id": {"$in": list(ids)}}
-    letters = await tx.of("inbox_dead_letter").find(wanted, session=tx.session).sort("id").to_list()
-    gone = {"_id": {"$in": [letter["_id"] for letter in letters]}}
-    await tx.of("inbox_dead_letter").delete_many(gone, session=tx.session)
-    return letters
+    dead_letters = await tx.of("inbox_dead_letter").find(wanted, session=tx.session).sort("id").to_list()
+    removed = {"_id": {"$in": [dead_letter["_id"] for dead_letter in dead_letters]}}
+    await tx.of("inbox_dead_letter").delete_many(removed, session=tx.session)
+    return dead_letters
 
 
-def _changes(letters: Sequence[Document], *, added: int) -> dict[Key, StreamChange]:
+def _changes(dead_letters: Sequence[Document], *, added: int) -> dict[Key, StreamChange]:
     changes: dict[Key, StreamChange] = {}
-    for letter in letters:
-        key = tuple(letter["stream"].values())
-        known = changes.get(key, StreamChange(letter["stream"]))
-        passed = [number for number in (known.passed, letter["sequence"]) if number is not None and not added]
+    for dead_letter in dead_letters:
+        key = tuple(dead_letter["stream"].values())
+        known = changes.get(key, StreamChange(dead_letter["stream"]))
+        passed = [number for number in (known.passed, dead_letter["sequence"]) if number is not None and not added]
         changes[key] = known._replace(passed=max(passed, default=None), added=known.added + added)
     return changes
 
@@ -189,26 +191,26 @@ async def _lock(tx: MongoHandlerTransaction, changes: dict[Key, StreamChange], *
         await tx.of("inbox_stream").bulk_write(locks, session=tx.session)
 
 
-async def _go_on(tx: MongoHandlerTransaction, changes: dict[Key, StreamChange]) -> None:
+async def _drain_unblocked(tx: MongoHandlerTransaction, changes: dict[Key, StreamChange]) -> None:
     """Drain streams without a blocking dead letter; delete the documents of empty streams."""
     ids = [change.identity for change in changes.values()]
     if not ids:
         return
     rows = await tx.of("inbox_stream").find({"_id": {"$in": ids}}, session=tx.session).to_list()
-    held = {"stream": {"$in": ids}, "policy": "block"}
-    holders = await tx.of("inbox_dead_letter").find(held, {"stream": 1}, session=tx.session).to_list()
-    taken = {tuple(letter["stream"].values()) for letter in holders}
-    moves = [_move(tx, row, changes[key], key in taken) for row in rows if (key := tuple(row["_id"].values()))]
-    if moves:
-        await tx.of("inbox_stream").bulk_write(moves, session=tx.session)
+    blocking = {"stream": {"$in": ids}, "policy": "block"}
+    holders = await tx.of("inbox_dead_letter").find(blocking, {"stream": 1}, session=tx.session).to_list()
+    taken = {tuple(dead_letter["stream"].values()) for dead_letter in holders}
+    writes = [_save_change(tx, row, changes[key], key in taken) for row in rows if (key := tuple(row["_id"].values()))]
+    if writes:
+        await tx.of("inbox_stream").bulk_write(writes, session=tx.session)
 
 
-def _move(tx: MongoHandlerTransaction, row: Document, change: StreamChange, held: bool) -> Any:
+def _save_change(tx: MongoHandlerTransaction, row: Document, change: StreamChange, blocked: bool) -> Any:
     at = state(row)
     waiting = at.waiting + change.added
     seen = at.seen if at.seen is None or change.passed is None else max(at.seen, change.passed)
-    cause = InboxBlockReason.DEAD_LETTER if held else InboxBlockReason.DRAINING if waiting else None
-    return stand(row["_id"], StreamState(seen, cause, waiting), tx.now)
+    cause = InboxBlockReason.DEAD_LETTER if blocked else InboxBlockReason.DRAINING if waiting else None
+    return stream_row(row["_id"], StreamState(seen, cause, waiting), tx.now)
 
 
 async def _record(tx: MongoHandlerTransaction, actor: str, verb: str, rows: Sequence[Document]) -> int:
@@ -240,15 +242,15 @@ async def prune_receipts(database: MongoDatabase, consumer: str, days: float) ->
     """Remove old receipts; consumer_inbox_age. A receipt stays as long as its dead letter, which may be replayed."""
     before = await database.time() - timedelta(days=days)
     old = {"_id.consumer": consumer, "received_at": {"$lt": before}}
-    total, kept, found = 0, 0, PRUNE_MAX
+    total, stored, found = 0, 0, PRUNE_MAX
     while found == PRUNE_MAX:
         # The receipts that stay are first by now, in order of age.
-        ids = await _oldest(database["consumer_inbox"], old, "received_at", kept)
-        letters = await database["inbox_dead_letter"].find({"_id": {"$in": ids}}, {"_id": 1}).to_list()
-        buried = {row["_id"]["event_id"] for row in letters}
-        done_with = [identity for identity in ids if identity["event_id"] not in buried]
+        ids = await _oldest(database["consumer_inbox"], old, "received_at", stored)
+        dead_letters = await database["inbox_dead_letter"].find({"_id": {"$in": ids}}, {"_id": 1}).to_list()
+        dead_letter = {row["_id"]["event_id"] for row in dead_letters}
+        done_with = [identity for identity in ids if identity["event_id"] not in dead_letter]
         total += await _remove(database["consumer_inbox"], done_with, old)
-        kept, found = kept + len(buried), len(ids)
+        stored, found = stored + len(dead_letter), len(ids)
     return total
 
 
@@ -264,8 +266,8 @@ async def prune_dead_letters(database: MongoDatabase, consumer: str, days: float
     return total
 
 
-async def _oldest(documents: Documents, old: Document, age: str, kept: int = 0) -> list[Document]:
-    rows = await documents.find(old, {"_id": 1}).sort(age).skip(kept).limit(PRUNE_MAX).to_list()
+async def _oldest(documents: Documents, old: Document, age: str, stored: int = 0) -> list[Document]:
+    rows = await documents.find(old, {"_id": 1}).sort(age).skip(stored).limit(PRUNE_MAX).to_list()
     return [row["_id"] for row in rows]
 
 
@@ -274,9 +276,9 @@ async def _remove(documents: Documents, ids: list[Document], old: Document) -> i
     return (await documents.delete_many({"_id": {"$in": ids}, **old}, hint="_id_")).deleted_count if ids else 0
 
 
-async def release_holds(tx: MongoHandlerTransaction, consumer: str) -> int:
+async def unblock_without_dead_letter(tx: MongoHandlerTransaction, consumer: str) -> int:
     """Release streams whose blocking dead letter is gone, for instance deleted by hand."""
-    rows = await aggregate(tx.of("inbox_stream"), held_for_nothing(consumer), tx.session)
+    rows = await aggregate(tx.of("inbox_stream"), blocked_without_dead_letter(consumer), tx.session)
     if not rows:
         return 0
     facts = {"cause": InboxBlockReason.DRAINING.value, "since": tx.now}
@@ -285,13 +287,18 @@ async def release_holds(tx: MongoHandlerTransaction, consumer: str) -> int:
     return done.modified_count
 
 
-def held_for_nothing(consumer: str) -> Pipeline:
+def blocked_without_dead_letter(consumer: str) -> Pipeline:
     """Return some streams without a blocking dead letter; inbox_stream_cause and inbox_dead_letter_blocking."""
-    letter = {"from": "inbox_dead_letter", "localField": "_id", "foreignField": "stream", "as": "letter"}
+    dead_letter = {"from": "inbox_dead_letter", "localField": "_id", "foreignField": "stream", "as": "dead_letter"}
     return [
         {"$match": draining_query(consumer, InboxBlockReason.DEAD_LETTER)},
-        {"$lookup": {**letter, "pipeline": [{"$match": {"policy": "block"}}, {"$limit": 1}, {"$project": {"_id": 1}}]}},
-        {"$match": {"letter": []}},
+        {
+            "$lookup": {
+                **dead_letter,
+                "pipeline": [{"$match": {"policy": "block"}}, {"$limit": 1}, {"$project": {"_id": 1}}],
+            }
+        },
+        {"$match": {"dead_letter": []}},
         {"$limit": MEND_MAX},
         {"$project": {"_id": 1}},
     ]

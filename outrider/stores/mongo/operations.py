@@ -15,42 +15,42 @@ class Operation(NamedTuple):
     """One operation: a method of a collection with its arguments. The result of a query is a list."""
 
     collection: str
-    verb: str
+    method: str
     args: tuple[Any, ...]
     options: Mapping[str, Any] = {}
 
 
-Steps = Generator[Operation, Any, T]
+Operations = Generator[Operation, Any, T]
 """A generator of operations with a result of type T."""
 
 
-def step(name: str, verb: str, *args: Any, **options: Any) -> Operation:
+def operation(name: str, method: str, *args: Any, **options: Any) -> Operation:
     """Return an operation.
 
-    >>> step("outbox", "find", {"lane": 3}, limit=1).options
+    >>> operation("outbox", "find", {"lane": 3}, limit=1).options
     {'limit': 1}
     """
-    return Operation(name, verb, args, options)
+    return Operation(name, method, args, options)
 
 
-def run_operations(work: Steps[T], session: Any, schema: str) -> T:
+def run_operations(work: Operations[T], session: Any, schema: str) -> T:
     """Run operations through a synchronous session."""
 
-    def execute(asked: Operation) -> Any:
-        found = _call(asked, session, schema)
-        return list(found) if asked.verb in _LISTED else found
+    def execute(requested: Operation) -> Any:
+        found = _call(requested, session, schema)
+        return list(found) if requested.method in _LISTED else found
 
     return run_statements(work, execute)
 
 
-async def run_operations_async(work: Steps[T], session: Any, schema: str) -> T:
+async def run_operations_async(work: Operations[T], session: Any, schema: str) -> T:
     """Run operations through an asynchronous session."""
 
-    async def execute(asked: Operation) -> Any:
-        found = _call(asked, session, schema)
-        if asked.verb != "find":
+    async def execute(requested: Operation) -> Any:
+        found = _call(requested, session, schema)
+        if requested.method != "find":
             found = await found
-        return await found.to_list() if asked.verb in _LISTED else found
+        return await found.to_list() if requested.method in _LISTED else found
 
     return await run_statements_async(work, execute)
 
@@ -58,6 +58,6 @@ async def run_operations_async(work: Steps[T], session: Any, schema: str) -> T:
 _LISTED = ("find", "aggregate")
 
 
-def _call(asked: Operation, session: Any, schema: str) -> Any:
-    place = collection(session.client, schema, asked.collection)
-    return getattr(place, asked.verb)(*asked.args, session=session, **asked.options)
+def _call(requested: Operation, session: Any, schema: str) -> Any:
+    target = collection(session.client, schema, requested.collection)
+    return getattr(target, requested.method)(*requested.args, session=session, **requested.options)

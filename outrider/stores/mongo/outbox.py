@@ -25,21 +25,21 @@ FILLS_MAX = 20
 """The maximum of fill transactions for documents of foreign writers before a fetch continues."""
 
 
-async def renew(database: MongoDatabase, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+async def renew(database: MongoDatabase, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
     """Extend an unexpired optimistic claim. Return the still claimed events, in the given order."""
-    mine = _mine(database, hold, event_ids)
+    mine = _mine(database, claim, event_ids)
     # The majority write comes first, so the following read sees only durable claims.
-    await database["outbox"].update_many(mine, [{"$set": {"claimed_until": database.after(hold.seconds)}}])
+    await database["outbox"].update_many(mine, [{"$set": {"claimed_until": database.after(claim.seconds)}}])
     now = await database.time()
     rows = {row["_id"]: row for row in await database["outbox"].find(mine).to_list()}
-    kept = [rows[event_id] for event_id in event_ids if event_id in rows]
-    return [to_event(row, now)._replace(readiness=Readiness.READY) for row in kept]
+    stored = [rows[event_id] for event_id in event_ids if event_id in rows]
+    return [to_event(row, now)._replace(readiness=Readiness.READY) for row in stored]
 
 
 async def settle(
     session: Session,
     database: MongoDatabase,
-    hold: OptimisticClaim,
+    claim: OptimisticClaim,
     confirmed: Sequence[UUID],
     yielded: Sequence[UUID],
     *,
@@ -47,13 +47,13 @@ async def settle(
 ) -> None:
     """Write the results of a writer with a valid claim. After its end, a relay may be publishing the event."""
     outbox, now = database["outbox"], await database.time(session)
-    rows = await outbox.find(_mine(database, hold, confirmed), session=session).to_list() if confirmed else []
-    order = {event_id: place for place, event_id in enumerate(confirmed)}
-    gone = [copied(row) for row in sorted(rows, key=lambda row: order[row["_id"]])]
-    await depart(session, database, gone, now, archive=archive)
+    rows = await outbox.find(_mine(database, claim, confirmed), session=session).to_list() if confirmed else []
+    order = {event_id: index for index, event_id in enumerate(confirmed)}
+    removed = [copied(row) for row in sorted(rows, key=lambda row: order[row["_id"]])]
+    await depart(session, database, removed, now, archive=archive)
     if yielded:
         change = {"$set": {"state": State.PENDING.value}, "$unset": {"claimed_by": "", "claimed_until": ""}}
-        await outbox.update_many(_mine(database, hold, yielded), change, session=session)
+        await outbox.update_many(_mine(database, claim, yielded), change, session=session)
 
 
 class MongoStore:
@@ -92,8 +92,8 @@ class MongoStore:
             raise
         return cls(database, setting.lanes, archive=archive, topic_rule=topic_rule)
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
-        return await self.database.run(outbox_lanes.heartbeat(self.database, relay, lease_seconds, joining=joining))
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
+        return await self.database.run(outbox_lanes.heartbeat(self.database, relay, lease_seconds, first=first))
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
         return await outbox_lanes.claim(self.database, relay, lanes)
@@ -148,11 +148,11 @@ class MongoStore:
             outbox_settle.settle, self.database, lease, settlements, lanes=self.lanes, archive=self.archive
         )
 
-    async def renew_claim(self, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
-        return await self.database.run(renew(self.database, hold, event_ids))
+    async def renew_claim(self, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+        return await self.database.run(renew(self.database, claim, event_ids))
 
-    async def settle_claim(self, hold: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
-        await self.database.transaction(settle, self.database, hold, confirmed, yielded, archive=self.archive)
+    async def settle_claim(self, claim: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
+        await self.database.transaction(settle, self.database, claim, confirmed, yielded, archive=self.archive)
 
     async def notify(self) -> None:
         """Do nothing: the server notifies relays of every commit."""
@@ -168,10 +168,10 @@ class MongoStore:
         await self.database.close()
 
 
-def _mine(database: MongoDatabase, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> Document:
+def _mine(database: MongoDatabase, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> Document:
     return {
         "_id": {"$in": list(event_ids)},
         "state": State.OPTIMISTIC.value,
-        "claimed_by": hold.owner,
+        "claimed_by": claim.owner,
         "$expr": {"$gt": ["$claimed_until", database.now]},
     }

@@ -28,11 +28,11 @@ from outrider.outbox.model import (
 )
 from outrider.stores.mongo import outbox_lanes, outbox_settle
 from outrider.stores.mongo.database import Document, Documents, MongoDatabase, Session, translated
-from outrider.stores.mongo.documents import becoming, copied, placed, stream_id, to_facts, to_stream
+from outrider.stores.mongo.documents import becoming, copied, inserted, stream_id, to_facts, to_stream
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_fetch import FILL_MAX, fill, of_stream
 from outrider.stores.mongo.outbox_lanes import living_relays
-from outrider.stores.mongo.outbox_settle import marker_of
+from outrider.stores.mongo.outbox_settle import skip_marker
 from outrider.stores.mongo.staging import SequenceCounter, Wanted, advance, time_position
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LOOK_MAX = 10_000
 """The maximum of events, and of blocked streams, that are read to list topics."""
 
-_PLACES = {"outbox": None, "outbox_archive": State.SENT.value, "outbox_dead_letter": State.DEAD_LETTER.value}
+_TABLES = {"outbox": None, "outbox_archive": State.SENT.value, "outbox_dead_letter": State.DEAD_LETTER.value}
 
 DEAD_LETTERABLE = sorted(set(model.guard("dead_letter")) - {State.OPTIMISTIC})
 
@@ -69,7 +69,7 @@ async def dead_letter(
         return False
     stream = Stream(row["lane"], _topic(row, rule), row["stream_key"])
     now = await database.time(session)
-    await outbox_lanes.take_lanes(session, database, [stream.lane])
+    await outbox_lanes.claim_lanes(session, database, [stream.lane])
     await _park_before(session, database, row["position"], stream, rule)
     block = await outbox_settle.dead_letter(session, database, copied(row), stream, outcome, now)
     await outbox_settle.write(session, database, {stream: block}, (), now)
@@ -81,17 +81,17 @@ async def discard(session: Session, database: MongoDatabase, event_ids: Sequence
     """Discard dead letters. A blocking dead letter with a sequence number leaves a marker in its position."""
     dead = await _chosen(session, database, event_ids)
     now = await database.time(session)
-    held = [row for row in dead if row["policy"] == OnDeadLetter.BLOCK]
-    await _insert(session, database, [marker for row in held if (marker := marker_of(row, State.PARKED))])
-    await _remove(session, database, dead, held, now)
+    blocked = [row for row in dead if row["policy"] == OnDeadLetter.BLOCK]
+    await _insert(session, database, [marker for row in blocked if (marker := skip_marker(row, State.PARKED))])
+    await _remove(session, database, dead, blocked, now)
     await _record(session, database, "discard", actor, dead, now=now)
     return len(dead)
 
 
 async def _edit(session: Session, database: MongoDatabase, event_id: UUID, edit: DeadLetterEdit, actor: str) -> bool:
     """Change a dead letter. A new topic removes the dead letter from its stream and clears its sequence number."""
-    letters = database["outbox_dead_letter"]
-    row = await letters.find_one({"_id": event_id}, session=session)
+    dead_letters = database["outbox_dead_letter"]
+    row = await dead_letters.find_one({"_id": event_id}, session=session)
     if row is None:
         return False
     now = await database.time(session)
@@ -99,13 +99,13 @@ async def _edit(session: Session, database: MongoDatabase, event_id: UUID, edit:
     change: Document = {"headers": edit.headers_over(row["headers"], moved=moved)}
     change |= {} if edit.payload is None else {"payload": edit.payload}
     if moved:
-        held = row["policy"] == OnDeadLetter.BLOCK
-        marker = marker_of(row, State.PARKED) if held else None
+        blocked = row["policy"] == OnDeadLetter.BLOCK
+        marker = skip_marker(row, State.PARKED) if blocked else None
         await _insert(session, database, [marker] if marker else [])
         change |= {"topic": edit.topic, "sequence": None, "policy": OnDeadLetter.SKIP.value}
-    await letters.update_one({"_id": event_id}, {"$set": change}, session=session)
+    await dead_letters.update_one({"_id": event_id}, {"$set": change}, session=session)
     if moved:
-        await _let_go(session, database, [row], now)
+        await _unblock(session, database, [row], now)
     await _record(session, database, "edit", actor, [row], now=now)
     return True
 
@@ -114,11 +114,11 @@ async def replay(session: Session, database: MongoDatabase, event_ids: Sequence[
     """Return blocking dead letters to their positions; stage skipped dead letters again, marked as late."""
     dead = await _chosen(session, database, event_ids)
     now = await database.time(session)
-    held = [row for row in dead if row["policy"] == OnDeadLetter.BLOCK]
-    back = [{**copied(row), "attempts": 0, **becoming(State.PARKED, row["lane"])["$set"]} for row in held]
+    blocked = [row for row in dead if row["policy"] == OnDeadLetter.BLOCK]
+    restored = [{**copied(row), "attempts": 0, **becoming(State.PARKED, row["lane"])["$set"]} for row in blocked]
     late = [row for row in dead if row["policy"] == OnDeadLetter.SKIP]
-    await _insert(session, database, back + await _staged_again(session, database, late, now, lanes))
-    await _remove(session, database, dead, held, now)
+    await _insert(session, database, restored + await _staged_again(session, database, late, now, lanes))
+    await _remove(session, database, dead, blocked, now)
     await _record(session, database, "replay", actor, dead, now=now)
     return len(dead)
 
@@ -156,7 +156,7 @@ class MongoOutboxAdmin:
 
     async def event(self, event_id: UUID) -> Document:
         with translated(self._database.where):
-            for name, state in _PLACES.items():
+            for name, state in _TABLES.items():
                 if row := await self._database[name].find_one({"_id": event_id}):
                     return to_facts(row, state)
         raise NotFound(f"no event {event_id} in outbox, archive or dead letters; it may have been pruned or deleted")
@@ -207,7 +207,7 @@ class MongoOutboxAdmin:
     async def _list(self, documents: Documents, wanted: Document, order: tuple[str, int], limit: int) -> list[Document]:
         with translated(self._database.where):
             rows = await documents.find(wanted).sort(*order).limit(limit).to_list()
-        return [to_facts(row, _PLACES[documents.name]) for row in rows]
+        return [to_facts(row, _TABLES[documents.name]) for row in rows]
 
     async def _count(self, name: str, session: Session) -> int:
         rows = await self._aggregate(name, [{"$count": "n"}], session)
@@ -278,13 +278,13 @@ async def _staged_again(
             left[counter] -= 1
             position = last[counter].position - left[counter]
         headers = json.dumps({**json.loads(row["headers"]), "replayed": "true"}, ensure_ascii=False)
-        staged.append({**copied(row), "attempts": 0, "headers": headers, **placed(row["lane"], position)})
+        staged.append({**copied(row), "attempts": 0, "headers": headers, **inserted(row["lane"], position)})
     return staged
 
 
 def _counter(row: Document, lanes: int) -> SequenceCounter | None:
-    alone = row["stream_key"] == str(row["_id"])
-    return None if alone else SequenceCounter(row["topic"], row["stream_key"], row["lane"] // lanes)
+    single = row["stream_key"] == str(row["_id"])
+    return None if single else SequenceCounter(row["topic"], row["stream_key"], row["lane"] // lanes)
 
 
 async def _insert(session: Session, database: MongoDatabase, rows: Sequence[Document]) -> None:
@@ -293,17 +293,17 @@ async def _insert(session: Session, database: MongoDatabase, rows: Sequence[Docu
 
 
 async def _remove(
-    session: Session, database: MongoDatabase, dead: Sequence[Document], held: Iterable[Document], now: datetime
+    session: Session, database: MongoDatabase, dead: Sequence[Document], blocked: Iterable[Document], now: datetime
 ) -> None:
-    gone = {"_id": {"$in": [row["_id"] for row in dead]}}
-    await database["outbox_dead_letter"].delete_many(gone, session=session)
-    await _let_go(session, database, held, now)
+    removed = {"_id": {"$in": [row["_id"] for row in dead]}}
+    await database["outbox_dead_letter"].delete_many(removed, session=session)
+    await _unblock(session, database, blocked, now)
 
 
-async def _let_go(session: Session, database: MongoDatabase, held: Iterable[Document], now: datetime) -> None:
+async def _unblock(session: Session, database: MongoDatabase, rows: Iterable[Document], now: datetime) -> None:
     """Drain blocked streams after their last blocking dead letter is gone; outbox_dead_letter_blocking."""
-    letters, blocked = database["outbox_dead_letter"], database["outbox_blocked"]
-    for stream in {Stream(row["lane"], row["topic"], row["stream_key"]) for row in held}:
+    dead_letters, blocked = database["outbox_dead_letter"], database["outbox_blocked"]
+    for stream in {Stream(row["lane"], row["topic"], row["stream_key"]) for row in rows}:
         mine = {"_id": stream_id(stream), "cause": BlockReason.DEAD_LETTER.value}
         # Two operators may remove the last two dead letters at the same moment, and each would still see the other one.
         # The write makes one of the transactions start again.
@@ -314,7 +314,7 @@ async def _let_go(session: Session, database: MongoDatabase, held: Iterable[Docu
             "stream_key": stream.key,
             "policy": OnDeadLetter.BLOCK.value,
         }
-        if await letters.find_one(rest, {"_id": 1}, session=session) is None:
+        if await dead_letters.find_one(rest, {"_id": 1}, session=session) is None:
             drain = {"$set": {"cause": BlockReason.DRAINING.value, "head": None, "until": now}}
             await blocked.update_one(mine, drain, session=session)
 
@@ -340,9 +340,9 @@ async def adopt_orphans(session: Session, database: MongoDatabase) -> int:
     return len(rows)
 
 
-async def release_holds(session: Session, database: MongoDatabase) -> int:
+async def unblock_without_dead_letter(session: Session, database: MongoDatabase) -> int:
     """Release streams whose blocking dead letter is gone."""
-    rows = await (await database["outbox_blocked"].aggregate(held_for_nothing(), session=session)).to_list()
+    rows = await (await database["outbox_blocked"].aggregate(blocked_without_dead_letter(), session=session)).to_list()
     if rows:
         drain = {"cause": BlockReason.DRAINING.value, "head": None, "until": database.now}
         mine = {"_id": {"$in": [row["_id"] for row in rows]}}
@@ -375,7 +375,7 @@ class MongoMaintenance:
 
         Also release streams without a blocking dead letter and block streams of orphaned events.
         """
-        await self._database.transaction(release_holds, self._database)
+        await self._database.transaction(unblock_without_dead_letter, self._database)
         await self._database.transaction(adopt_orphans, self._database)
         with translated(self._database.where):
             now = await self._database.time()
@@ -412,7 +412,7 @@ async def _sweep(session: Session, database: MongoDatabase) -> list[DeadRelay]:
     return [DeadRelay(relay, lanes[relay]) for relay in dead]
 
 
-def held_for_nothing() -> Pipeline:
+def blocked_without_dead_letter() -> Pipeline:
     """Return some streams that are blocked without a dead letter; outbox_dead_letter_blocking."""
     same = {"lane": "lane", "topic": "topic", "stream_key": "key"}
     mine = {"$and": [{"$eq": [f"${ours}", f"$${theirs}"]} for ours, theirs in same.items()]}
@@ -424,8 +424,8 @@ def held_for_nothing() -> Pipeline:
     let = {theirs: f"$_id.{theirs}" for theirs in same.values()}
     return [
         {"$match": {"cause": BlockReason.DEAD_LETTER.value}},
-        {"$lookup": {"from": "outbox_dead_letter", "let": let, "pipeline": rest, "as": "letter"}},
-        {"$match": {"letter": []}},
+        {"$lookup": {"from": "outbox_dead_letter", "let": let, "pipeline": rest, "as": "dead_letter"}},
+        {"$match": {"dead_letter": []}},
         {"$limit": MEND_MAX},
         {"$project": {"_id": 1}},
     ]

@@ -30,7 +30,7 @@ from outrider.event import (
 )
 from outrider.outbox.model import BlockReason, Due, DueStream, Fetched, Lease
 from outrider.stores.mongo.database import CODEC, Document, Expression, MongoDatabase, Session
-from outrider.stores.mongo.documents import UNMET, copied, placed, stream_id, to_event, to_stream
+from outrider.stores.mongo.documents import UNMET, copied, inserted, stream_id, to_event, to_stream
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_lanes import owned
 from outrider.stores.mongo.staging import Last, SequenceCounter, Wanted, advance, leap, time_position
@@ -68,13 +68,13 @@ async def fetch(
     """
     async with database.snapshot() as session:
         found = await _aggregate(database, session, "outbox_lane", lanes_pipeline(lease, database.now))
-        told = {
+        clock = {
             kind: [row for row in found if row["kind"] == kind] for kind in ("owned", "blocked", "busy", "laneless")
         }
-        if told["laneless"] and not filled:
+        if clock["laneless"] and not filled:
             return None
-        owned_lanes = frozenset(row["_id"] for row in told["owned"])
-        busy = sorted(row["_id"] for row in told["busy"] if row["_id"] in owned_lanes and row["_id"] in quotas)
+        owned_lanes = frozenset(row["_id"] for row in clock["owned"])
+        busy = sorted(row["_id"] for row in clock["busy"] if row["_id"] in owned_lanes and row["_id"] in quotas)
         rows: list[Document] = []
         for at in range(0, len(busy), BRANCHES_MAX):
             pipeline = events_pipeline(busy[at : at + BRANCHES_MAX], quotas)
@@ -82,8 +82,8 @@ async def fetch(
     for row in rows:
         if not row.get("topic"):
             row["topic"] = topic_of(rule, row["event_type"], None, row.get("routing_key"))
-    events: list[OutboxRow] = [to_event(row, told["owned"][0]["now"]) for row in rows]
-    return Fetched(events, owned_lanes, owned_lanes & {row["_id"] for row in told["blocked"]})
+    events: list[OutboxRow] = [to_event(row, clock["owned"][0]["now"]) for row in rows]
+    return Fetched(events, owned_lanes, owned_lanes & {row["_id"] for row in clock["blocked"]})
 
 
 def lanes_pipeline(lease: Lease, now: Expression) -> list[dict[str, Any]]:
@@ -206,19 +206,19 @@ async def fill(session: Session, database: MongoDatabase, lanes: int, rule: Topi
     if not rows:
         return 0
     now = await database.time(session)
-    bad = {row["_id"]: trouble for row in rows if (trouble := unreadable(row))}
-    good = [{**_DEFAULTS, "created_at": now, **_said(row)} for row in rows if row["_id"] not in bad]
+    bad = {row["_id"]: error_text for row in rows if (error_text := unreadable(row))}
+    good = [{**_DEFAULTS, "created_at": now, **_reported(row)} for row in rows if row["_id"] not in bad]
     last = await run_operations_async(advance(_wanted(good, rule), database.now), session, database.schema)
     if changes := _changes(good, last, now, lanes, rule):
         await database["outbox"].bulk_write(changes, session=session)
     if bad:
         dead = [
-            _dead({**_DEFAULTS, "created_at": now, **_said(row)}, bad[row["_id"]], now, lanes, rule)
+            _dead({**_DEFAULTS, "created_at": now, **_reported(row)}, bad[row["_id"]], now, lanes, rule)
             for row in rows
             if row["_id"] in bad
         ]
         # A writer may have reused the id of an earlier dead letter.
-        replaced = [ReplaceOne({"_id": letter["_id"]}, letter, upsert=True) for letter in dead]
+        replaced = [ReplaceOne({"_id": dead_letter["_id"]}, dead_letter, upsert=True) for dead_letter in dead]
         await database["outbox_dead_letter"].bulk_write(replaced, session=session)
         await database["outbox"].delete_many({"_id": {"$in": list(bad)}}, session=session)
     return len(rows)
@@ -240,11 +240,11 @@ def unreadable(row: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _said(row: Mapping[str, Any]) -> Document:
+def _reported(row: Mapping[str, Any]) -> Document:
     """Return the fields of the writer, with the key of the stream."""
-    said = {name: value for name, value in row.items() if value is not None}
-    said["stream_key"] = row.get("key") or row.get("aggregate_id") or str(row["_id"])
-    return said
+    text = {name: value for name, value in row.items() if value is not None}
+    text["stream_key"] = row.get("key") or row.get("aggregate_id") or str(row["_id"])
+    return text
 
 
 def _counter(row: Mapping[str, Any], rule: TopicRule) -> SequenceCounter | None:
@@ -272,25 +272,25 @@ def _changes(
         lane = lane_of(row["stream_key"], row["priority"], lanes)
         given = {name: row[name] for name in (*_DEFAULTS, "created_at", "stream_key")}
         change = {
-            "$set": {**given, **placed(lane, position)},
+            "$set": {**given, **inserted(lane, position)},
             "$unset": {"waiting": "", "claimed_by": "", "claimed_until": ""},
         }
         changes.append(UpdateOne({"_id": row["_id"]}, change))
     return changes
 
 
-def _dead(row: Document, trouble: str, now: datetime, lanes: int, rule: TopicRule) -> Document:
+def _dead(row: Document, error_text: str, now: datetime, lanes: int, rule: TopicRule) -> Document:
     """Return the dead letter of an unreadable document. The dead letter blocks no stream and can be listed."""
-    kept = {**copied(row, but=("retry",)), "payload": _text(row["payload"]), "headers": "{}"}
-    place = {"lane": lane_of(row["stream_key"], row["priority"], lanes), "position": time_position(now)}
+    stored = {**copied(row, but=("retry",)), "payload": _text(row["payload"]), "headers": "{}"}
+    location = {"lane": lane_of(row["stream_key"], row["priority"], lanes), "position": time_position(now)}
     details = {
         "reason": DeadLetterReason.SCHEMA_VALIDATION_FAILED.value,
         "policy": OnDeadLetter.SKIP.value,
         "dead_lettered_at": now,
     }
     topic = topic_of(rule, row["event_type"], row.get("topic"), row.get("routing_key"))
-    failure = json.dumps({"kind": "unreadable", "error": trouble})
-    return {**kept, **place, **details, "topic": topic, "failure": failure}
+    failure = json.dumps({"kind": "unreadable", "error": error_text})
+    return {**stored, **location, **details, "topic": topic, "failure": failure}
 
 
 def _text(payload: str) -> str:

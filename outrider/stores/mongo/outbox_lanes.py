@@ -38,14 +38,14 @@ class MongoFence(NamedTuple):
 
 
 async def heartbeat(
-    database: MongoDatabase, relay: str, lease_seconds: float, *, joining: bool
+    database: MongoDatabase, relay: str, lease_seconds: float, *, first: bool
 ) -> HeartbeatResult | None:
     """Join, or renew a heartbeat that has not expired."""
     relays = database["outbox_relay"]
-    living = {"_id": relay} if joining else {"_id": relay, "$expr": {"$gt": ["$alive_until", database.now]}}
+    living = {"_id": relay} if first else {"_id": relay, "$expr": {"$gt": ["$alive_until", database.now]}}
     until = [{"$set": {"alive_until": database.after(lease_seconds)}}]
-    done = await relays.update_one(living, until, upsert=joining)
-    if not joining and not done.matched_count:
+    done = await relays.update_one(living, until, upsert=first)
+    if not first and not done.matched_count:
         return None
     alive = await living_relays(database)
     lanes = await database["outbox_lane"].find({}, {"owner": 1}).sort("_id").to_list()
@@ -65,7 +65,7 @@ async def claim(database: MongoDatabase, relay: str, lanes: Sequence[int]) -> Le
     The claim is short, because the relay must renew its heartbeat.
     """
     taken: dict[int, int] = {}
-    waiting, give_up = [list(lanes)], time.monotonic() + CLAIM_SECONDS
+    waiting, deadline = [list(lanes)], time.monotonic() + CLAIM_SECONDS
     while waiting:
         some = waiting.pop(0)
         try:
@@ -76,7 +76,7 @@ async def claim(database: MongoDatabase, relay: str, lanes: Sequence[int]) -> Le
             # After any other error the result is unknown, and the relay must get the error.
             if not conflict(error.__cause__):
                 raise
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 break
             if len(some) > 1:
                 waiting += [part for start in range(PARTS) if (part := some[start::PARTS])]
@@ -92,8 +92,8 @@ async def take(session: Session, database: MongoDatabase, relay: str, lanes: Seq
     if not found:
         return Lease(relay, {})
     # The snapshot would miss a later heartbeat. Both transactions write the same document, so one of them is retried.
-    gone = {"_id": {"$in": list({lane["owner"] for lane in found} - {None})}}
-    await database["outbox_relay"].update_many(gone, {"$inc": {"bereft": 1}}, session=session)
+    removed = {"_id": {"$in": list({lane["owner"] for lane in found} - {None})}}
+    await database["outbox_relay"].update_many(removed, {"$inc": {"bereft": 1}}, session=session)
     taken = {"_id": {"$in": [lane["_id"] for lane in found]}}
     await documents.update_many(taken, {"$set": {"owner": relay}, "$inc": {"epoch": 1}}, session=session)
     return Lease(relay, {lane["_id"]: lane["epoch"] + 1 for lane in found})
@@ -134,7 +134,7 @@ async def leave(session: Session, database: MongoDatabase, relay: str) -> None:
     await database["outbox_lane"].update_many({"owner": relay}, {"$set": FREE}, session=session)
 
 
-async def take_lanes(session: Session, database: MongoDatabase, lanes: Iterable[int]) -> None:
+async def claim_lanes(session: Session, database: MongoDatabase, lanes: Iterable[int]) -> None:
     """Take lanes from their relays, so that the fence rejects all their pending writes."""
     change = {"$set": FREE, "$inc": {"epoch": 1}}
     await database["outbox_lane"].update_many({"_id": {"$in": list(lanes)}}, change, session=session)

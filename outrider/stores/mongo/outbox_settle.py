@@ -35,7 +35,7 @@ DUPLICATE = 11000
 
 T = TypeVar("T")
 
-PORTION_BYTES_MAX = 16 * 2**20
+CHUNK_BYTES_MAX = 16 * 2**20
 
 _OWN = ("_id", "event_type", "payload", "headers", "attempts", "failure", "available_at")
 
@@ -59,7 +59,7 @@ class MongoWriteSet:
             case Confirmed():
                 self.confirmed.append(settlement)
             case Retry(delay_seconds, failure):
-                suspect = failure.get("kind") == "unresolved"
+                suspect = failure.get("kind") == "unknown"
                 self._change(event, stream, State.FAILED, failure=json.dumps(failure), suspect=suspect, spent=1)
                 self.blocks[stream] = MongoBlock(BlockReason.FAILED, event.position, self._after(delay_seconds))
             case Defer(delay_seconds):
@@ -113,14 +113,14 @@ async def write(
     session: Session,
     database: MongoDatabase,
     blocks: Mapping[Stream, MongoBlock],
-    loose: Iterable[Stream],
+    maybe_empty: Iterable[Stream],
     now: datetime,
 ) -> None:
     """Block streams. Then release draining and loose streams without waiting events."""
     if blocks:
         await database["outbox_blocked"].bulk_write([_block(*pair) for pair in blocks.items()], session=session)
     draining = {stream for stream, block in blocks.items() if block.cause is BlockReason.DRAINING}
-    await let_go(session, database, draining | (set(loose) - blocks.keys()), now)
+    await unblock(session, database, draining | (set(maybe_empty) - blocks.keys()), now)
 
 
 async def settle(
@@ -141,9 +141,9 @@ async def settle(
     for settlement in live:
         writes.add(settlement)
     await _write(session, database, writes, rows, lanes=lanes, archive=archive)
-    loose = {s.stream for s in writes.confirmed if s.event.state in model.WAITING}
-    loose |= {stream for stream in emptied if stream.lane in owned}
-    await write(session, database, writes.blocks, loose, now)
+    maybe_empty = {s.stream for s in writes.confirmed if s.event.state in model.WAITING}
+    maybe_empty |= {stream for stream in emptied if stream.lane in owned}
+    await write(session, database, writes.blocks, maybe_empty, now)
     await ensure_blocked(session, database, writes.parked_streams - writes.blocks.keys(), now)
     return len(live)
 
@@ -186,8 +186,8 @@ async def _write(
 ) -> None:
     if changes := writes.updates():
         await database["outbox"].bulk_write(changes, session=session)
-    gone = [_leaving(settlement, rows, lanes) for settlement in writes.confirmed]
-    await depart(session, database, gone, writes.now, archive=archive)
+    removed = [_leaving(settlement, rows, lanes) for settlement in writes.confirmed]
+    await depart(session, database, removed, writes.now, archive=archive)
     for settlement, outcome in writes.dead_lettered:
         document = _leaving(settlement, rows, lanes)
         document["attempts"] += 1
@@ -203,19 +203,19 @@ def _leaving(settlement: Settlement, rows: Mapping[UUID, Document], lanes: int) 
 
 
 async def depart(
-    session: Session, database: MongoDatabase, gone: Sequence[Document], now: datetime, *, archive: bool
+    session: Session, database: MongoDatabase, removed: Sequence[Document], now: datetime, *, archive: bool
 ) -> None:
     """Remove delivered events from the outbox. An archived event with the same id is replaced."""
-    if not gone:
+    if not removed:
         return
-    mine = {"_id": {"$in": [row["_id"] for row in gone]}}
+    mine = {"_id": {"$in": [row["_id"] for row in removed]}}
     if archive:
         await database["outbox_archive"].delete_many(mine, session=session)
-        await database["outbox_archive"].insert_many([{**row, "sent_at": now} for row in gone], session=session)
+        await database["outbox_archive"].insert_many([{**row, "sent_at": now} for row in removed], session=session)
     await database["outbox"].delete_many(mine, session=session)
 
 
-async def dead_letter(  # noqa: PLR0917 - a move is told by all of these
+async def dead_letter(  # noqa: PLR0917 - a transition needs all of these
     session: Session, database: MongoDatabase, row: Document, stream: Stream, outcome: DeadLettered, now: datetime
 ) -> MongoBlock:
     """Move an event to the dead letters; return the block of its stream.
@@ -228,7 +228,7 @@ async def dead_letter(  # noqa: PLR0917 - a move is told by all of these
     await database["outbox"].delete_one({"_id": row["_id"]}, session=session)
     if outcome.policy is OnDeadLetter.BLOCK:
         return MongoBlock(BlockReason.DEAD_LETTER, row["position"], None)
-    if marker := marker_of(dead, State.FAILED):
+    if marker := skip_marker(dead, State.FAILED):
         await database["outbox"].insert_one(marker, session=session)
         return MongoBlock(BlockReason.FAILED, row["position"], now)
     return MongoBlock(BlockReason.DRAINING, None, now)
@@ -240,8 +240,8 @@ class Uneven(Exception):
 
 def fit(events: Sequence[OutboxRow]) -> bool:
     """Return whether events may be confirmed without a read: no optimistic claim and no duplicate."""
-    held = any(event.state == State.OPTIMISTIC for event in events)
-    return not held and len({event.event_id for event in events}) == len(events)
+    optimistic = any(event.state == State.OPTIMISTIC for event in events)
+    return not optimistic and len({event.event_id for event in events}) == len(events)
 
 
 async def confirm(
@@ -257,14 +257,14 @@ async def confirm(
     if done.deleted_count != len(ids):
         raise Uneven
     if archive:
-        gone = [
+        removed = [
             {**departed(event, lanes), "_id": event_id, "topic": event.topic, "sent_at": now}
             for event, event_id in zip(events, ids, strict=True)
         ]
         try:
-            await database["outbox_archive"].insert_many(gone, session=session)
+            await database["outbox_archive"].insert_many(removed, session=session)
         except BulkWriteError as error:
-            if not any(trouble["code"] == DUPLICATE for trouble in error.details["writeErrors"]):
+            if not any(error_text["code"] == DUPLICATE for error_text in error.details["writeErrors"]):
                 raise
             raise Uneven from error
     return len(ids)
@@ -284,18 +284,18 @@ def _block(stream: Stream, block: MongoBlock) -> UpdateOne:
     identity = stream_id(stream)
     if block.cause is BlockReason.DEAD_LETTER:
         return UpdateOne({"_id": identity}, [{"$set": facts}], upsert=True)
-    kept = {"$eq": ["$cause", BlockReason.DEAD_LETTER.value]}
-    unless_held = {name: {"$cond": [kept, f"${name}", value]} for name, value in facts.items()}
+    stored = {"$eq": ["$cause", BlockReason.DEAD_LETTER.value]}
+    unless_held = {name: {"$cond": [stored, f"${name}", value]} for name, value in facts.items()}
     return UpdateOne({"_id": identity}, [{"$set": unless_held}], upsert=True)
 
 
-async def let_go(session: Session, database: MongoDatabase, streams: Iterable[Stream], now: datetime) -> None:
+async def unblock(session: Session, database: MongoDatabase, streams: Iterable[Stream], now: datetime) -> None:
     """Release streams without waiting events and drain the others. Streams behind a dead letter stay blocked."""
     ids = [stream_id(stream) for stream in streams]
     if not ids:
         return
     blocked = database["outbox_blocked"]
-    found = await (await blocked.aggregate(loose_pipeline(ids), session=session)).to_list()
+    found = await (await blocked.aggregate(maybe_empty_pipeline(ids), session=session)).to_list()
     waiting = [row["_id"] for row in found if row["waiting"]]
     empty = [row["_id"] for row in found if not row["waiting"]]
     drain = {"$set": {"cause": BlockReason.DRAINING.value, "head": None, "until": now}}
@@ -305,7 +305,7 @@ async def let_go(session: Session, database: MongoDatabase, streams: Iterable[St
         await blocked.delete_many({"_id": {"$in": empty}}, session=session)
 
 
-def loose_pipeline(ids: list[Document]) -> list[dict[str, Any]]:
+def maybe_empty_pipeline(ids: list[Document]) -> list[dict[str, Any]]:
     """Return the pipeline that shows which streams have waiting events; outbox_waiting.
 
     It omits streams behind a dead letter.
@@ -331,22 +331,22 @@ def of_settlements(settlements: Iterable[Settlement]) -> Iterator[list[Settlemen
 
 
 def _filled(groups: Iterable[tuple[list[T], int]]) -> Iterator[list[T]]:
-    portion: list[T] = []
+    chunk: list[T] = []
     total = 0
     for group, size in groups:
-        if portion and total + size > PORTION_BYTES_MAX:
-            yield portion
-            portion, total = [], 0
-        portion += group
+        if chunk and total + size > CHUNK_BYTES_MAX:
+            yield chunk
+            chunk, total = [], 0
+        chunk += group
         total += size
-    if portion:
-        yield portion
+    if chunk:
+        yield chunk
 
 
-def marker_of(dead: Mapping[str, Any], state: State) -> Document | None:
+def skip_marker(dead: Mapping[str, Any], state: State) -> Document | None:
     """Return a marker with the position and sequence number of a dead letter; None without a sequence number.
 
-    >>> marker_of({"_id": 1, "event_type": "order.placed"}, State.FAILED) is None
+    >>> skip_marker({"_id": 1, "event_type": "order.placed"}, State.FAILED) is None
     True
     """
     if dead.get("sequence") is None or dead["event_type"] == SKIPPED_TYPE:

@@ -30,16 +30,25 @@ from outrider.saga.model import (
 from outrider.saga.store import SagaAdmin
 from outrider.stores.mongo import saga_admin, saga_claims
 from outrider.stores.mongo.database import NOT_INSTALLED, Document, MongoDatabase, now_expression
-from outrider.stores.mongo.documents import DEAF, barrier_place, line, message_identity, noted, posted, saved, started
+from outrider.stores.mongo.documents import (
+    DEAF,
+    line,
+    message_identity,
+    message_row,
+    noted,
+    participant_id,
+    saved,
+    started,
+)
 from outrider.stores.mongo.handler_transactions import (
     MongoHandlerTransaction,
     MongoTransactionSource,
     open_installed,
     translate_errors,
 )
-from outrider.stores.mongo.operations import Steps, run_operations_async, step
+from outrider.stores.mongo.operations import Operations, operation, run_operations_async
 from outrider.stores.mongo.saga_admin import MongoSagaAdmin
-from outrider.stores.mongo.saga_claims import facts, read_parts, sparing
+from outrider.stores.mongo.saga_claims import facts, read_parts, skip_locked
 from outrider.stores.mongo.wakeup import listening
 from outrider.stores.rows import STARTED, SagaWriteSet
 
@@ -65,7 +74,7 @@ async def load(tx: MongoHandlerTransaction, saga_id: UUID) -> SagaRecord | None:
     return (await read_parts(tx.of, tx.session, [saga_id])).record(row) if row else None
 
 
-def deliver(messages: Sequence[NewSagaMessage], clock: Clock | None = None) -> Steps[int]:
+def deliver(messages: Sequence[NewSagaMessage], clock: Clock | None = None) -> Operations[int]:
     """Insert messages for sagas that may still read them; return the number of new messages.
 
     The instance is only read, so a post never blocks a save of the owner. A message that comes while a saga is owned
@@ -78,44 +87,44 @@ def deliver(messages: Sequence[NewSagaMessage], clock: Clock | None = None) -> S
     for message in messages:
         by_event.setdefault((message.saga_id, message.event_id), message)
     listening = {"_id": {"$in": list({message.saga_id for message in messages})}, "status": {"$nin": DEAF}}
-    known = {"_id": {"$in": [message_identity(*place) for place in by_event]}}
-    seen = yield from look(clock, saga_instance=listening, saga_mailbox=known)
+    known = {"_id": {"$in": [message_identity(*identity) for identity in by_event]}}
+    seen = yield from read_documents(clock, saga_instance=listening, saga_mailbox=known)
     sagas = {row["_id"]: row for row in seen["saga_instance"]}
     old = {(row["_id"]["saga_id"], row["_id"]["event_id"]) for row in seen["saga_mailbox"]}
-    fresh = [message for place, message in by_event.items() if place not in old and _meant(message, sagas)]
+    fresh = [message for identity, message in by_event.items() if identity not in old and _meant(message, sagas)]
     if fresh:
-        documents = [posted(message, sagas[message.saga_id], seen["now"]) for message in fresh]
-        yield step("saga_mailbox", "insert_many", documents)
+        documents = [message_row(message, sagas[message.saga_id], seen["now"]) for message in fresh]
+        yield operation("saga_mailbox", "insert_many", documents)
     return len(fresh)
 
 
 async def save(tx: MongoHandlerTransaction, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
     """Write a turn if claim and version are as expected; otherwise write nothing."""
-    sheet = SagaWriteSet.of(turn, lease_seconds)
-    row = await _save_instance(tx, claim, sheet, turn.release)
+    writes = SagaWriteSet.of(turn, lease_seconds)
+    row = await _save_instance(tx, claim, writes, turn.release)
     if row is None:
         raise ConcurrencyError(
             f"saga {claim.saga_id} has another owner or version by now; nothing was written: claim it again"
         )
     now: datetime = row["updated_at"]
-    await _save_journal(tx, claim.saga_id, sheet)
-    await _save_mail(tx, claim.saga_id, sheet)
-    first = row["notes"] - len(sheet.notes) + 1
-    notes = [noted(row, number, note, now) for number, note in enumerate(sheet.notes, first)]
+    await _save_journal(tx, claim.saga_id, writes)
+    await _save_messages(tx, claim.saga_id, writes)
+    first = row["notes"] - len(writes.notes) + 1
+    notes = [noted(row, number, note, now) for number, note in enumerate(writes.notes, first)]
     if notes:
         await tx.of("saga_audit_log").insert_many(notes, session=tx.session)
     return now
 
 
-def start(saga: NewSaga, clock: Clock | None = None) -> Steps[bool]:
+def start(saga: NewSaga, clock: Clock | None = None) -> Operations[bool]:
     """Insert an instance that is due at once, with the first entry of its audit log. Return False if it exists."""
     name = {"saga_type": saga.saga_type, "correlation_id": saga.correlation_id}
-    seen = yield from look(clock, saga_instance={"$or": [{"_id": saga.saga_id}, name]})
+    seen = yield from read_documents(clock, saga_instance={"$or": [{"_id": saga.saga_id}, name]})
     if seen["saga_instance"]:
         return False
     document = started(saga, seen["now"])
-    yield step("saga_instance", "insert_one", document)
-    yield step("saga_audit_log", "insert_one", noted(document, document["notes"], STARTED, seen["now"]))
+    yield operation("saga_instance", "insert_one", document)
+    yield operation("saga_audit_log", "insert_one", noted(document, document["notes"], STARTED, seen["now"]))
     return True
 
 
@@ -164,14 +173,14 @@ class MongoSagas:
     ) -> list[SagaRecord]:
         with translate_errors(self._database.where):
             found = await saga_claims.candidates(self._database, definitions, limit)
-        return await sparing(self.transactions, saga_claims.Taking(worker, lease_seconds), found)
+        return await skip_locked(self.transactions, saga_claims.Taking(worker, lease_seconds), found)
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
         """Extend claims. An instance that its owner is writing cannot be taken over and needs no extension."""
         with translate_errors(self._database.where):
-            held = await saga_claims.held(self._database, claims)
-        await sparing(self.transactions, saga_claims.MongoClaimRenewal(lease_seconds), held)
-        return frozenset(claim.saga_id for claim in held)
+            renewed = await saga_claims.renewed(self._database, claims)
+        await skip_locked(self.transactions, saga_claims.MongoClaimRenewal(lease_seconds), renewed)
+        return frozenset(claim.saga_id for claim in renewed)
 
     async def load(self, tx: MongoHandlerTransaction, saga_id: UUID, *, for_update: bool = False) -> SagaRecord | None:
         """Return a saga. The saga is always locked, whatever `for_update` says."""
@@ -207,41 +216,41 @@ class MongoSagas:
         await self._database.close()
 
 
-async def _carry_out(tx: MongoHandlerTransaction, work: Callable[[], Steps[T]]) -> T:
+async def _carry_out(tx: MongoHandlerTransaction, work: Callable[[], Operations[T]]) -> T:
     return await run_operations_async(work(), tx.session, tx.database.schema)
 
 
 async def _save_instance(
-    tx: MongoHandlerTransaction, claim: Claim, sheet: SagaWriteSet, release: bool
+    tx: MongoHandlerTransaction, claim: Claim, writes: SagaWriteSet, release: bool
 ) -> Document | None:
     """The primary key."""
-    fence = {"_id": claim.saga_id, "owner": claim.worker, "epoch": claim.epoch, "version": sheet.instance.version}
-    due_at = None if sheet.due_seconds is None else tx.database.after(sheet.due_seconds)
+    fence = {"_id": claim.saga_id, "owner": claim.worker, "epoch": claim.epoch, "version": writes.instance.version}
+    due_at = None if writes.due_seconds is None else tx.database.after(writes.due_seconds)
     return await tx.of("saga_instance").find_one_and_update(
         fence,
-        saved(sheet, release, tx.now, due_at),
+        saved(writes, release, tx.now, due_at),
         {"updated_at": 1, "notes": 1, "traceparent": 1},
         return_document=ReturnDocument.AFTER,
         session=tx.session,
     )
 
 
-async def _save_journal(tx: MongoHandlerTransaction, saga_id: UUID, sheet: SagaWriteSet) -> None:
+async def _save_journal(tx: MongoHandlerTransaction, saga_id: UUID, writes: SagaWriteSet) -> None:
     """Replace journal entries; saga_step_line."""
-    lines = [line(saga_id, entry) for entry in sheet.entries]
-    places = [{name: each[name] for name in ("saga_id", "step", "phase")} for each in lines]
-    writes = [ReplaceOne(place, each, upsert=True) for place, each in zip(places, lines, strict=True)]
-    if writes:
-        await tx.of("saga_step").bulk_write(writes, session=tx.session)
+    lines = [line(saga_id, entry) for entry in writes.entries]
+    identities = [{name: each[name] for name in ("saga_id", "step", "phase")} for each in lines]
+    changes = [ReplaceOne(identity, each, upsert=True) for identity, each in zip(identities, lines, strict=True)]
+    if changes:
+        await tx.of("saga_step").bulk_write(changes, session=tx.session)
 
 
-async def _save_mail(tx: MongoHandlerTransaction, saga_id: UUID, sheet: SagaWriteSet) -> None:
+async def _save_messages(tx: MongoHandlerTransaction, saga_id: UUID, writes: SagaWriteSet) -> None:
     """Delete consumed messages; mark seen messages, which then wake no worker; saga_mailbox_order."""
     box = tx.of("saga_mailbox")
-    if sheet.taken:
-        await box.delete_many(_pieces(saga_id, sheet.taken), session=tx.session)
-    if sheet.seen:
-        await box.update_many(_pieces(saga_id, sheet.seen), {"$unset": {"unseen": ""}}, session=tx.session)
+    if writes.taken:
+        await box.delete_many(_pieces(saga_id, writes.taken), session=tx.session)
+    if writes.seen:
+        await box.update_many(_pieces(saga_id, writes.seen), {"$unset": {"unseen": ""}}, session=tx.session)
 
 
 def _pieces(saga_id: UUID, numbers: Sequence[int]) -> Document:
@@ -253,33 +262,33 @@ def _meant(message: NewSagaMessage, sagas: Mapping[UUID, Document]) -> bool:
     return found is not None and message.saga_type in (None, found["saga_type"])
 
 
-def enter(participant: str, key: str, phase: Phase, clock: Clock | None = None) -> Steps[ParticipantEntry]:
+def enter(participant: str, key: str, phase: Phase, clock: Clock | None = None) -> Operations[ParticipantEntry]:
     """Register a command at a participant. A compensation first bars its action, unless the action has come."""
-    places = {each: barrier_place(participant, key, each) for each in Phase}
-    seen = yield from look(clock, saga_barrier={"_id": {"$in": list(places.values())}})
+    identities = {each: participant_id(participant, key, each) for each in Phase}
+    seen = yield from read_documents(clock, saga_barrier={"_id": {"$in": list(identities.values())}})
     known = {Phase(row["_id"]["phase"]): row for row in seen["saga_barrier"]}
     if before := known.get(phase):
         reply = before.get("reply")
         return ParticipantEntry(False, before["barred"], None if reply is None else reply.encode())
     barred = phase is Phase.COMPENSATION and Phase.ACTION not in known
-    came = [Phase.ACTION, phase] if barred else [phase]
-    documents = [{"_id": places[each], "barred": barred, "at": seen["now"]} for each in came]
-    yield step("saga_barrier", "insert_many", documents)
+    arrived = [Phase.ACTION, phase] if barred else [phase]
+    documents = [{"_id": identities[each], "barred": barred, "at": seen["now"]} for each in arrived]
+    yield operation("saga_barrier", "insert_many", documents)
     return ParticipantEntry(True, barred)
 
 
-def keep(participant: str, key: str, phase: Phase, reply: bytes) -> Steps[None]:
+def save_reply(participant: str, key: str, phase: Phase, reply: bytes) -> Operations[None]:
     """Store the reply to a command."""
-    place = {"_id": barrier_place(participant, key, phase)}
-    yield step("saga_barrier", "update_one", place, {"$set": {"reply": reply.decode()}})
+    identity = {"_id": participant_id(participant, key, phase)}
+    yield operation("saga_barrier", "update_one", identity, {"$set": {"reply": reply.decode()}})
 
 
-def look(clock: Clock | None, **wanted: Document) -> Steps[Seen]:
+def read_documents(clock: Clock | None, **wanted: Document) -> Operations[Seen]:
     """Query the current time and documents of several collections in one round trip."""
     pipeline: list[Document] = [{"$match": {"_id": "lanes"}}, {"$project": {"now": now_expression(clock)}}]
     for name, condition in wanted.items():
         pipeline.append({"$lookup": {"from": name, "pipeline": [{"$match": condition}, _FACTS], "as": name}})
-    rows = yield step("outbox_meta", "aggregate", pipeline)
+    rows = yield operation("outbox_meta", "aggregate", pipeline)
     if not rows:
         raise UsageError(f"the saga store is not installed in this database; {NOT_INSTALLED}")
     seen: Seen = rows[0]

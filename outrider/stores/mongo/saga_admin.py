@@ -14,7 +14,7 @@ from outrider.saga.model import ENDED, Instance, SagaCriteria, SagaPruned, SagaR
 from outrider.stores.mongo.database import Document, Documents, Expression, MongoDatabase, translated
 from outrider.stores.mongo.documents import DEAF, to_instance
 from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction, MongoTransactionSource
-from outrider.stores.mongo.saga_claims import facts, read_parts, sparing
+from outrider.stores.mongo.saga_claims import facts, read_parts, skip_locked
 from outrider.stores.rows import AUDIT_FACTS
 
 _NAMES = ("saga_type", "correlation_id", "status", "needs_attention")
@@ -79,7 +79,7 @@ def find_pipeline(criteria: SagaCriteria, now: Expression) -> list[dict[str, Any
 def _stuck(seconds: float, now: Expression) -> list[dict[str, Any]]:
     before = {"$subtract": [now, seconds * 1000]}
     old = [
-        {"$match": {"unseen": True, "$expr": {"$lt": ["$posted_at", before]}}},
+        {"$match": {"unseen": True, "$expr": {"$lt": ["$delivered_at", before]}}},
         {"$limit": 1},
         {"$project": {"_id": 1}},
     ]
@@ -102,7 +102,7 @@ async def prune(
     participant_memory_days: float,
 ) -> SagaPruned:
     """Remove old documents. Also remove messages that came just after the end of their saga."""
-    await _in_batches(database, "saga_mailbox", strays_pipeline(), hint="saga_mailbox_unseen")
+    await _in_batches(database, "saga_mailbox", orphans_pipeline(), hint="saga_mailbox_unseen")
     now = await database.time()
     return SagaPruned(
         await _prune_sagas(transactions, database, now - timedelta(days=saga_days)),
@@ -114,7 +114,7 @@ async def prune(
 async def prune_participants(database: MongoDatabase, days: float) -> int:
     """Remove old replies of participants; return the number of removed commands."""
     before = await database.time() - timedelta(days=days)
-    return await _in_batches(database, "saga_barrier", barriers_pipeline(before))
+    return await _in_batches(database, "saga_barrier", participants_pipeline(before))
 
 
 async def _prune_sagas(transactions: MongoTransactionSource, database: MongoDatabase, before: datetime) -> int:
@@ -124,7 +124,7 @@ async def _prune_sagas(transactions: MongoTransactionSource, database: MongoData
         old = {"_id": {"$nin": list(spared)}, **ended_before(before)}
         rows = await database["saga_instance"].find(old, {"_id": 1}).sort("ended_at").limit(SAGAS_MAX).to_list()
         ids = [row["_id"] for row in rows]
-        removed = await sparing(transactions, _Removing(before), ids)
+        removed = await skip_locked(transactions, _Removing(before), ids)
         spared |= set(ids).difference(removed)
         total += len(removed)
         if len(ids) < SAGAS_MAX:
@@ -162,7 +162,7 @@ async def _in_batches(database: MongoDatabase, name: str, pipeline: list[dict[st
             return total
 
 
-def strays_pipeline() -> list[dict[str, Any]]:
+def orphans_pipeline() -> list[dict[str, Any]]:
     """Return the pipeline for unseen messages of ended sagas; saga_mailbox_unseen and the primary key."""
     return [{"$match": {"unseen": True}}, *_without_saga({"status": {"$nin": DEAF}})]
 
@@ -172,7 +172,7 @@ def notes_pipeline(before: datetime) -> list[dict[str, Any]]:
     return [{"$match": {"at": {"$lt": before}}}, {"$sort": {"at": 1}}, *_without_saga({})]
 
 
-def barriers_pipeline(before: datetime) -> list[dict[str, Any]]:
+def participants_pipeline(before: datetime) -> list[dict[str, Any]]:
     """Return the pipeline for old commands of participants; saga_barrier_age."""
     return [{"$match": {"at": {"$lt": before}}}, {"$sort": {"at": 1}}, {"$limit": PRUNE_MAX}, {"$project": {"_id": 1}}]
 

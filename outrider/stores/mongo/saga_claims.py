@@ -59,8 +59,8 @@ async def candidates(database: MongoDatabase, definitions: Iterable[Definition],
     for definition in wanted:
         page = [row for row in rows if "message_id" in row and _of(definition).items() <= row.items()]
         mailed += await _mailed(database, definition, page, limit)
-    letters = dict.fromkeys(saga_id for _, saga_id in sorted(mailed))
-    return in_turn([saga_id for _, saga_id in due], list(letters))[:limit]
+    dead_letters = dict.fromkeys(saga_id for _, saga_id in sorted(mailed))
+    return in_turn([saga_id for _, saga_id in due], list(dead_letters))[:limit]
 
 
 def candidates_pipeline(definitions: Sequence[Definition], limit: int, now: Expression) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def _mailed_now(row: Document, parts: Parts) -> bool:
     return row["owner"] is None and row["status"] not in DEAF and row["_id"] in parts.unseen
 
 
-async def held(database: MongoDatabase, claims: Sequence[Claim]) -> list[Claim]:
+async def renewed(database: MongoDatabase, claims: Sequence[Claim]) -> list[Claim]:
     """Return the claims that are still valid; the primary key."""
     ids = {"_id": {"$in": [claim.saga_id for claim in claims]}}
     return _holding(claims, await database["saga_instance"].find(ids, _OWNERSHIP).to_list())
@@ -180,7 +180,7 @@ class _Locked(Exception):
     """Another transaction is writing one of the documents."""
 
 
-async def sparing(transactions: MongoTransactionSource, job: Job[K, T], chosen: Sequence[K]) -> list[T]:
+async def skip_locked(transactions: MongoTransactionSource, job: Job[K, T], chosen: Sequence[K]) -> list[T]:
     """Run a job in as few transactions as possible. Locked documents are left out.
 
     ```python
@@ -195,7 +195,10 @@ async def sparing(transactions: MongoTransactionSource, job: Job[K, T], chosen: 
         if len(chosen) == 1:
             return []
         middle = len(chosen) // 2
-        return [*await sparing(transactions, job, chosen[:middle]), *await sparing(transactions, job, chosen[middle:])]
+        return [
+            *await skip_locked(transactions, job, chosen[:middle]),
+            *await skip_locked(transactions, job, chosen[middle:]),
+        ]
 
 
 async def _at_once(tx: MongoHandlerTransaction, job: Job[K, T], chosen: Sequence[K]) -> Sequence[T]:
@@ -242,9 +245,9 @@ async def read_parts(of: Of, session: Session, ids: Sequence[UUID]) -> Parts:
 async def undelivered(tx: MongoHandlerTransaction, event_ids: Sequence[UUID]) -> dict[UUID, Undelivered]:
     """Return the events that are still in the outbox or among the dead letters; by their primary keys."""
     found: dict[UUID, Undelivered] = {}
-    for name, place in (("outbox_dead_letter", Undelivered.DEAD_LETTER), ("outbox", Undelivered.WAITING)):
+    for name, state in (("outbox_dead_letter", Undelivered.DEAD_LETTER), ("outbox", Undelivered.WAITING)):
         rows = tx.of(name).find({"_id": {"$in": list(event_ids)}}, {"_id": 1}, session=tx.session)
-        found |= {row["_id"]: place for row in await rows.to_list()}
+        found |= {row["_id"]: state for row in await rows.to_list()}
     return found
 
 

@@ -52,7 +52,7 @@ _TEXTS = ("payload", "headers", "retry")
 TEXT_BYTES_MAX = 15 * 2**20
 """The maximum size of payload, headers and retry policy of an event together."""
 
-_MET: dict[str, Any] = {
+_EXISTS: dict[str, Any] = {
     **{name: {"bsonType": _NUMBER} for name in ("lane", "position", "attempts", "schema_version")},
     **{name: {"bsonType": "string"} for name in ("stream_key", "headers")},
     "state": {"enum": sorted(model.STORED)},
@@ -166,7 +166,7 @@ OUTBOX_RULES = {
         # A writer that sets a lane must also set all fields that a relay reads from an event with a lane.
         "anyOf": [
             {"properties": {"lane": {"bsonType": "null"}}},
-            {"properties": _MET, "required": list(_MET)},
+            {"properties": _EXISTS, "required": list(_EXISTS)},
         ],
         "properties": {
             "_id": {"bsonType": "binData"},
@@ -380,9 +380,9 @@ class MongoSchema:
         else:
             await _make(database, command)
         facts = {"checksum": step.checksum, "applied_at": "$$NOW"}
-        place = {"version": step.version, "step": step.name}
+        identity = {"version": step.version, "step": step.name}
         # A pipeline, because the time must be the server's. A second migrator writes the same values.
-        await database[RECORD].update_one({"_id": place}, [{"$set": facts}], upsert=True)
+        await database[RECORD].update_one({"_id": identity}, [{"$set": facts}], upsert=True)
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[MongoDatabase]:
@@ -427,7 +427,7 @@ async def _seed_lanes(database: MongoDatabase, lanes: int) -> None:
     meta = database["outbox_meta"]
     await meta.update_one({"_id": "lanes"}, {"$setOnInsert": {"value": lanes}}, upsert=True)
     found = await meta.find_one({"_id": "lanes"})
-    assert found is not None, "it was there a moment ago, and nobody removes it"
+    assert found is not None, "the document existed a moment ago, and is never removed"
     free = {"$setOnInsert": {"owner": None, "epoch": 0, "turn": 0}}
     lane_documents = [UpdateOne({"_id": lane}, free, upsert=True) for lane in range(BANDS * found["value"])]
     await database["outbox_lane"].bulk_write(lane_documents, ordered=False)

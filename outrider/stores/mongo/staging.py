@@ -21,8 +21,8 @@ from outrider.errors import UsageError
 from outrider.event import Stream, band_of, lane_of
 from outrider.outbox.model import NewEvent, OptimisticClaim, StagedRow, StageRequest, State
 from outrider.stores.mongo.database import NOT_INSTALLED, Document, ceiling, floor, milliseconds, now_expression
-from outrider.stores.mongo.documents import UNMET, drafted, stream_id
-from outrider.stores.mongo.operations import Steps, step
+from outrider.stores.mongo.documents import UNMET, new_row, stream_id
+from outrider.stores.mongo.operations import Operations, operation
 
 COLLECTION = "outbox_counter"
 
@@ -35,60 +35,62 @@ class StoreSetting(NamedTuple):
 
 
 class CounterEntry(NamedTuple):
-    """A draft with its stream and the counter of the stream (None: the event is alone in its stream)."""
+    """A new event with its stream and the counter of the stream (None: the event is alone in its stream)."""
 
-    draft: NewEvent
+    new: NewEvent
     stream: Stream
     counter: SequenceCounter | None
     numbered: bool
 
 
-def stage(drafts: StageRequest, hold: OptimisticClaim | None, clock: Clock | None = None) -> Steps[list[StagedRow]]:
-    """Stage drafts in the caller's open transaction. Known ids are left out; the first of two equal ids wins."""
+def stage(
+    request: StageRequest, claim: OptimisticClaim | None, clock: Clock | None = None
+) -> Operations[list[StagedRow]]:
+    """Stage events in the caller's open transaction. Known ids are left out; the first of two equal ids wins."""
     lanes, now = yield from read_setting(clock)
-    chosen = [*drafts.plain, *drafts.numbered]
-    if drafts.supplied:
-        chosen = yield from _fresh(chosen)
+    chosen = [*request.plain, *request.numbered]
+    if request.supplied:
+        chosen = yield from _new_events(chosen)
     if not chosen:
         return []
-    numbered = {draft.event_id for draft in drafts.numbered}
-    entries = [_entry(draft, lanes, draft.event_id in numbered) for draft in chosen]
+    numbered = {new.event_id for new in request.numbered}
+    entries = [_entry(new, lanes, new.event_id in numbered) for new in chosen]
     last = yield from advance(_wanted(entries), now_expression(clock))
     documents = _documents(entries, last, now)
-    if hold:
+    if claim:
         quiet = yield from _quiet(entries)
         for entry, document in zip(entries, documents, strict=True):
             if entry.stream in quiet:
-                document.update(_held(hold, now))
-    yield step("outbox", "insert_many", documents)
+                document.update(_claimed(claim, now))
+    yield operation("outbox", "insert_many", documents)
     return [StagedRow(document["_id"], "claimed_by" in document) for document in documents]
 
 
-def read_setting(clock: Clock | None) -> Steps[StoreSetting]:
+def read_setting(clock: Clock | None) -> Operations[StoreSetting]:
     """Read the number of lanes, fixed at installation, and the current time."""
-    rows = yield step("outbox_meta", "find", {"_id": "lanes"}, {"value": 1, "now": "$$NOW"})
+    rows = yield operation("outbox_meta", "find", {"_id": "lanes"}, {"value": 1, "now": "$$NOW"})
     if not rows:
         raise UsageError(f"the outbox is not installed in this database; {NOT_INSTALLED}")
     return StoreSetting(rows[0]["value"], rows[0]["now"] if clock is None else floor(clock.now()))
 
 
-def _fresh(drafts: Sequence[NewEvent]) -> Steps[list[NewEvent]]:
+def _new_events(events: Sequence[NewEvent]) -> Operations[list[NewEvent]]:
     unique: dict[UUID, NewEvent] = {}
-    for draft in drafts:
-        unique.setdefault(draft.event_id, draft)
+    for new in events:
+        unique.setdefault(new.event_id, new)
     for collection in ("outbox", "outbox_archive", "outbox_dead_letter"):
-        known = yield step(collection, "find", {"_id": {"$in": list(unique)}}, {"_id": 1})
+        known = yield operation(collection, "find", {"_id": {"$in": list(unique)}}, {"_id": 1})
         for row in known:
             del unique[row["_id"]]
     return list(unique.values())
 
 
-def _entry(draft: NewEvent, lanes: int, numbered: bool) -> CounterEntry:
-    key = draft.key or draft.aggregate_id or str(draft.event_id)
-    stream = Stream(lane_of(key, draft.priority, lanes), draft.topic, key)
-    counted = bool(draft.key or draft.aggregate_id) or numbered
+def _entry(new: NewEvent, lanes: int, numbered: bool) -> CounterEntry:
+    key = new.key or new.aggregate_id or str(new.event_id)
+    stream = Stream(lane_of(key, new.priority, lanes), new.topic, key)
+    counted = bool(new.key or new.aggregate_id) or numbered
     return CounterEntry(
-        draft, stream, SequenceCounter(draft.topic, key, band_of(draft.priority)) if counted else None, numbered
+        new, stream, SequenceCounter(new.topic, key, band_of(new.priority)) if counted else None, numbered
     )
 
 
@@ -102,9 +104,9 @@ def _documents(entries: Sequence[CounterEntry], last: dict[SequenceCounter, Last
     """Assign the reserved positions and sequence numbers to the events of each stream, in order."""
     left = {counter: list(wanted) for counter, wanted in _wanted(entries).items()}
     documents = []
-    for draft, stream, counter, numbered in entries:
+    for new, stream, counter, numbered in entries:
         position = time_position(now)
-        sequence = draft.sequence
+        sequence = new.sequence
         if counter:
             rest = left[counter]
             rest[0] -= 1
@@ -112,42 +114,42 @@ def _documents(entries: Sequence[CounterEntry], last: dict[SequenceCounter, Last
             if numbered:
                 rest[1] -= 1
                 sequence = last[counter].sequence - rest[1]
-        ready = draft._replace(sequence=sequence, available_at=ceiling(draft.available_at))
-        documents.append(drafted(ready, stream, position, now))
+        ready = new._replace(sequence=sequence, available_at=ceiling(new.available_at))
+        documents.append(new_row(ready, stream, position, now))
     return documents
 
 
-def _quiet(entries: Sequence[CounterEntry]) -> Steps[set[Stream]]:
+def _quiet(entries: Sequence[CounterEntry]) -> Operations[set[Stream]]:
     """Return the streams in which no undelivered event lies before a new event.
 
     The transaction has already locked the counters, so no other writer can stage an event there before the commit.
     """
     streams = {entry.stream: entry.counter is None for entry in entries}
-    blocked = yield step(
+    blocked = yield operation(
         "outbox_blocked", "find", {"_id": {"$in": [stream_id(stream) for stream in streams]}}, {"_id": 1}
     )
     # A document without a lane may belong to any stream.
-    laneless = yield step("outbox", "find", UNMET, {"_id": 1}, limit=1)
+    laneless = yield operation("outbox", "find", UNMET, {"_id": 1}, limit=1)
     busy = {Stream(**row["_id"]) for row in blocked}
-    lanes = yield from _busy_lanes({stream.lane for stream, alone in streams.items() if not alone})
+    lanes = yield from _busy_lanes({stream.lane for stream, single in streams.items() if not single})
     return {
         stream
-        for stream, alone in streams.items()
-        if stream not in busy and (alone or not (laneless or stream.lane in lanes))
+        for stream, single in streams.items()
+        if stream not in busy and (single or not (laneless or stream.lane in lanes))
     }
 
 
-def _busy_lanes(lanes: set[int]) -> Steps[set[int]]:
+def _busy_lanes(lanes: set[int]) -> Operations[set[int]]:
     """Return the lanes with fetchable events; outbox_fetchable."""
     if not lanes:
         return set()
-    rows = yield step("outbox", "aggregate", leap("fetchable", sorted(lanes)))
+    rows = yield operation("outbox", "aggregate", leap("fetchable", sorted(lanes)))
     return {row["_id"] for row in rows}
 
 
-def _held(hold: OptimisticClaim, now: datetime) -> Document:
-    until = now + timedelta(milliseconds=milliseconds(hold.seconds))
-    return {"state": State.OPTIMISTIC.value, "claimed_by": hold.owner, "claimed_until": until}
+def _claimed(claim: OptimisticClaim, now: datetime) -> Document:
+    until = now + timedelta(milliseconds=milliseconds(claim.seconds))
+    return {"state": State.OPTIMISTIC.value, "claimed_by": claim.owner, "claimed_until": until}
 
 
 class SequenceCounter(NamedTuple):
@@ -172,18 +174,20 @@ class Last(NamedTuple):
     sequence: int
 
 
-def advance(wanted: Mapping[SequenceCounter, Wanted], now: Any) -> Steps[dict[SequenceCounter, Last]]:
+def advance(wanted: Mapping[SequenceCounter, Wanted], now: Any) -> Operations[dict[SequenceCounter, Last]]:
     """Reserve positions and sequence numbers. The transaction then holds the counter documents."""
     if not wanted:
         return {}
     if len(wanted) == 1:
         [(counter, need)] = wanted.items()
         options = {"upsert": True, "return_document": ReturnDocument.AFTER}
-        row = yield step(COLLECTION, "find_one_and_update", _place(counter), _change(need, now), **options)
+        row = yield operation(COLLECTION, "find_one_and_update", _identity(counter), _change(need, now), **options)
         return {counter: _last(row)}
-    changes = [UpdateOne(_place(counter), _change(need, now), upsert=True) for counter, need in sorted(wanted.items())]
-    yield step(COLLECTION, "bulk_write", changes)
-    rows = yield step(COLLECTION, "find", {"_id": {"$in": [counter._asdict() for counter in wanted]}})
+    changes = [
+        UpdateOne(_identity(counter), _change(need, now), upsert=True) for counter, need in sorted(wanted.items())
+    ]
+    yield operation(COLLECTION, "bulk_write", changes)
+    rows = yield operation(COLLECTION, "find", {"_id": {"$in": [counter._asdict() for counter in wanted]}})
     return {SequenceCounter(**row["_id"]): _last(row) for row in rows}
 
 
@@ -197,7 +201,7 @@ def time_position(now: datetime) -> int:
     return int(now.timestamp() * 1_000_000)
 
 
-def _place(counter: SequenceCounter) -> dict[str, Any]:
+def _identity(counter: SequenceCounter) -> dict[str, Any]:
     return {"_id": counter._asdict()}
 
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import asyncpg
 
-from outrider.checks import CheckResult, is_loopback, ok, refuse, warn
+from outrider.checks import CheckResult, fail, is_loopback, ok, warn
 from outrider.stores.postgres.database import translated
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ CHECKS = {
     "postgres-fsync": "the server waits for its disk",
     "postgres-full-page-writes": "a page torn by a crash is repaired",
     "postgres-synchronous-commit": "writers wait until their commit is on disk",
-    "postgres-encryption": "nobody can listen in",
+    "postgres-encryption": "the connection is encrypted",
     "postgres-autovacuum": "the outbox is vacuumed",
     "postgres-rights": "the role may do what a relay does",
     "postgres-partitions": "the archive has its days ahead, and somebody who may make more",
@@ -46,7 +46,7 @@ SWITCHES = (
         "read_only",
         "off",
         ok("postgres-writable", "the role may write"),
-        refuse(
+        fail(
             "postgres-writable",
             "transactions are read-only here",
             "point the store at the primary, and take default_transaction_read_only off role and database",
@@ -56,7 +56,7 @@ SWITCHES = (
         "fsync",
         "on",
         ok("postgres-fsync", "on"),
-        refuse(
+        fail(
             "postgres-fsync",
             "fsync is off: a crash of the machine can lose or corrupt everything that was committed",
             "set fsync = on",
@@ -90,38 +90,38 @@ async def check(store: PostgresStore) -> list[CheckResult]:
     [[may]] = await database.fetch(sql["may_make_partitions"])
     [long] = await database.fetch(sql["long_transactions"], LONG_SECONDS)
     return [
-        *judge_server(facts),
-        judge_commits(facts["synchronous_commit"], hasty),
-        judge_encryption(database.url, encrypted=facts["encrypted"]),
-        judge_vacuum(facts),
-        judge_rights([f"{row['what']} on {row['name']}" for row in missing]),
+        *check_server(facts),
+        check_commits(facts["synchronous_commit"], hasty),
+        check_encryption(database.url, encrypted=facts["encrypted"]),
+        check_vacuum(facts),
+        check_rights([f"{row['what']} on {row['name']}" for row in missing]),
         await _partitions(store, may=may),
-        judge_transactions(long),
-        *await examine_pooler(database.url, database.where, pooled=database.pooled),
+        check_transactions(long),
+        *await check_pooler(database.url, database.where, pooled=database.pooled),
     ]
 
 
-def judge_server(facts: Mapping[str, Any]) -> list[CheckResult]:
+def check_server(facts: Mapping[str, Any]) -> list[CheckResult]:
     """Check the settings of the whole server."""
     switches = [good if facts[name] == wanted else bad for name, wanted, good, bad in SWITCHES]
-    return [judge_version(facts["version_number"], facts["version"]), *switches]
+    return [check_version(facts["version_number"], facts["version"]), *switches]
 
 
-def judge_version(number: int, version: str) -> CheckResult:
+def check_version(number: int, version: str) -> CheckResult:
     """Check the version of the server.
 
-    >>> judge_version(130_004, "13.4").level
+    >>> check_version(130_004, "13.4").level
     <Level.ERROR: 'error'>
     """
     if number >= VERSION_MIN * 10_000:
         return ok("postgres-version", f"PostgreSQL {version}")
-    return refuse("postgres-version", f"PostgreSQL {version}", f"upgrade the server to {VERSION_MIN} or later")
+    return fail("postgres-version", f"PostgreSQL {version}", f"upgrade the server to {VERSION_MIN} or later")
 
 
-def judge_commits(own: str, hasty: Sequence[str]) -> CheckResult:
+def check_commits(own: str, hasty: Sequence[str]) -> CheckResult:
     """Check whether a commit is durable when it returns, for the relay and for other roles with own settings.
 
-    >>> judge_commits("on", ["shop"]).text
+    >>> check_commits("on", ["shop"]).text
     'synchronous_commit is off for shop: a crash may lose a commit whose event is out already'
     """
     check = "postgres-synchronous-commit"
@@ -132,10 +132,10 @@ def judge_commits(own: str, hasty: Sequence[str]) -> CheckResult:
     return warn(check, text, "leave synchronous_commit on for every role that stages events")
 
 
-def judge_encryption(url: str, *, encrypted: bool) -> CheckResult:
+def check_encryption(url: str, *, encrypted: bool) -> CheckResult:
     """Check whether the connection is encrypted.
 
-    >>> judge_encryption("postgresql://db.example/shop", encrypted=False).level
+    >>> check_encryption("postgresql://db.example/shop", encrypted=False).level
     <Level.WARN: 'warn'>
     """
     parts = urlsplit(url)
@@ -151,7 +151,7 @@ def judge_encryption(url: str, *, encrypted: bool) -> CheckResult:
     )
 
 
-def judge_vacuum(facts: Mapping[str, Any]) -> CheckResult:
+def check_vacuum(facts: Mapping[str, Any]) -> CheckResult:
     """Check whether the server vacuums delivered rows."""
     if facts["autovacuum"] == "on" and not facts["unvacuumed"]:
         return ok("postgres-autovacuum", "on")
@@ -163,19 +163,19 @@ def judge_vacuum(facts: Mapping[str, Any]) -> CheckResult:
     )
 
 
-def judge_rights(missing: Sequence[str]) -> CheckResult:
+def check_rights(missing: Sequence[str]) -> CheckResult:
     """Check the rights of the role.
 
-    >>> judge_rights(["DELETE on outbox"]).text
+    >>> check_rights(["DELETE on outbox"]).text
     'the role may not: DELETE on outbox'
     """
     if not missing:
         return ok("postgres-rights", "all that a relay needs")
     text = f"the role may not: {', '.join(missing)}"
-    return refuse("postgres-rights", text, "grant it SELECT, INSERT, UPDATE and DELETE on the tables of the schema")
+    return fail("postgres-rights", text, "grant it SELECT, INSERT, UPDATE and DELETE on the tables of the schema")
 
 
-def judge_transactions(long: Mapping[str, Any]) -> CheckResult:
+def check_transactions(long: Mapping[str, Any]) -> CheckResult:
     """Check for transactions that keep dead rows from being vacuumed."""
     count = long["transactions"]
     if not count:
@@ -192,10 +192,10 @@ async def _partitions(store: PostgresStore, *, may: bool) -> CheckResult:
     [[today]] = await store.database.fetch(store.sql["today"])
     names = {row["relname"] for row in await store.database.fetch(store.sql["partitions"])}
     [[netted]] = await store.database.fetch(store.sql["anything_netted"])
-    return judge_partitions(today, names, netted=netted, may=may, archive=store.archive)
+    return check_partitions(today, names, netted=netted, may=may, archive=store.archive)
 
 
-def judge_partitions(today: date, names: set[str], *, netted: bool, may: bool, archive: bool) -> CheckResult:
+def check_partitions(today: date, names: set[str], *, netted: bool, may: bool, archive: bool) -> CheckResult:
     """Check whether the archive has partitions for the coming days."""
     check = "postgres-partitions"
     if not archive:
@@ -217,45 +217,45 @@ def judge_partitions(today: date, names: set[str], *, netted: bool, may: bool, a
     return ok(check, "there, days ahead")
 
 
-async def examine_pooler(url: str, where: str, *, pooled: bool) -> list[CheckResult]:
+async def check_pooler(url: str, where: str, *, pooled: bool) -> list[CheckResult]:
     """Compare the setting `pooled` with the actual behaviour of the connection."""
     with translated(where):
         async with _connected(url) as first, _connected(url) as second:
             shared = await _share_sessions(first, second)
-            heard = await _hears(first, second)
-    return [judge_sessions(shared=shared, pooled=pooled), judge_wakeups(heard=heard, pooled=pooled)]
+            notified = await _is_notified(first, second)
+    return [check_sessions(shared=shared, pooled=pooled), check_notifications(notified=notified, pooled=pooled)]
 
 
-def judge_sessions(*, shared: bool, pooled: bool) -> CheckResult:
+def check_sessions(*, shared: bool, pooled: bool) -> CheckResult:
     """Check whether the setting `pooled` is correct.
 
-    >>> judge_sessions(shared=True, pooled=False).level
+    >>> check_sessions(shared=True, pooled=False).level
     <Level.ERROR: 'error'>
     """
     check = "postgres-pooler"
     if shared and not pooled:
-        return refuse(
+        return fail(
             check,
-            "a pooler gives each transaction another session, and the store was not told so: statements will fail",
+            "a pooler gives each transaction another session, and pooled=true is not set: statements will fail",
             "add pooled=true to the store's URL (in a file: pooled: true beside its url), or connect directly",
         )
     if pooled and not shared:
         return warn(
             check,
-            "the store was told that a pooler shares sessions, and none does: wake-ups are given up for nothing",
+            "pooled=true is set, and no pooler shares sessions: notifications are disabled without need",
             "take pooled=true out of the store's URL",
         )
-    return ok(check, "behind a pooler, and told so" if shared else "sessions are our own")
+    return ok(check, "behind a pooler, and pooled=true is set" if shared else "sessions are our own")
 
 
-def judge_wakeups(*, heard: bool, pooled: bool) -> CheckResult:
+def check_notifications(*, notified: bool, pooled: bool) -> CheckResult:
     """Check whether a notification after a commit wakes a relay.
 
-    >>> judge_wakeups(heard=False, pooled=True).level
+    >>> check_notifications(notified=False, pooled=True).level
     <Level.WARN: 'warn'>
     """
     check = "postgres-wakeups"
-    if heard and not pooled:
+    if notified and not pooled:
         return ok(check, "a notification arrives")
     return warn(
         check,
@@ -286,15 +286,15 @@ async def _process(conn: Any) -> int:
         return number
 
 
-async def _hears(listener: Any, sender: Any) -> bool:
+async def _is_notified(listener: Any, sender: Any) -> bool:
     """Notify one connection from the other, on a random channel."""
-    channel, heard = f"outrider_doctor_{uuid4().hex}", asyncio.Event()
-    await listener.add_listener(channel, lambda *_: heard.set())
+    channel, notified = f"outrider_doctor_{uuid4().hex}", asyncio.Event()
+    await listener.add_listener(channel, lambda *_: notified.set())
     try:
         async with sender.transaction():
             await sender.execute("SELECT pg_notify($1, '')", channel)
         async with asyncio.timeout(WAIT_SECONDS):
-            await heard.wait()
+            await notified.wait()
     except TimeoutError:
         return False
     return True

@@ -15,7 +15,7 @@ from outrider.outbox.model import Lease
 
 Connection = asyncpg.pool.PoolConnectionProxy | asyncpg.Connection
 
-_PASSING = (
+_TRANSIENT = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
     asyncpg.LockNotAvailableError,
@@ -48,21 +48,21 @@ def translated(where: str) -> Iterator[None]:
     except asyncpg.ReadOnlySQLTransactionError as error:
         raise UsageError(f"{where} is a read replica; point the store at the primary") from error
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-        raise UsageError(f"{where} refused the connection: {error}; check user, password and database") from error
+        raise UsageError(f"{where} rejected the connection: {error}; check user, password and database") from error
     except asyncpg.ProtocolViolationError as error:
         remedy = "behind a pooler such as PgBouncer, add pooled=true to the store's URL"
-        raise UsageError(f"{where} refused how we speak to it ({error}); {remedy}") from error
-    except _PASSING as error:
+        raise UsageError(f"{where} does not accept the protocol ({error}); {remedy}") from error
+    except _TRANSIENT as error:
         raise Transient(f"{where}: {error}") from error
     except _AWAY as error:
-        raise Unreachable(f"{where} does not answer ({_told(error)}); is it running?") from error
+        raise Unreachable(f"{where} does not answer ({_translate(error)}); is it running?") from error
     except asyncpg.InsufficientPrivilegeError as error:
         raise UsageError(f"{where}: {error}; grant the role USAGE on the schema and rights on its tables") from error
     except asyncpg.PostgresError as error:
         raise Permanent(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def _told(error: BaseException) -> str:
+def _translate(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -22,7 +22,7 @@ from outrider.handler_transactions import (
     HandlerTransaction,
     TransactionSource,
     WrappedTransaction,
-    promises_to_wait,
+    returns_awaitable,
 )
 from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase, translated
 from outrider.stores.queries import identifier
@@ -38,7 +38,7 @@ ELSEWHERE = (
 )
 
 NOT_ASYNCHRONOUS = (
-    "is a plain function, and nobody would wait for what it asks of PostgreSQL; write it as `async def`, with `await` "
+    "is a plain function, so its calls to PostgreSQL would not be awaited; write it as `async def`, with `await` "
     "before every call of the transaction"
 )
 
@@ -166,7 +166,7 @@ def check_handler(handler: Callable[..., Any]) -> str | None:
     """
     if generator := handler_transactions.check_handler(handler):
         return generator
-    return None if promises_to_wait(handler) else NOT_ASYNCHRONOUS
+    return None if returns_awaitable(handler) else NOT_ASYNCHRONOUS
 
 
 @contextmanager

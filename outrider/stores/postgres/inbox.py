@@ -48,14 +48,14 @@ from outrider.stores.queries import identifier
 from outrider.stores.rows import (
     HeldRow,
     InboxWriteSet,
+    can_drain,
     check_receipts,
     delivery_of,
     failure_text,
     headers_of,
-    may_go,
     only_applied,
-    place_of,
     state_of,
+    stream_key_of,
 )
 
 ANSWER_SECONDS = 5.0
@@ -139,14 +139,14 @@ class PostgresInbox:
     async def record_receipts(
         self, tx: HandlerTransaction, consumer: str, events: Sequence[ReceivedEvent], *, ordered: bool
     ) -> Receipts:
-        alone = len(events) == 1
-        fresh, states = await (self._receive_one if alone else self._receive)(tx, consumer, events)
-        news = [received for received in events if received.event_id in fresh]
-        numbered = {received.stream for received in news if ordered and received.sequence is not None}
+        single = len(events) == 1
+        fresh, states = await (self._receive_one if single else self._receive)(tx, consumer, events)
+        new_events = [received for received in events if received.event_id in fresh]
+        numbered = {received.stream for received in new_events if ordered and received.sequence is not None}
         # With a single event, the stream is already locked if the stream has a row.
-        unlocked = numbered - states.keys() if alone else {received.stream for received in news}
+        unlocked = numbered - states.keys() if single else {received.stream for received in new_events}
         states |= await self._lock(tx, consumer, unlocked, numbered)
-        suspects = [a.event_id for a in news if a.stream in states and states[a.stream].waiting]
+        suspects = [a.event_id for a in new_events if a.stream in states and states[a.stream].waiting]
         return Receipts(frozenset(fresh - await self._waiting_already(tx, consumer, suspects)), states)
 
     async def record_outcomes(
@@ -174,16 +174,16 @@ class PostgresInbox:
         limit: int,
         early: bool = False,
     ) -> ClaimedHeld | None:
-        place = place_of(stream)
-        locked = await self._run(tx, "lock_unless_taken", consumer, *place)
+        stream_key = stream_key_of(stream)
+        locked = await self._run(tx, "lock_unless_taken", consumer, *stream_key)
         state = state_of(*locked[0][:3]) if locked else StreamState()
         _note_transaction(tx, locked)
-        if not may_go(state.cause, early=early):
+        if not can_drain(state.cause, early=early):
             return None
         verb = "claim_by_sequence" if by_sequence or state.cause is InboxBlockReason.EARLY else "claim_in_order"
-        rows = await self._run(tx, verb, consumer, *place, limit)
+        rows = await self._run(tx, verb, consumer, *stream_key, limit)
         if not rows:
-            await self._run(tx, "forget_stream" if state.seen is None else "repair_stream", consumer, *place)
+            await self._run(tx, "forget_stream" if state.seen is None else "repair_stream", consumer, *stream_key)
             state = StreamState(state.seen)
         waiting = [HeldEvent(row["id"], row["event_id"], delivery_of(row[4:]), row["replayed"]) for row in rows]
         return ClaimedHeld(state, waiting, frozenset(row["event_id"] for row in rows if row["fresh"]))
@@ -194,7 +194,7 @@ class PostgresInbox:
 
     async def prune(self, consumer: str, *, receipt_days: float, dead_letter_days: float) -> InboxPruned:
         """Remove old receipts and dead letters. Also repair streams with lost holds or lost held events."""
-        await self._database.execute(self._sql["release_holds"], consumer)
+        await self._database.execute(self._sql["unblock_without_dead_letter"], consumer)
         await self._database.execute(self._sql["adopt_orphans"], consumer, ADOPT_MAX)
         dead_letters = await in_batches(self._database, self._sql["prune_dead_letters"], consumer, dead_letter_days)
         return InboxPruned(
@@ -211,7 +211,7 @@ class PostgresInbox:
 
     async def _receive_one(self, tx: HandlerTransaction, consumer: str, events: Sequence[ReceivedEvent]) -> Received:
         [received] = events
-        topic, key, band = place_of(received.stream)
+        topic, key, band = stream_key_of(received.stream)
         receipt = (received.event_id, received.event_type, topic, key, received.sequence)
         rows = await self._run(tx, "record_receipt", consumer, *receipt, band)
         if not rows:
@@ -223,7 +223,7 @@ class PostgresInbox:
     async def _receive(self, tx: HandlerTransaction, consumer: str, events: Sequence[ReceivedEvent]) -> Received:
         first = {received.event_id: received for received in reversed(events)}
         receipts = [
-            (event_id, received.event_type, *place_of(received.stream)[:2], received.sequence)
+            (event_id, received.event_type, *stream_key_of(received.stream)[:2], received.sequence)
             for event_id, received in sorted(first.items())
         ]
         columns = [list(column) for column in zip(*receipts, strict=True)]
@@ -262,7 +262,7 @@ def _note_transaction(tx: HandlerTransaction, rows: Sequence[Any]) -> None:
 
 
 def _stream_columns(streams: Sequence[InboxStream]) -> list[list[Any]]:
-    return [list(column) for column in zip(*map(place_of, streams), strict=True)]
+    return [list(column) for column in zip(*map(stream_key_of, streams), strict=True)]
 
 
 async def record_outcomes(
@@ -276,9 +276,9 @@ async def record_outcomes(
         return {}
     writes = InboxWriteSet.of(entries)
     dead_letters = {} if plain else await _write_rows(run, consumer, writes)
-    await _finish_and_stand(run, consumer, writes, known)
+    await _finish_and_save_streams(run, consumer, writes, known)
     for stream in sorted(stream for stream, at in states.items() if at == StreamState()):
-        await run("forget_stream", consumer, *place_of(stream))
+        await run("forget_stream", consumer, *stream_key_of(stream))
     return dead_letters
 
 
@@ -289,16 +289,16 @@ async def _finish_one(
     assert isinstance(outcome, Applied)
     receipt = received.event_id, outcome.seconds
     for stream, at in known:
-        found = await run("finish_and_save_stream", consumer, *place_of(stream), at.seen, at.cause, 0, *receipt)
+        found = await run("finish_and_save_stream", consumer, *stream_key_of(stream), at.seen, at.cause, 0, *receipt)
         break
     else:
         found = await run("finish_receipt", consumer, *receipt)
     check_receipts(len(found), 1)
 
 
-async def _finish_and_stand(run: Run, consumer: str, writes: InboxWriteSet, known: Sequence[Known]) -> None:
+async def _finish_and_save_streams(run: Run, consumer: str, writes: InboxWriteSet, known: Sequence[Known]) -> None:
     seconds = list(writes.seconds), list(writes.seconds.values())
-    columns = _columns([(*place_of(stream), at.seen, at.cause, writes.added[stream]) for stream, at in known])
+    columns = _columns([(*stream_key_of(stream), at.seen, at.cause, writes.added[stream]) for stream, at in known])
     if known and writes.seconds:
         check_receipts(len(await run("finish_and_save_streams", consumer, *columns, *seconds)), len(writes.seconds))
     elif known:
@@ -313,12 +313,12 @@ async def _write_rows(run: Run, consumer: str, writes: InboxWriteSet) -> dict[UU
         await run("withdraw_receipts", consumer, sorted(writes.withdrawn))
     if writes.parked:
         await run("hold", consumer, *_columns([HeldRow.of(received) for received in writes.parked]))
-    if writes.buried:
-        burials = [
-            (received.event_id, buried.reason, failure_text(buried.failure), buried.policy, buried.attempts)
-            for received, buried in writes.buried
+    if writes.dead_letter:
+        rows = [
+            (received.event_id, outcome.reason, failure_text(outcome.failure), outcome.policy, outcome.attempts)
+            for received, outcome in writes.dead_letter
         ]
-        dead_letters = {row["event_id"]: row["id"] for row in await run("dead_letter", consumer, *_columns(burials))}
+        dead_letters = {row["event_id"]: row["id"] for row in await run("dead_letter", consumer, *_columns(rows))}
     if writes.left:
         await run("remove_held", consumer, writes.left)
     return dead_letters
@@ -355,31 +355,31 @@ class PostgresInboxAdmin:
         async with self._transaction() as conn:
             await self._run(conn, "create_dead_letter_streams", list(ids))
             back = await self._run(conn, "replay", list(ids))
-            await self._go_on(conn, back, added=1)
+            await self._drain_unblocked(conn, back, added=1)
             await self._record(conn, actor, "inbox_replay", back)
         return len(back)
 
     async def discard(self, ids: Sequence[int], actor: str) -> int:
         async with self._transaction() as conn:
             await self._run(conn, "lock_dead_letter_streams", list(ids))
-            gone = await self._run(conn, "discard", list(ids))
-            await self._go_on(conn, [row for row in gone if row["policy"] == OnDeadLetter.BLOCK], added=0)
-            await self._record(conn, actor, "inbox_discard", gone)
-        return len(gone)
+            removed = await self._run(conn, "discard", list(ids))
+            await self._drain_unblocked(conn, [row for row in removed if row["policy"] == OnDeadLetter.BLOCK], added=0)
+            await self._record(conn, actor, "inbox_discard", removed)
+        return len(removed)
 
     async def skip_gap(self, consumer: str, stream: InboxStream, actor: str) -> bool:
-        place = place_of(stream)
+        stream_key = stream_key_of(stream)
         async with self._transaction() as conn:
-            locked = await self._run(conn, "lock_stream", consumer, *place)
+            locked = await self._run(conn, "lock_stream", consumer, *stream_key)
             if not locked or locked[0]["cause"] != InboxBlockReason.EARLY:
                 return False
-            first = await self._run(conn, "first_early", consumer, *place, locked[0]["seen"])
+            first = await self._run(conn, "first_early", consumer, *stream_key, locked[0]["seen"])
             for row in first:
-                await self._run(conn, "release", consumer, *place, row["sequence"])
+                await self._run(conn, "release", consumer, *stream_key, row["sequence"])
                 await self._record(conn, actor, "inbox_skip_gap", [{**row, "consumer": consumer}])
         return bool(first)
 
-    async def _go_on(self, conn: Any, rows: Sequence[Any], *, added: int) -> None:
+    async def _drain_unblocked(self, conn: Any, rows: Sequence[Any], *, added: int) -> None:
         """Drain streams without a blocking dead letter; delete the rows of empty streams."""
         touched: dict[tuple[Any, ...], tuple[int | None, int]] = {}
         for row in rows:
@@ -390,7 +390,7 @@ class PostgresInboxAdmin:
         if touched:
             streams = [list(column) for column in zip(*touched, strict=True)]
             changes = [list(column) for column in zip(*touched.values(), strict=True)]
-            await self._run(conn, "go_on", *streams, *changes)
+            await self._run(conn, "drain_unblocked", *streams, *changes)
             await self._run(conn, "forget_empty_streams", *streams)
 
     async def _record(self, conn: Any, actor: str, verb: str, rows: Sequence[Any]) -> None:

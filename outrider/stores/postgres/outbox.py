@@ -55,7 +55,7 @@ class PostgresStore:
         self.admin: OutboxAdmin = PostgresOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = PostgresMaintenance(database, schema)
         # A channel has at most 63 characters, like a schema.
-        self._hints = NotificationListener(database, f"{schema[:50]}_outbox")
+        self._notify_channel = NotificationListener(database, f"{schema[:50]}_outbox")
 
     @classmethod
     async def open(
@@ -79,8 +79,8 @@ class PostgresStore:
             raise
         return cls(database, schema=schema, lanes=lanes, archive=archive, topic_rule=topic_rule)
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
-        [row] = await self.database.fetch(self.sql["heartbeat"], relay, lease_seconds, joining)
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
+        [row] = await self.database.fetch(self.sql["heartbeat"], relay, lease_seconds, first)
         return HeartbeatResult(row["others"] + 1, list(row["free"])) if row["beaten"] else None
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
@@ -120,30 +120,30 @@ class PostgresStore:
                 return await confirm(self, conn, lease, settlements.confirmed)
         return await settle(self, lease, settlements)
 
-    async def renew_claim(self, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
-        rows = await self.database.fetch(self.sql["renew_claim"], hold.owner, list(event_ids), hold.seconds)
+    async def renew_claim(self, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+        rows = await self.database.fetch(self.sql["renew_claim"], claim.owner, list(event_ids), claim.seconds)
         return sorted(OutboxRow._make(row) for row in rows)
 
-    async def settle_claim(self, hold: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
+    async def settle_claim(self, claim: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
         verb = "confirm_claim_archive" if self.archive else "confirm_claim_delete"
         # Nearly always all events are confirmed, and one statement needs no transaction.
         async with self.database.transaction() if yielded else self.database.statement() as conn:
             if confirmed:
-                await conn.execute(self.sql[verb], hold.owner, list(confirmed))
+                await conn.execute(self.sql[verb], claim.owner, list(confirmed))
             if yielded:
-                await conn.execute(self.sql["yield_claim"], hold.owner, list(yielded))
+                await conn.execute(self.sql["yield_claim"], claim.owner, list(yielded))
 
     async def notify(self) -> None:
-        await self._hints.send()
+        await self._notify_channel.send()
 
     def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        return self._hints.listening(wake)
+        return self._notify_channel.listening(wake)
 
     async def check(self) -> list[CheckResult]:
         return await check(self)
 
     async def close(self) -> None:
-        await self._hints.close()
+        await self._notify_channel.close()
         await self.database.close()
 
 

@@ -88,11 +88,11 @@ class PostgresOutboxAdmin:
     async def replay(self, event_ids: Sequence[UUID], actor: str) -> int:
         async with self._transaction() as conn:
             await conn.execute(self._store.sql["lock_streams"], list(event_ids))
-            resumed = await conn.fetch(self._store.sql["resume"], list(event_ids))
+            replayed = await conn.fetch(self._store.sql["resume"], list(event_ids))
             again = await conn.fetch(self._store.sql["stage_again"], list(event_ids))
-            await self._let_go(conn, resumed)
-            await self._record(conn, actor, "replay", [*resumed, *again])
-        return len(resumed) + len(again)
+            await self._unblock(conn, replayed)
+            await self._record(conn, actor, "replay", [*replayed, *again])
+        return len(replayed) + len(again)
 
     async def dead_letter(self, event_id: UUID, actor: str, failure: dict[str, Any], policy: str) -> bool:
         async with self._transaction() as conn:
@@ -147,19 +147,19 @@ class PostgresOutboxAdmin:
                 await conn.execute(self._store.sql["leave_marker"], event_id)
             headers = edit.headers_over(row["headers"], moved=moved)
             await conn.execute(self._store.sql["edit"], event_id, edit.payload, headers, edit.topic, moved)
-            await self._let_go(conn, [row] if moved else [])
+            await self._unblock(conn, [row] if moved else [])
             await self._record(conn, actor, "edit", [row])
             return True
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
         async with self._transaction() as conn:
             await conn.execute(self._store.sql["lock_streams"], list(event_ids))
-            gone = await conn.fetch(self._store.sql["discard"], list(event_ids))
-            await self._let_go(conn, gone)
-            await self._record(conn, actor, "discard", gone)
-        return len(gone)
+            removed = await conn.fetch(self._store.sql["discard"], list(event_ids))
+            await self._unblock(conn, removed)
+            await self._record(conn, actor, "discard", removed)
+        return len(removed)
 
-    async def _let_go(self, conn: Any, rows: list[Any]) -> None:
+    async def _unblock(self, conn: Any, rows: list[Any]) -> None:
         if rows:
             streams = [(row["lane"], row["topic"], row["stream_key"]) for row in rows]
             await conn.execute(self._store.sql["drain_held"], *(list(column) for column in zip(*streams, strict=True)))
@@ -208,7 +208,7 @@ class PostgresMaintenance:
 
     async def prune(self, retention: Retention) -> Pruned:
         """Drop old partitions, delete other old rows in batches, and repair blocked streams."""
-        await self._database.execute(self._sql["release_holds"])
+        await self._database.execute(self._sql["unblock_without_dead_letter"])
         await self._database.execute(self._sql["adopt_orphans"])
         dropped = await self._drop_older_than(retention.archive_days)
         netted = await self._in_batches("prune_net", retention.archive_days)

@@ -81,7 +81,7 @@ async def settle(store: PostgresStore, lease: Lease, settlements: Settlements) -
         applied += await writing.retry(mine)
         applied += await writing.wait([s for s in mine if isinstance(s.outcome, Defer | Park)])
         applied += await writing.dead_letter([DeadLetterRow.of(s) for s in mine if isinstance(s.outcome, DeadLettered)])
-        writing.loose += [stream for stream in settlements.emptied if stream.lane in owned]
+        writing.maybe_empty += [stream for stream in settlements.emptied if stream.lane in owned]
         await writing.streams()
         return applied
 
@@ -92,14 +92,14 @@ class PostgresSettlement:
     def __init__(self, store: PostgresStore, conn: Any) -> None:
         self.store, self.sql, self.conn = store, store.sql, conn
         self.blocks: dict[Stream, PostgresBlock] = {}
-        self.loose: list[Stream] = []
+        self.maybe_empty: list[Stream] = []
         self.parked: list[Stream] = []
 
     async def confirm(self, settlements: list[Settlement], lease: Lease) -> int:
         """Remove delivered events from the outbox. A stream with waiting events may be empty after that."""
         if not settlements:
             return 0
-        self.loose += [s.stream for s in settlements if s.event.state in model.WAITING]
+        self.maybe_empty += [s.stream for s in settlements if s.event.state in model.WAITING]
         return await confirm(self.store, self.conn, lease, [s.event for s in settlements])
 
     async def retry(self, settlements: list[Settlement]) -> int:
@@ -124,32 +124,32 @@ class PostgresSettlement:
                 self._block(stream, event.position, BlockReason.DEFERRED, outcome.delay_seconds or 0.0, at)
         return len(written)
 
-    async def dead_letter(self, letters: list[DeadLetterRow], *, spent: int = 1) -> int:
+    async def dead_letter(self, dead_letters: list[DeadLetterRow], *, spent: int = 1) -> int:
         """Move events to the dead letters. The stream is blocked, or continues with a marker."""
         rows = [
             (b.event_id, b.stream.topic, b.outcome.reason, json.dumps(b.outcome.failure), b.outcome.policy, spent)
-            for b in letters
+            for b in dead_letters
         ]
         written = await self._write("dead_letter", rows)
-        dead_lettered = [letter for letter in letters if letter.event_id in written]
-        marked = [letter for letter in dead_lettered if letter.leaves_marker]
+        dead_lettered = [dead_letter for dead_letter in dead_letters if dead_letter.event_id in written]
+        marked = [dead_letter for dead_letter in dead_lettered if dead_letter.leaves_marker]
         if marked:
             await self.conn.execute(self.sql["mark_skipped"], *_columns((b.event_id, b.stream.topic) for b in marked))
-        gone = [letter.event_id for letter in dead_lettered if not letter.leaves_marker]
-        if gone:
-            await self.conn.execute(self.sql["remove_dead_lettered"], gone)
-        for letter in dead_lettered:
-            self._after(letter)
+        removed = [dead_letter.event_id for dead_letter in dead_lettered if not dead_letter.leaves_marker]
+        if removed:
+            await self.conn.execute(self.sql["remove_dead_lettered"], removed)
+        for dead_letter in dead_lettered:
+            self._after(dead_letter)
         return len(dead_lettered)
 
-    def _after(self, letter: DeadLetterRow) -> None:
-        if letter.outcome.policy is OnDeadLetter.BLOCK:
-            self._block(letter.stream, letter.position, BlockReason.DEAD_LETTER)
-        elif letter.leaves_marker:
-            self._block(letter.stream, letter.position, BlockReason.FAILED, 0.0)
+    def _after(self, dead_letter: DeadLetterRow) -> None:
+        if dead_letter.outcome.policy is OnDeadLetter.BLOCK:
+            self._block(dead_letter.stream, dead_letter.position, BlockReason.DEAD_LETTER)
+        elif dead_letter.leaves_marker:
+            self._block(dead_letter.stream, dead_letter.position, BlockReason.FAILED, 0.0)
         else:
-            self._block(letter.stream, None, BlockReason.DRAINING, 0.0)
-            self.loose.append(letter.stream)
+            self._block(dead_letter.stream, None, BlockReason.DRAINING, 0.0)
+            self.maybe_empty.append(dead_letter.stream)
 
     async def streams(self) -> None:
         """Block streams; then release streams without waiting events."""
@@ -160,10 +160,10 @@ class PostgresSettlement:
         if self.parked:
             await self.conn.execute(self.sql["ensure_blocked"], *_columns(sorted(set(self.parked))))
         blocked_anew = {stream for stream, block in self.blocks.items() if block.cause is not BlockReason.DRAINING}
-        loose = sorted(set(self.loose) - blocked_anew)
-        if loose:
-            await self.conn.execute(self.sql["unblock"], *_columns(loose))
-            await self.conn.execute(self.sql["drain"], *_columns(loose))
+        maybe_empty = sorted(set(self.maybe_empty) - blocked_anew)
+        if maybe_empty:
+            await self.conn.execute(self.sql["unblock"], *_columns(maybe_empty))
+            await self.conn.execute(self.sql["drain"], *_columns(maybe_empty))
 
     def _block(
         self,

@@ -66,9 +66,9 @@ class PostgresSagas:
         own = PostgresTransactionSource(database, reserved=RESERVED)
         self.transactions: TransactionSource = CommitCheckingSource(own, database)
         self._sql = statements.load_saga(identifier(schema))
-        self._run = StatementRunner(self._sql, database.where, "saga, messages or barrier").run
+        self._run = StatementRunner(self._sql, database.where, "saga, messages or participant").run
         self.admin: SagaAdmin = PostgresSagaAdmin(database, schema)
-        self._hints = NotificationListener(database, f"{schema[:50]}_saga")
+        self._notify_channel = NotificationListener(database, f"{schema[:50]}_saga")
 
     @classmethod
     async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
@@ -145,26 +145,26 @@ class PostgresSagas:
 
     async def undelivered(self, tx: HandlerTransaction, event_ids: Sequence[UUID]) -> Mapping[UUID, Undelivered]:
         rows = await self._run(tx, "undelivered", list(event_ids))
-        return {event_id: Undelivered(place) for event_id, place in rows}
+        return {event_id: Undelivered(state) for event_id, state in rows}
 
     async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
         """Remove old rows. Also remove messages that came just after the end of their saga."""
         await self._database.execute(self._sql["drop_unread_messages"])
         return SagaPruned(
             await in_batches(self._database, self._sql["prune_sagas"], saga_days),
-            await in_batches(self._database, self._sql["prune_notes"], audit_days),
+            await in_batches(self._database, self._sql["prune_audit"], audit_days),
             await in_batches(self._database, self._sql["prune_participants"], participant_memory_days),
         )
 
     async def notify(self) -> None:
         """Notify workers, after a commit, of a new message or a new saga."""
-        await self._hints.send()
+        await self._notify_channel.send()
 
     def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        return self._hints.listening(wake)
+        return self._notify_channel.listening(wake)
 
     async def close(self) -> None:
-        await self._hints.close()
+        await self._notify_channel.close()
         await self.transactions.close()
         await self._database.close()
 
@@ -177,8 +177,8 @@ class PostgresSagaAdmin:
         self._sql = statements.load_saga(schema)
 
     async def find(self, criteria: SagaCriteria) -> list[Instance]:
-        about = criteria.saga_type, criteria.correlation_id, criteria.status, criteria.needs_attention
-        wanted = list(criteria.ids), *about, criteria.stuck_seconds, criteria.limit
+        action = criteria.saga_type, criteria.correlation_id, criteria.status, criteria.needs_attention
+        wanted = list(criteria.ids), *action, criteria.stuck_seconds, criteria.limit
         return [instance_of(row) for row in await self._database.fetch(self._sql["find"], *wanted)]
 
     async def counts(self) -> dict[str, int]:

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import asyncpg
 
 from outrider.stores import migrations
-from outrider.stores.migrations import MigrationProgress, MigrationStep, Script, check_lanes
+from outrider.stores.migrations import MigrationProgress, MigrationStep, Statements, check_lanes
 from outrider.stores.postgres.database import PostgresDatabase, translated
 from outrider.stores.postgres.outbox_admin import PostgresMaintenance
-from outrider.stores.postgres.statements import recipe
+from outrider.stores.postgres.statements import installer
 from outrider.stores.queries import identifier
 from outrider.stores.statements import run_statements_async
 
@@ -30,25 +30,25 @@ class PostgresSchema:
         check_lanes(lanes)
         self.url, self.schema, self._lanes, self._pooled = url, identifier(schema), lanes, pooled
         self._where = PostgresDatabase(url).where
-        self._recipe = recipe(schema)
+        self._installer = installer(schema)
 
     async def status(self) -> list[MigrationProgress]:
         """Return the progress of all migrations."""
         async with self._connected() as conn:
-            return await _perform(conn, self._recipe.status())
+            return await _perform(conn, self._installer.status())
 
     async def plan(self) -> list[MigrationStep]:
         """Return the pending steps, which `migrate` would run."""
         async with self._connected() as conn:
-            known = self._recipe.steps(await _perform(conn, self._recipe.lanes(self._lanes)))
-            return migrations.pending(known, await _perform(conn, self._recipe.applied()))
+            known = self._installer.steps(await _perform(conn, self._installer.lanes(self._lanes)))
+            return migrations.pending(known, await _perform(conn, self._installer.applied()))
 
     async def migrate(self) -> list[MigrationStep]:
         """Run the pending steps and create the archive partitions. A step and its record share one transaction."""
         async with self._connected() as conn:
-            await _perform(conn, self._recipe.prepare())
-            known = self._recipe.steps(await _perform(conn, self._recipe.lanes(self._lanes)))
-            done = [step for step in known if await _perform(conn, self._recipe.apply(step, self._lanes))]
+            await _perform(conn, self._installer.prepare())
+            known = self._installer.steps(await _perform(conn, self._installer.lanes(self._lanes)))
+            done = [step for step in known if await _perform(conn, self._installer.apply(step, self._lanes))]
         await self._prepare()
         return done
 
@@ -71,6 +71,6 @@ class PostgresSchema:
                 await conn.close()
 
 
-async def _perform(conn: Any, script: Script[T]) -> T:
+async def _perform(conn: Any, statements: Statements[T]) -> T:
     async with conn.transaction():
-        return await run_statements_async(script, conn.fetch)
+        return await run_statements_async(statements, conn.fetch)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 UNIQUE_VIOLATION = "23505"
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_EVENTS: Mapping[str, str] = MappingProxyType({})
 
 Rows = Sequence[Sequence[Any]]
 
@@ -47,10 +47,10 @@ class Statement(NamedTuple):
 
     sql: str
     args: Sequence[Any]
-    transient: Mapping[str, str] = _NOTHING
+    transient: Mapping[str, str] = _NO_EVENTS
 
 
-Script = Generator[Statement, Rows, T]
+Statements = Generator[Statement, Rows, T]
 """A generator that yields statements, receives their rows and returns a result."""
 
 
@@ -64,18 +64,18 @@ def load(schema: str) -> dict[str, str]:
     return _load(schema, "outbox", "stage", "outbox_admin", "checks")
 
 
-def stage(schema: str, drafts: StageRequest, hold: OptimisticClaim | None) -> Script[list[StagedRow]]:
-    """Insert drafts: one statement, or two if known ids must be looked up.
+def stage(schema: str, request: StageRequest, claim: OptimisticClaim | None) -> Statements[list[StagedRow]]:
+    """Insert events: one statement, or two if known ids must be looked up.
 
     >>> from outrider.event import Event
-    >>> from outrider.outbox.validation import StagingRules, drafts
-    >>> script = stage("outrider", drafts([Event("order.placed", {})], StagingRules()), None)
-    >>> next(script).sql.startswith("-- The most common call")
+    >>> from outrider.outbox.validation import StagingRules, validate_events
+    >>> statements = stage("outrider", validate_events([Event("order.placed", {})], StagingRules()), None)
+    >>> next(statements).sql.startswith("-- The most common call")
     True
     """
     sql = load(schema)
-    placed = (yield from _stage_plain(sql, drafts, hold)) if drafts.plain else []
-    return placed + ((yield from _stage_numbered(sql, drafts, hold)) if drafts.numbered else [])
+    inserted = (yield from _stage_plain(sql, request, claim)) if request.plain else []
+    return inserted + ((yield from _stage_numbered(sql, request, claim)) if request.numbered else [])
 
 
 @cache
@@ -88,17 +88,17 @@ def load_saga(schema: str) -> dict[str, str]:
     return _load(schema, "saga")
 
 
-def start_saga(schema: str, new: NewSaga) -> Script[bool]:
+def start_saga(schema: str, new: NewSaga) -> Statements[bool]:
     """Insert a saga; return False if the saga exists."""
     return bool((yield Statement(load_saga(schema)["start"], start_parameters(new))))
 
 
-def deliver_messages(schema: str, messages: Sequence[NewSagaMessage]) -> Script[int]:
+def deliver_messages(schema: str, messages: Sequence[NewSagaMessage]) -> Statements[int]:
     """Insert messages to sagas; return the number of new messages."""
     return len((yield Statement(load_saga(schema)["deliver"], message_parameters(messages))))
 
 
-def participant_enter(schema: str, participant: str, key: str, phase: Phase) -> Script[ParticipantEntry]:
+def participant_enter(schema: str, participant: str, key: str, phase: Phase) -> Statements[ParticipantEntry]:
     """Register a command at a participant, or return the result of its earlier delivery."""
     sql = load_saga(schema)
     if rows := (yield Statement(sql[f"enter_{phase.value}"], (participant, key))):
@@ -107,59 +107,61 @@ def participant_enter(schema: str, participant: str, key: str, phase: Phase) -> 
     return ParticipantEntry(False, barred, None if reply is None else reply.encode())
 
 
-def participant_keep(schema: str, participant: str, key: str, phase: Phase, reply: bytes) -> Script[None]:
+def participant_save_reply(schema: str, participant: str, key: str, phase: Phase, reply: bytes) -> Statements[None]:
     """Store the reply to a command, as JSON."""
-    yield Statement(load_saga(schema)["keep_reply"], (participant, key, phase.value, reply.decode()))
+    yield Statement(load_saga(schema)["save_reply"], (participant, key, phase.value, reply.decode()))
 
 
-SCRIPTS: Mapping[str, Callable[..., Script[Any]]] = {
+OPERATIONS: Mapping[str, Callable[..., Statements[Any]]] = {
     "stage": stage,
     "start_saga": start_saga,
     "deliver_messages": deliver_messages,
     "participant_enter": participant_enter,
-    "participant_keep": participant_keep,
+    "participant_save_reply": participant_save_reply,
 }
 
 
-def _stage_plain(sql: dict[str, str], drafts: StageRequest, hold: OptimisticClaim | None) -> Script[list[StagedRow]]:
-    if hold is None and len(drafts.plain) == 1:
-        rows = yield Statement(sql["stage_one"], drafts.plain[0])
+def _stage_plain(
+    sql: dict[str, str], request: StageRequest, claim: OptimisticClaim | None
+) -> Statements[list[StagedRow]]:
+    if claim is None and len(request.plain) == 1:
+        rows = yield Statement(sql["stage_one"], request.plain[0])
     else:
-        rows = yield _several(sql["stage"], drafts.plain, hold)
-    placed = _placed(rows)
-    if not drafts.supplied or not placed:
-        return placed
-    taken_back = yield Statement(sql["retract"], ([row.event_id for row in placed],))
-    gone = {row[0] for row in taken_back}
-    return [row for row in placed if row.event_id not in gone]
+        rows = yield _several(sql["stage"], request.plain, claim)
+    inserted = _inserted_rows(rows)
+    if not request.supplied or not inserted:
+        return inserted
+    taken_back = yield Statement(sql["retract"], ([row.event_id for row in inserted],))
+    removed = {row[0] for row in taken_back}
+    return [row for row in inserted if row.event_id not in removed]
 
 
-def _stage_numbered(sql: dict[str, str], drafts: StageRequest, hold: OptimisticClaim | None) -> Script[list[StagedRow]]:
-    if hold is None and len(drafts.numbered) == 1 and not drafts.supplied:
-        return _placed((yield Statement(sql["stage_numbered_one"], drafts.numbered[0])))
-    yield Statement(sql["lock_counters"], counter_parameters(drafts.numbered))
-    return _placed((yield _several(sql["stage_numbered"], drafts.numbered, hold)._replace(transient=_CROSSED)))
+def _stage_numbered(
+    sql: dict[str, str], request: StageRequest, claim: OptimisticClaim | None
+) -> Statements[list[StagedRow]]:
+    if claim is None and len(request.numbered) == 1 and not request.supplied:
+        return _inserted_rows((yield Statement(sql["stage_numbered_one"], request.numbered[0])))
+    yield Statement(sql["lock_counters"], counter_parameters(request.numbered))
+    return _inserted_rows((yield _several(sql["stage_numbered"], request.numbered, claim)._replace(transient=_CROSSED)))
 
 
-def _several(sql: str, drafts: Sequence[NewEvent], hold: OptimisticClaim | None) -> Statement:
-    return Statement(sql, stage_parameters(drafts, hold))
+def _several(sql: str, events: Sequence[NewEvent], claim: OptimisticClaim | None) -> Statement:
+    return Statement(sql, stage_parameters(events, claim))
 
 
-def _placed(rows: Rows) -> list[StagedRow]:
+def _inserted_rows(rows: Rows) -> list[StagedRow]:
     return [StagedRow(row[0], row[1] == "optimistic") for row in rows]
 
 
-def stage_parameters(drafts: Sequence[NewEvent], hold: OptimisticClaim | None) -> list[Any]:
+def stage_parameters(events: Sequence[NewEvent], claim: OptimisticClaim | None) -> list[Any]:
     """Return the arrays of `stage` and `stage_numbered`, one per column, and the optimistic claim."""
-    columns: list[Any] = [list(column) for column in zip(*drafts, strict=True)]
-    return [*columns, hold.owner if hold else None, hold.seconds if hold else None]
+    columns: list[Any] = [list(column) for column in zip(*events, strict=True)]
+    return [*columns, claim.owner if claim else None, claim.seconds if claim else None]
 
 
-def counter_parameters(drafts: Sequence[NewEvent]) -> list[list[Any]]:
+def counter_parameters(events: Sequence[NewEvent]) -> list[list[Any]]:
     """Return the distinct streams whose counters `lock_counters` locks, in order."""
-    streams = sorted(
-        {(draft.topic, draft.key or draft.aggregate_id or "", band_of(draft.priority)) for draft in drafts}
-    )
+    streams = sorted({(new.topic, new.key or new.aggregate_id or "", band_of(new.priority)) for new in events})
     return [list(column) for column in zip(*streams, strict=True)]
 
 
@@ -182,10 +184,10 @@ def constants(schema: str, lanes: int = 0) -> dict[str, str]:
     return {**queries.constants(schema), "lanes": str(lanes), "skipped_type": SKIPPED_TYPE}
 
 
-def recipe(schema: str) -> Installer:
+def installer(schema: str) -> Installer:
     """Return the installer of one schema.
 
-    >>> recipe("shop").written(1, 32)[1]
+    >>> installer("shop").written(1, 32)[1]
     'CREATE SCHEMA IF NOT EXISTS shop'
     """
     known = {**constants(schema), **LATER, "days_ahead": str(DAYS_AHEAD)}
@@ -217,15 +219,15 @@ def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:
 
 def save_parameters(claim: Claim, turn: SagaChange, lease_seconds: float) -> list[Any]:
     """Return the parameters of `save`: the fence, the instance, the journal, the messages, the audit log."""
-    sheet = SagaWriteSet.of(turn, lease_seconds)
-    to = sheet.instance
+    writes = SagaWriteSet.of(turn, lease_seconds)
+    to = writes.instance
     return [
         *(claim.saga_id, claim.worker, claim.epoch, to.version),
-        *(to.state.decode(), to.status, to.current_step, sheet.last_error, to.retry_count, to.needs_attention),
-        *(turn.release, sheet.due_seconds),
-        *_columns([entry_row(entry) for entry in sheet.entries], ENTRY_COLUMNS),
-        *(sheet.taken, sheet.seen),
-        *_columns(sheet.notes, NOTE_COLUMNS),
+        *(to.state.decode(), to.status, to.current_step, writes.last_error, to.retry_count, to.needs_attention),
+        *(turn.release, writes.due_seconds),
+        *_columns([entry_row(entry) for entry in writes.entries], ENTRY_COLUMNS),
+        *(writes.taken, writes.seen),
+        *_columns(writes.notes, NOTE_COLUMNS),
     ]
 
 

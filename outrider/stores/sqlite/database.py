@@ -98,13 +98,13 @@ def _exists(path: Path) -> bool:
 
 def _use_wal(conn: sqlite3.Connection, busy_seconds: float) -> None:
     """Switch to the write-ahead log. The function retries, because SQLite does not wait during the switch."""
-    give_up = time.monotonic() + busy_seconds
+    deadline = time.monotonic() + busy_seconds
     while True:
         try:
             conn.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if not _named(error, "SQLITE_BUSY", "SQLITE_LOCKED") or time.monotonic() > give_up:
+            if not _named(error, "SQLITE_BUSY", "SQLITE_LOCKED") or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 

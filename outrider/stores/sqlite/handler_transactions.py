@@ -218,7 +218,7 @@ async def run_job(
 
 def run(conn: sqlite3.Connection, job: Callable[[sqlite3.Cursor], T]) -> T:
     """Run a job with a new cursor, independent of the settings of the connection."""
-    with _told():
+    with _translate():
         cursor = conn.cursor()
         # A handler may have set any row factory. The cursor must end with the job, on the same thread.
         cursor.row_factory = None
@@ -257,20 +257,20 @@ def _is_the_same(tx: sqlite3.Connection | sqlite3.Cursor) -> bool:
 
 def _ended_by(error: BaseException) -> OutriderError:
     """Return the cause of a transaction's end under a failed handler, for instance SQLite's rollback on a full disk."""
-    trouble = translation(error) if isinstance(error, sqlite3.Error) else None
-    return TransactionLost(str(trouble)) if isinstance(trouble, Transient) else InvalidHandler(TRANSACTION_ENDED)
+    error_text = translation(error) if isinstance(error, sqlite3.Error) else None
+    return TransactionLost(str(error_text)) if isinstance(error_text, Transient) else InvalidHandler(TRANSACTION_ENDED)
 
 
 def _begin(conn: sqlite3.Connection, begin: str) -> None:
     """Begin, and reset all connection settings that an earlier handler may have changed."""
-    with _told():
+    with _translate():
         _end(conn)
         conn.row_factory, conn.text_factory, conn.isolation_level = None, str, None
         conn.execute(begin)
 
 
 def _commit(conn: sqlite3.Connection) -> None:
-    with _told():
+    with _translate():
         conn.execute("COMMIT")
 
 
@@ -280,7 +280,7 @@ def _end(conn: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate() -> Iterator[None]:
     """Translate every error of SQLite. An error without a translation comes from a handler's use of the connection."""
     try:
         with translated():

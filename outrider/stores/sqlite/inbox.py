@@ -31,13 +31,13 @@ from outrider.inbox.store import InboxAdmin
 from outrider.stores.rows import (
     HeldRow,
     InboxWriteSet,
+    can_drain,
     check_receipts,
     delivery_of,
     failure_text,
     headers_of,
-    may_go,
-    place_of,
     state_of,
+    stream_key_of,
 )
 from outrider.stores.sqlite.handler_transactions import ExclusiveSource, SqliteTransactionSource, run_job
 from outrider.stores.sqlite.rows import load_inbox, to_moment
@@ -72,7 +72,7 @@ def record_receipts(
     numbered = {received.stream for received in events if ordered and received.sequence is not None}
     states = dict.fromkeys(numbered, StreamState())
     for stream in {received.stream for received in events}:
-        if known := _standing(cursor, consumer, stream):
+        if known := _stream_states(cursor, consumer, stream):
             states[stream] = known
     return Receipts(fresh, states)
 
@@ -99,13 +99,17 @@ def record_outcomes(
     for received in writes.parked:
         facts = HeldRow.of(received)._asdict()
         cursor.execute(SQL["hold"], {**facts, "event_id": str(received.event_id), "consumer": consumer, "now": now})
-    for received, buried in writes.buried:
-        why = {"reason": buried.reason, "failure": failure_text(buried.failure), "policy": buried.policy}
+    for received, dead_letter in writes.dead_letter:
+        reason = {
+            "reason": dead_letter.reason,
+            "failure": failure_text(dead_letter.failure),
+            "policy": dead_letter.policy,
+        }
         event = {"consumer": consumer, "event_id": str(received.event_id), "now": now}
         [[dead_letters[received.event_id]]] = cursor.execute(
-            SQL["dead_letter"], {**event, **why, "attempts": buried.attempts}
+            SQL["dead_letter"], {**event, **reason, "attempts": dead_letter.attempts}
         )
-    for event_id in [*writes.left, *(received.event_id for received, _ in writes.buried)]:
+    for event_id in [*writes.left, *(received.event_id for received, _ in writes.dead_letter)]:
         cursor.execute(SQL["remove_held"], {"consumer": consumer, "event_id": str(event_id)})
     for stream, at in states.items():
         verb = "forget_stream" if at == StreamState() else "save_streams"
@@ -141,8 +145,8 @@ def claim_held(
     now: float,
 ) -> ClaimedHeld | None:
     """Claim the first held events of a draining stream."""
-    state = _standing(cursor, consumer, stream)
-    if state is None or not may_go(state.cause, early=early):
+    state = _stream_states(cursor, consumer, stream)
+    if state is None or not can_drain(state.cause, early=early):
         return None
     facts = _named(consumer, stream)
     verb = "claim_by_sequence" if by_sequence or state.cause is InboxBlockReason.EARLY else "claim_in_order"
@@ -229,7 +233,7 @@ class SqliteInbox:
     async def prune(self, consumer: str, *, receipt_days: float, dead_letter_days: float) -> InboxPruned:
         """Remove old receipts and dead letters. Also repair streams with lost holds or lost held events."""
         facts = {"consumer": consumer, "now": self._now(), "limit": ADOPT_MAX}
-        await self._own.write(change, "release_holds", facts)
+        await self._own.write(change, "unblock_without_dead_letter", facts)
         await self._own.write(change, "adopt_orphans", facts)
         dead_letters = await self._in_batches("prune_dead_letters", consumer, dead_letter_days)
         return InboxPruned(await self._in_batches("prune_receipts", consumer, receipt_days), dead_letters)
@@ -266,13 +270,13 @@ def _receive(cursor: sqlite3.Cursor, consumer: str, received: ReceivedEvent, now
     return cursor.execute(SQL["record_receipts"], receipt).rowcount == 1
 
 
-def _standing(cursor: sqlite3.Cursor, consumer: str, stream: InboxStream) -> StreamState | None:
+def _stream_states(cursor: sqlite3.Cursor, consumer: str, stream: InboxStream) -> StreamState | None:
     row = cursor.execute(SQL["lock_stream"], _named(consumer, stream)).fetchone()
     return state_of(*row) if row else None
 
 
 def _named(consumer: str, stream: InboxStream) -> Facts:
-    topic, key, band = place_of(stream)
+    topic, key, band = stream_key_of(stream)
     return {"consumer": consumer, "topic": topic, "key": key, "band": band}
 
 
@@ -366,13 +370,13 @@ def _settle(cursor: sqlite3.Cursor, dead: ChosenDeadLetters, verb: str, actor: s
     cursor.execute(SQL["discard"], facts)
     if added or dead.policy == OnDeadLetter.BLOCK:
         passed = None if added else dead.sequence
-        cursor.execute(SQL["go_on"], {**facts, "passed": passed, "added": added, "now": now})
+        cursor.execute(SQL["drain_unblocked"], {**facts, "passed": passed, "added": added, "now": now})
         cursor.execute(SQL["forget_empty_streams"], facts)
     _record(cursor, verb, actor, now, facts)
 
 
 def _skip_gap(cursor: sqlite3.Cursor, consumer: str, stream: InboxStream, actor: str, now: float) -> bool:
-    facts = {"consumer": consumer, **place_of(stream)._asdict()}
+    facts = {"consumer": consumer, **stream_key_of(stream)._asdict()}
     row = cursor.execute(SQL["first_early"], facts).fetchone()
     if row is None:
         return False

@@ -59,8 +59,8 @@ class SqliteStore:
         self.maintenance: OutboxMaintenance = SqliteMaintenance(self.database, self.clock)
         self._listeners: list[Callable[[], None]] = []
 
-    async def heartbeat(self, relay: str, lease_seconds: float, *, joining: bool) -> HeartbeatResult | None:
-        return await self.database.write(_heartbeat, relay, lease_seconds, joining, self.clock.now())
+    async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
+        return await self.database.write(_heartbeat, relay, lease_seconds, first, self.clock.now())
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
         return await self.database.write(_claim, relay, lanes, self.clock.now())
@@ -90,11 +90,11 @@ class SqliteStore:
             outbox_settle.settle, lease, settlements, now=self.clock.now(), archive=self.archive
         )
 
-    async def renew_claim(self, hold: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
-        return await self.database.write(_renew_claim, hold, event_ids, self.clock.now())
+    async def renew_claim(self, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
+        return await self.database.write(_renew_claim, claim, event_ids, self.clock.now())
 
-    async def settle_claim(self, hold: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
-        await self.database.write(_settle_claim, hold, confirmed, yielded, now=self.clock.now(), archive=self.archive)
+    async def settle_claim(self, claim: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
+        await self.database.write(_settle_claim, claim, confirmed, yielded, now=self.clock.now(), archive=self.archive)
 
     async def notify(self) -> None:
         for wake in self._listeners:
@@ -128,11 +128,11 @@ def _prepare(conn: sqlite3.Connection) -> int:
 
 
 def _heartbeat(
-    conn: sqlite3.Connection, relay: str, lease_seconds: float, joining: bool, now: datetime
+    conn: sqlite3.Connection, relay: str, lease_seconds: float, first: bool, now: datetime
 ) -> HeartbeatResult | None:
     until = now + timedelta(seconds=lease_seconds)
     values = {"relay": relay, "until": to_seconds(until), "now": to_seconds(now)}
-    if not conn.execute(SQL["join" if joining else "heartbeat"], values).rowcount:
+    if not conn.execute(SQL["join" if first else "heartbeat"], values).rowcount:
         return None
     relays = conn.execute(SQL["alive"], values).fetchone()[0]
     return HeartbeatResult(relays, [lane for (lane,) in conn.execute(SQL["free_lanes"], values)])
@@ -171,7 +171,7 @@ def _fetch(conn: sqlite3.Connection, lease: Lease, quotas: Mapping[int, int], no
 
 
 def _blocked(conn: sqlite3.Connection, streams: Sequence[Stream]) -> set[Stream]:
-    return {streams[place] for (place,) in conn.execute(SQL["blocked"], {"streams": json.dumps(list(streams))})}
+    return {streams[index] for (index,) in conn.execute(SQL["blocked"], {"streams": json.dumps(list(streams))})}
 
 
 def _due(conn: sqlite3.Connection, lease: Lease, events_max: int, now: datetime) -> Due:
@@ -190,11 +190,11 @@ def _due(conn: sqlite3.Connection, lease: Lease, events_max: int, now: datetime)
 
 
 def _renew_claim(
-    conn: sqlite3.Connection, hold: OptimisticClaim, event_ids: Sequence[UUID], now: datetime
+    conn: sqlite3.Connection, claim: OptimisticClaim, event_ids: Sequence[UUID], now: datetime
 ) -> list[OutboxRow]:
-    until = now + timedelta(seconds=hold.seconds)
+    until = now + timedelta(seconds=claim.seconds)
     ids = _id_list(event_ids)
-    values = {"ids": ids, "owner": hold.owner, "now": to_seconds(now), "until": to_seconds(until)}
+    values = {"ids": ids, "owner": claim.owner, "now": to_seconds(now), "until": to_seconds(until)}
     mine = [to_event(row)._replace(readiness=Readiness.READY) for row in conn.execute(SQL["claimed_rows"], values)]
     conn.execute(SQL["renew_claim"], values)
     return mine
@@ -202,7 +202,7 @@ def _renew_claim(
 
 def _settle_claim(
     conn: sqlite3.Connection,
-    hold: OptimisticClaim,
+    claim: OptimisticClaim,
     confirmed: Sequence[UUID],
     yielded: Sequence[UUID],
     *,
@@ -210,10 +210,10 @@ def _settle_claim(
     archive: bool,
 ) -> None:
     mine = conn.execute(
-        SQL["claimed_positions"], {"ids": _id_list(confirmed), "owner": hold.owner, "now": to_seconds(now)}
+        SQL["claimed_positions"], {"ids": _id_list(confirmed), "owner": claim.owner, "now": to_seconds(now)}
     ).fetchall()
     outbox_settle.depart(conn, [position for (position,) in mine], now, archive)
-    conn.execute(SQL["yield_claim"], {"ids": _id_list(yielded), "owner": hold.owner, "now": to_seconds(now)})
+    conn.execute(SQL["yield_claim"], {"ids": _id_list(yielded), "owner": claim.owner, "now": to_seconds(now)})
 
 
 def _id_list(event_ids: Sequence[UUID]) -> str:

@@ -144,9 +144,9 @@ def _blocked_streams(conn: sqlite3.Connection, limit: int) -> list[BlockedStream
 def _replay(conn: sqlite3.Connection, event_ids: Sequence[UUID], actor: str, now: datetime) -> int:
     chosen = _chosen(conn, event_ids)
     for dead in chosen:
-        held = dead.policy == OnDeadLetter.BLOCK
-        conn.execute(SQL["resume" if held else "stage_again"], {"event_id": dead.event_id})
-        _remove(conn, dead, let_go=held, now=now)
+        blocked = dead.policy == OnDeadLetter.BLOCK
+        conn.execute(SQL["resume" if blocked else "stage_again"], {"event_id": dead.event_id})
+        _remove(conn, dead, unblock=blocked, now=now)
         _record(conn, "replay", dead.event_id, actor, now)
     return len(chosen)
 
@@ -156,7 +156,7 @@ def _discard(conn: sqlite3.Connection, event_ids: Sequence[UUID], actor: str, no
     for dead in chosen:
         if dead.policy == OnDeadLetter.BLOCK:
             outbox_settle.mark_skipped(conn, dead.event_id, State.PARKED)
-        _remove(conn, dead, let_go=True, now=now)
+        _remove(conn, dead, unblock=True, now=now)
         _record(conn, "discard", dead.event_id, actor, now)
     return len(chosen)
 
@@ -213,10 +213,10 @@ def _chosen(conn: sqlite3.Connection, event_ids: Sequence[UUID]) -> list[ChosenE
     return [ChosenEvents(event_id, Stream(*names), policy) for event_id, *names, policy in rows]
 
 
-def _remove(conn: sqlite3.Connection, dead: ChosenEvents, *, let_go: bool, now: datetime) -> None:
+def _remove(conn: sqlite3.Connection, dead: ChosenEvents, *, unblock: bool, now: datetime) -> None:
     """Remove a dead letter. A blocked stream drains after its last blocking dead letter."""
     conn.execute(SQL["remove_dead_letter"], {"event_id": dead.event_id})
-    if let_go:
+    if unblock:
         conn.execute(SQL["drain_held"], {**dead.stream._asdict(), "now": to_seconds(now)})
 
 

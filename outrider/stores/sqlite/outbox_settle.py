@@ -64,7 +64,7 @@ class SqliteWriteSet:
             case Confirmed():
                 self.confirmed.append(settlement)
             case Retry(delay_seconds, failure):
-                suspect = failure.get("kind") == "unresolved"
+                suspect = failure.get("kind") == "unknown"
                 self.rows["retry"].append({**row, "failure": json.dumps(failure), "suspect": suspect})
                 self.block(
                     stream, SqliteBlock(BlockReason.FAILED, event.position, self.now + timedelta(seconds=delay_seconds))
@@ -106,9 +106,9 @@ def settle(conn: sqlite3.Connection, lease: Lease, settlements: Settlements, *, 
     for settlement in live:
         writes.add(settlement)
     _write_rows(conn, writes, archive)
-    loose = {s.stream for s in writes.confirmed if s.event.state in model.WAITING}
-    loose |= {stream for stream in settlements.emptied if stream.lane in owned}
-    write_streams(conn, writes.blocks, loose, now)
+    maybe_empty = {s.stream for s in writes.confirmed if s.event.state in model.WAITING}
+    maybe_empty |= {stream for stream in settlements.emptied if stream.lane in owned}
+    write_streams(conn, writes.blocks, maybe_empty, now)
     ensure_blocked(conn, {s.stream for s in live if isinstance(s.outcome, Park)}, now)
     return len(live)
 
@@ -139,8 +139,8 @@ def _write_rows(conn: sqlite3.Connection, writes: SqliteWriteSet, archive: bool)
         conn.executemany(SQL["resolve_topic"], facts)
     depart(conn, [s.event.position for s in writes.confirmed], writes.now, archive)
     for settlement, outcome in writes.dead_lettered:
-        place = RowPosition(settlement.event.position, str(settlement.event.event_id), settlement.stream)
-        writes.block_dead_lettered(place.stream, dead_letter(conn, place, outcome, spent=1, now=writes.now))
+        index = RowPosition(settlement.event.position, str(settlement.event.event_id), settlement.stream)
+        writes.block_dead_lettered(index.stream, dead_letter(conn, index, outcome, spent=1, now=writes.now))
 
 
 def depart(conn: sqlite3.Connection, positions: Sequence[int], now: datetime, archive: bool) -> None:
@@ -152,13 +152,13 @@ def depart(conn: sqlite3.Connection, positions: Sequence[int], now: datetime, ar
 
 
 def dead_letter(
-    conn: sqlite3.Connection, place: RowPosition, outcome: DeadLettered, *, spent: int, now: datetime
+    conn: sqlite3.Connection, index: RowPosition, outcome: DeadLettered, *, spent: int, now: datetime
 ) -> SqliteBlock:
     """Move a row to the dead letters; return the block of its stream.
 
     Under `skip`, a numbered event leaves a marker in its position.
     """
-    position, event_id, stream = place
+    position, event_id, stream = index
     facts = {"id": position, "lane": stream.lane, "topic": stream.topic, "spent": spent, "now": to_seconds(now)}
     details = {"reason": outcome.reason, "policy": outcome.policy, "failure": json.dumps(outcome.failure)}
     conn.execute(SQL["dead_letter"], {**facts, **details})
@@ -177,7 +177,7 @@ def mark_skipped(conn: sqlite3.Connection, event_id: str, state: State) -> bool:
 
 
 def write_streams(
-    conn: sqlite3.Connection, blocks: dict[Stream, SqliteBlock], loose: Iterable[Stream], now: datetime
+    conn: sqlite3.Connection, blocks: dict[Stream, SqliteBlock], maybe_empty: Iterable[Stream], now: datetime
 ) -> None:
     """Block streams. Then release draining and loose streams without waiting events."""
     conn.executemany(
@@ -188,6 +188,6 @@ def write_streams(
         ],
     )
     draining = {stream for stream, block in blocks.items() if block.cause is BlockReason.DRAINING}
-    rows = [{**stream._asdict(), "now": to_seconds(now)} for stream in draining | (set(loose) - blocks.keys())]
+    rows = [{**stream._asdict(), "now": to_seconds(now)} for stream in draining | (set(maybe_empty) - blocks.keys())]
     conn.executemany(SQL["drain"], rows)
     conn.executemany(SQL["unblock"], rows)

@@ -75,7 +75,7 @@ def claim(
     return [record for saga_id in chosen if (record := load_record(cursor, UUID(saga_id), now))]
 
 
-def drop_strays(cursor: sqlite3.Cursor) -> None:
+def drop_orphans(cursor: sqlite3.Cursor) -> None:
     """Remove unseen messages of ended sagas."""
     cursor.execute(SQL["drop_unread_messages"])
 
@@ -87,7 +87,7 @@ def load_record(cursor: sqlite3.Cursor, saga_id: UUID, now: float) -> SagaRecord
     if row is None:
         return None
     journal = tuple(_entry(columns) for columns in cursor.execute(SQL["journal"], facts).fetchall())
-    messages = tuple(_mail(columns) for columns in cursor.execute(SQL["messages"], facts).fetchall())
+    messages = tuple(_messages(columns) for columns in cursor.execute(SQL["messages"], facts).fetchall())
     return SagaRecord(to_instance(row), journal, messages, datetime.fromtimestamp(now, UTC))
 
 
@@ -109,7 +109,7 @@ def prune_participants(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
 def prune_notes(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
     """Remove old entries of the audit log."""
     cursor.execute(SQL["allow_pruning"])
-    removed = cursor.execute(SQL["prune_notes"], facts).rowcount
+    removed = cursor.execute(SQL["prune_audit"], facts).rowcount
     cursor.execute(SQL["forbid_pruning"])
     return removed
 
@@ -125,27 +125,27 @@ def prune_sagas(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
 def renew(cursor: sqlite3.Cursor, claims: Sequence[Claim], until: float) -> frozenset[UUID]:
     """Extend claims; return the claims that are still valid."""
     return frozenset(
-        held.saga_id for held in claims if cursor.execute(SQL["renew"], {**_fence(held), "until": until}).rowcount
+        claim.saga_id for claim in claims if cursor.execute(SQL["renew"], {**_fence(claim), "until": until}).rowcount
     )
 
 
-def save(cursor: sqlite3.Cursor, held: Claim, turn: SagaChange, lease_seconds: float, now: float) -> None:
+def save(cursor: sqlite3.Cursor, claim: Claim, turn: SagaChange, lease_seconds: float, now: float) -> None:
     """Write a turn completely, or raise an error and write nothing."""
-    sheet = SagaWriteSet.of(turn, lease_seconds)
-    to = sheet.instance
+    writes = SagaWriteSet.of(turn, lease_seconds)
+    to = writes.instance
     facts = {name: getattr(to, name) for name in ("version", "status", "current_step", "retry_count")}
-    facts |= {"state": to.state.decode(), "last_error": sheet.last_error, "needs_attention": to.needs_attention}
-    facts |= {"release": turn.release, "due_seconds": sheet.due_seconds, "now": now, **_fence(held)}
+    facts |= {"state": to.state.decode(), "last_error": writes.last_error, "needs_attention": to.needs_attention}
+    facts |= {"release": turn.release, "due_seconds": writes.due_seconds, "now": now, **_fence(claim)}
     if not cursor.execute(SQL["save"], facts).rowcount:
         raise ConcurrencyError(
-            f"saga {held.saga_id} has another owner or version by now; nothing was written: claim it again"
+            f"saga {claim.saga_id} has another owner or version by now; nothing was written: claim it again"
         )
-    saga_id = str(held.saga_id)
-    cursor.executemany(SQL["save_journal"], [(saga_id, *_plain(entry_row(entry))) for entry in sheet.entries])
-    cursor.executemany(SQL["save_taken"], [(message_id, saga_id) for message_id in sheet.taken])
-    cursor.executemany(SQL["save_seen"], [(message_id, saga_id) for message_id in sheet.seen])
-    for note in sheet.notes:
-        _note(cursor, held.saga_id, note, now)
+    saga_id = str(claim.saga_id)
+    cursor.executemany(SQL["save_journal"], [(saga_id, *_plain(entry_row(entry))) for entry in writes.entries])
+    cursor.executemany(SQL["save_taken"], [(message_id, saga_id) for message_id in writes.taken])
+    cursor.executemany(SQL["save_seen"], [(message_id, saga_id) for message_id in writes.seen])
+    for note in writes.notes:
+        _audit(cursor, claim.saga_id, note, now)
 
 
 def start(cursor: sqlite3.Cursor, saga: NewSaga, now: float) -> bool:
@@ -153,7 +153,7 @@ def start(cursor: sqlite3.Cursor, saga: NewSaga, now: float) -> bool:
     facts = {**saga._asdict(), "saga_id": str(saga.saga_id), "state": saga.state.decode(), "now": now}
     if not cursor.execute(SQL["start"], facts).rowcount:
         return False
-    _note(cursor, saga.saga_id, STARTED, now)
+    _audit(cursor, saga.saga_id, STARTED, now)
     return True
 
 
@@ -229,7 +229,7 @@ class SqliteSagas:
 
     async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
         """Remove old rows. Also remove messages that came just after the end of their saga."""
-        await self._own.write(drop_strays)
+        await self._own.write(drop_orphans)
         return SagaPruned(
             await self._in_batches(prune_sagas, saga_days),
             await self._in_batches(prune_notes, audit_days),
@@ -274,10 +274,10 @@ def enter(cursor: sqlite3.Cursor, participant: str, key: str, phase: Phase, now:
     return ParticipantEntry(False, bool(barred), reply)
 
 
-def keep(cursor: sqlite3.Cursor, participant: str, key: str, phase: Phase, reply: bytes) -> None:
+def save_reply(cursor: sqlite3.Cursor, participant: str, key: str, phase: Phase, reply: bytes) -> None:
     """Store the reply to a command."""
     facts = {"participant": participant, "key": key, "phase": phase, "reply": reply.decode()}
-    cursor.execute(SQL["keep_reply"], facts)
+    cursor.execute(SQL["save_reply"], facts)
 
 
 def to_instance(row: Sequence[Any]) -> Instance:
@@ -295,9 +295,9 @@ def _entry(row: Sequence[Any]) -> JournalEntry:
     return entry_of([*known, to_moment(due_at), error, *times, uncertainty, undelivered, *ids])
 
 
-def _mail(row: Sequence[Any]) -> SagaMessage:
-    *known, event_id, posted_at = row
-    return message_of([*known, UUID(event_id), to_moment(posted_at)])
+def _messages(row: Sequence[Any]) -> SagaMessage:
+    *known, event_id, delivered_at = row
+    return message_of([*known, UUID(event_id), to_moment(delivered_at)])
 
 
 def _plain(row: Sequence[Any]) -> list[Any]:
@@ -305,8 +305,8 @@ def _plain(row: Sequence[Any]) -> list[Any]:
     return [to_seconds(cell) if isinstance(cell, datetime) else cell for cell in texts]
 
 
-def _fence(held: Claim) -> dict[str, Any]:
-    return {"worker": held.worker, "saga_id": str(held.saga_id), "epoch": held.epoch}
+def _fence(claim: Claim) -> dict[str, Any]:
+    return {"worker": claim.worker, "saga_id": str(claim.saga_id), "epoch": claim.epoch}
 
 
 def _first(cursor: sqlite3.Cursor, verb: str, definitions: Definitions, limit: int, now: float) -> list[str]:
@@ -318,8 +318,8 @@ def _first(cursor: sqlite3.Cursor, verb: str, definitions: Definitions, limit: i
     return list(dict.fromkeys(saga_id for _, saga_id in sorted(found)))
 
 
-def _note(cursor: sqlite3.Cursor, saga_id: UUID, note: AuditEntry, now: float) -> None:
-    cursor.execute(SQL["save_note"], {**note._asdict(), "saga_id": str(saga_id), "now": now})
+def _audit(cursor: sqlite3.Cursor, saga_id: UUID, note: AuditEntry, now: float) -> None:
+    cursor.execute(SQL["save_audit"], {**note._asdict(), "saga_id": str(saga_id), "now": now})
 
 
 class SqliteSagaAdmin:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from outrider.event import BANDS
 from outrider.stores import migrations, queries
-from outrider.stores.migrations import LATER, Installer, MigrationProgress, MigrationStep, Script, check_lanes
+from outrider.stores.migrations import LATER, Installer, MigrationProgress, MigrationStep, Statements, check_lanes
 from outrider.stores.sqlite.database import connect, transaction, translated
 from outrider.stores.sqlite.rows import PACKAGE
 from outrider.stores.statements import run_statements
@@ -37,15 +37,15 @@ class SqliteSchema:
         check_lanes(lanes)
         self._path = Path(path)
         self._lanes = lanes
-        self._recipe = recipe()
+        self._installer = installer()
 
     async def status(self) -> list[MigrationProgress]:
         """Return the progress of all migrations, without changes to the database."""
-        return migrations.progress(self._recipe.steps(self._lanes), await asyncio.to_thread(self._applied))
+        return migrations.progress(self._installer.steps(self._lanes), await asyncio.to_thread(self._applied))
 
     async def plan(self) -> list[MigrationStep]:
         """Return the pending steps, which `migrate` would run, without changes to the database."""
-        return migrations.pending(self._recipe.steps(self._lanes), await asyncio.to_thread(self._applied))
+        return migrations.pending(self._installer.steps(self._lanes), await asyncio.to_thread(self._applied))
 
     async def migrate(self) -> list[MigrationStep]:
         """Run and return the pending steps."""
@@ -55,29 +55,29 @@ class SqliteSchema:
         if not self._path.exists():
             return {}
         with translated(), closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)) as conn:
-            return _perform(conn, self._recipe.applied())
+            return _perform(conn, self._installer.applied())
 
     def _migrate(self) -> list[MigrationStep]:
         with translated(), closing(connect(self._path)) as conn:
             with transaction(conn):
-                _perform(conn, self._recipe.prepare())
-            todo = migrations.pending(self._recipe.steps(self._lanes), _perform(conn, self._recipe.applied()))
+                _perform(conn, self._installer.prepare())
+            todo = migrations.pending(self._installer.steps(self._lanes), _perform(conn, self._installer.applied()))
             return [step for step in todo if self._apply(conn, step)]
 
     def _apply(self, conn: sqlite3.Connection, step: MigrationStep) -> bool:
         """Run one step, unless another migrator was first."""
         with transaction(conn):
-            return _perform(conn, self._recipe.apply(step, self._lanes))
+            return _perform(conn, self._installer.apply(step, self._lanes))
 
 
-def _perform(conn: sqlite3.Connection, script: Script[T]) -> T:
-    return run_statements(script, lambda text: conn.execute(text).fetchall())
+def _perform(conn: sqlite3.Connection, statements: Statements[T]) -> T:
+    return run_statements(statements, lambda text: conn.execute(text).fetchall())
 
 
-def recipe() -> Installer:
+def installer() -> Installer:
     """Return the installer of a database file.
 
-    >>> len(recipe().steps(32)) > 30
+    >>> len(installer().steps(32)) > 30
     True
     """
     known = {**queries.constants(), **LATER}

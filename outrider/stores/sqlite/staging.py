@@ -26,24 +26,24 @@ Counter = tuple[str, str, int]
 
 
 def stage(
-    conn: sqlite3.Connection, drafts: StageRequest, hold: OptimisticClaim | None, now: datetime
+    conn: sqlite3.Connection, request: StageRequest, claim: OptimisticClaim | None, now: datetime
 ) -> list[StagedRow]:
-    """Stage drafts in the caller's open transaction. Known ids are left out; the first of two equal ids wins."""
+    """Stage events in the caller's open transaction. Known ids are left out; the first of two equal ids wins."""
     cursor = conn.cursor()
     cursor.row_factory = None
     with translated():
         cursor.execute(SQL["lock"])
         lanes = read_lanes(cursor)
-        fresh = _fresh(cursor, [*drafts.plain, *drafts.numbered], drafts.supplied)
-        streams = [_stream(draft, lanes) for draft in fresh]
-        numbered = {id(draft) for draft in drafts.numbered}
+        fresh = _new_events(cursor, [*request.plain, *request.numbered], request.supplied)
+        streams = [_stream(new, lanes) for new in fresh]
+        numbered = {id(new) for new in request.numbered}
         sequences = _number(cursor, fresh, streams, numbered)
-        quiet = _quiet(cursor, streams) if hold else set()
+        quiet = _quiet(cursor, streams) if claim else set()
         last = cursor.execute(SQL["last_position"]).fetchone()[0]
-        holds = [hold if stream in quiet else None for stream in streams]
+        has_claim = [claim if stream in quiet else None for stream in streams]
         rows = [
-            _row(*parts, position=last + place, now=now)
-            for place, parts in enumerate(zip(fresh, streams, sequences, holds, strict=True), 1)
+            _row(*parts, position=last + index, now=now)
+            for index, parts in enumerate(zip(fresh, streams, sequences, has_claim, strict=True), 1)
         ]
         cursor.executemany(SQL["stage"], rows)
     return [StagedRow(d.event_id, row["claimed_by"] is not None) for d, row in zip(fresh, rows, strict=True)]
@@ -64,37 +64,37 @@ def fill_lanes(conn: sqlite3.Connection, limit: int) -> int:
     return conn.execute(SQL["fill_lanes"], {"limit": limit}).rowcount
 
 
-def _fresh(cursor: sqlite3.Cursor, drafts: list[NewEvent], supplied: bool) -> list[NewEvent]:
+def _new_events(cursor: sqlite3.Cursor, events: list[NewEvent], supplied: bool) -> list[NewEvent]:
     if not supplied:
-        return drafts
+        return events
     unique: dict[UUID, NewEvent] = {}
-    for draft in drafts:
-        unique.setdefault(draft.event_id, draft)
-    known = _places(cursor, "known", {"ids": json.dumps([str(event_id) for event_id in unique])})
-    return [draft for place, draft in enumerate(unique.values()) if place not in known]
+    for new in events:
+        unique.setdefault(new.event_id, new)
+    known = _indexes(cursor, "known", {"ids": json.dumps([str(event_id) for event_id in unique])})
+    return [new for index, new in enumerate(unique.values()) if index not in known]
 
 
-def _stream(draft: NewEvent, lanes: int) -> Stream:
-    key = draft.key or draft.aggregate_id or str(draft.event_id)
-    return Stream(lane_of(key, draft.priority, lanes), draft.topic, key)
+def _stream(new: NewEvent, lanes: int) -> Stream:
+    key = new.key or new.aggregate_id or str(new.event_id)
+    return Stream(lane_of(key, new.priority, lanes), new.topic, key)
 
 
 def _number(
-    cursor: sqlite3.Cursor, drafts: Sequence[NewEvent], streams: Sequence[Stream], numbered: set[int]
+    cursor: sqlite3.Cursor, events: Sequence[NewEvent], streams: Sequence[Stream], numbered: set[int]
 ) -> list[int | None]:
-    """Return the sequence of each draft: the next number of a numbered stream, otherwise the draft's own sequence."""
-    counters = [(s.topic, s.key, band_of(d.priority)) for d, s in zip(drafts, streams, strict=True)]
-    wanted = list(dict.fromkeys(c for d, c in zip(drafts, counters, strict=True) if id(d) in numbered))
+    """Return the sequence of each event: the next number of a numbered stream, otherwise its own sequence."""
+    counters = [(s.topic, s.key, band_of(d.priority)) for d, s in zip(events, streams, strict=True)]
+    wanted = list(dict.fromkeys(c for d, c in zip(events, counters, strict=True) if id(d) in numbered))
     if not wanted:
-        return [draft.sequence for draft in drafts]
+        return [new.sequence for new in events]
     last: dict[Counter, int] = dict.fromkeys(wanted, 0)
-    for place, sequence in cursor.execute(SQL["counters"], {"streams": json.dumps(wanted)}):
-        last[wanted[place]] = sequence
+    for index, sequence in cursor.execute(SQL["counters"], {"streams": json.dumps(wanted)}):
+        last[wanted[index]] = sequence
     sequences = []
-    for draft, counter in zip(drafts, counters, strict=True):
-        if id(draft) in numbered:
+    for new, counter in zip(events, counters, strict=True):
+        if id(new) in numbered:
             last[counter] += 1
-        sequences.append(last[counter] if id(draft) in numbered else draft.sequence)
+        sequences.append(last[counter] if id(new) in numbered else new.sequence)
     cursor.executemany(
         SQL["count"], [{"topic": t, "key": k, "band": b, "sequence": n} for (t, k, b), n in last.items()]
     )
@@ -104,25 +104,25 @@ def _number(
 def _quiet(cursor: sqlite3.Cursor, streams: Sequence[Stream]) -> set[Stream]:
     """Return the streams in which no undelivered event lies before a new event."""
     unique = list(dict.fromkeys(streams))
-    return {unique[place] for place in _places(cursor, "quiet", {"streams": json.dumps(unique)})}
+    return {unique[index] for index in _indexes(cursor, "quiet", {"streams": json.dumps(unique)})}
 
 
-def _places(cursor: sqlite3.Cursor, query: str, values: dict[str, str]) -> set[int]:
+def _indexes(cursor: sqlite3.Cursor, query: str, values: dict[str, str]) -> set[int]:
     return {row[0] for row in cursor.execute(SQL[query], values)}
 
 
 def _row(
-    draft: NewEvent, stream: Stream, sequence: int | None, hold: OptimisticClaim | None, *, position: int, now: datetime
+    new: NewEvent, stream: Stream, sequence: int | None, claim: OptimisticClaim | None, *, position: int, now: datetime
 ) -> dict[str, Any]:
     return {
-        **draft._asdict(),
+        **new._asdict(),
         "id": position,
-        "event_id": str(draft.event_id),
+        "event_id": str(new.event_id),
         "sequence": sequence,
-        "created_at": to_seconds(draft.created_at or now),
-        "available_at": to_seconds(draft.available_at),
+        "created_at": to_seconds(new.created_at or now),
+        "available_at": to_seconds(new.available_at),
         "lane": stream.lane,
-        "state": str(State.OPTIMISTIC if hold else State.PENDING),
-        "claimed_by": hold.owner if hold else None,
-        "claimed_until": to_seconds(now + timedelta(seconds=hold.seconds)) if hold else None,
+        "state": str(State.OPTIMISTIC if claim else State.PENDING),
+        "claimed_by": claim.owner if claim else None,
+        "claimed_until": to_seconds(now + timedelta(seconds=claim.seconds)) if claim else None,
     }

@@ -72,5 +72,5 @@ class SourceContract(ReceivingRules, RememberingRules):
     """All rules of a source."""
 
 
-class MovingShardsContract(SourceContract, MovingRules):
+class MovingPartitionsContract(SourceContract, MovingRules):
     """All rules of a source whose partitions move between running processes of one consumer."""

@@ -43,7 +43,7 @@ class BrokerContract:
         assert (found.message_id, found.key, found.body) == (sent.message_id, sent.key, sent.body)
         assert found.headers.items() >= sent.headers.items()
 
-    async def test_there_is_one_verdict_per_message_in_the_order_given(self, bench: BrokerBench) -> None:
+    async def test_there_is_one_publish_result_per_message_in_the_order_given(self, bench: BrokerBench) -> None:
         sent = [message(n, key=f"k{n % 7}") for n in range(500)]
         assert list(await bench.broker.publish(sent)) == [Confirmed()] * 500
 
@@ -68,9 +68,9 @@ class BrokerContract:
         self, bench: BrokerBench
     ) -> None:
         huge = message(1, key="A", body=b"x" * (bench.broker.capabilities.message_bytes_max + 1))
-        verdicts = await bench.broker.publish([message(0, key="B"), huge, message(2, key="C")])
-        assert isinstance(verdicts[1], Rejected)
-        assert verdicts[0] == verdicts[2] == Confirmed()
+        results = await bench.broker.publish([message(0, key="B"), huge, message(2, key="C")])
+        assert isinstance(results[1], Rejected)
+        assert results[0] == results[2] == Confirmed()
         assert {m.key for m in await bench.read("orders")} == {"B", "C"}
 
     async def test_a_probe_of_a_broker_that_works_passes(self, bench: BrokerBench) -> None:
@@ -78,9 +78,9 @@ class BrokerContract:
 
     async def test_an_examination_finds_the_topic_and_sends_nothing(self, bench: BrokerBench) -> None:
         found = await bench.broker.check(["orders"])
-        assert Level.ERROR not in {finding.level for finding in found}
-        assert all(finding.check and finding.text for finding in found)
-        assert all(bool(finding.remedy) == (finding.level is not Level.OK) for finding in found)
+        assert Level.ERROR not in {result.level for result in found}
+        assert all(result.check and result.text for result in found)
+        assert all(bool(result.remedy) == (result.level is not Level.OK) for result in found)
         assert await bench.read("orders") == []
         assert await bench.broker.publish([message(1)]) == [Confirmed()]
 
@@ -96,7 +96,7 @@ class OrderedBrokerContract(BrokerContract):
     async def test_nothing_is_confirmed_behind_a_failure_of_the_same_key(self, bench: BrokerBench) -> None:
         assert bench.broker.capabilities.ordered
         huge = message(1, body=b"x" * (bench.broker.capabilities.message_bytes_max + 1))
-        verdicts = await bench.broker.publish([message(0), huge, message(2), message(3)])
-        assert isinstance(verdicts[0], Confirmed)
-        assert not any(isinstance(verdict, Confirmed) for verdict in verdicts[1:])
+        results = await bench.broker.publish([message(0), huge, message(2), message(3)])
+        assert isinstance(results[0], Confirmed)
+        assert not any(isinstance(result, Confirmed) for result in results[1:])
         assert [m.headers["n"] for m in await bench.read("orders")] == ["0"]

@@ -15,19 +15,19 @@ from outrider.saga.model import Phase
 from outrider.telemetry.events import ConsumerDeadLettered, InboxMaintenanceDone
 from outrider.testing.harness import TOPIC, InboxBench, delivery
 
-GATES = pytest.mark.parametrize("ordering", ["off", "monotonic", "strict"])
+ORDERINGS = pytest.mark.parametrize("ordering", ["off", "monotonic", "strict"])
 
 DAY = 86_400
 
 
 async def _only_id(bench: InboxBench) -> int:
-    [letter] = await bench.store.admin.dead_letters(InboxCriteria(consumer="billing"))
-    return int(letter["id"])
+    [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria(consumer="billing"))
+    return int(dead_letter["id"])
 
 
-def _where(letter: dict[str, Any]) -> str:
+def _where(dead_letter: dict[str, Any]) -> str:
     """Return the code location of a dead letter's failure, which must be the handler of the bench."""
-    where: str = letter["failure"]["where"]
+    where: str = dead_letter["failure"]["where"]
     assert where.endswith(" in handler")
     return where
 
@@ -35,23 +35,27 @@ def _where(letter: dict[str, Any]) -> str:
 class InboxFailureRules:
     """Rules for dead letters."""
 
-    @GATES
-    async def test_after_the_last_attempt_an_event_is_buried_and_its_stream_waits(
+    @ORDERINGS
+    async def test_after_the_last_attempt_an_event_is_dead_lettered_and_its_stream_waits(
         self, bench: InboxBench, ordering: str
     ) -> None:
         billing = bench.consumer(ordering=ordering)
         bench.fail("A-1:2", *[RuntimeError("broken")] * 3)
         await billing.deliver_all([delivery(1), delivery(2), delivery(3), delivery(1, key="B-1"), delivery(4)])
         assert await bench.effects() == ["A-1:1", "B-1:1"]
-        [fact] = bench.notebook.of(ConsumerDeadLettered)
-        assert (fact.reason, fact.policy) == ("max_retries_exceeded", "block")
-        [letter] = await bench.store.admin.dead_letters(InboxCriteria(consumer="billing"))
-        assert (fact.dead_letter, fact.error, fact.where) == (letter["id"], "RuntimeError: broken", _where(letter))
-        assert (letter["attempts"], letter["failure"]["error"]) == (3, "RuntimeError: broken")
+        [event] = bench.observer.of(ConsumerDeadLettered)
+        assert (event.reason, event.policy) == ("max_retries_exceeded", "block")
+        [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria(consumer="billing"))
+        assert (event.dead_letter, event.error, event.where) == (
+            dead_letter["id"],
+            "RuntimeError: broken",
+            _where(dead_letter),
+        )
+        assert (dead_letter["attempts"], dead_letter["failure"]["error"]) == (3, "RuntimeError: broken")
         [stream] = await bench.store.admin.streams("billing", 10)
         assert (stream["key"], stream["cause"], stream["waiting"]) == ("A-1", "dead_letter", 2)
 
-    @GATES
+    @ORDERINGS
     async def test_a_held_stream_goes_on_in_order_when_its_dead_letter_is_replayed(
         self, bench: InboxBench, ordering: str
     ) -> None:
@@ -64,7 +68,7 @@ class InboxFailureRules:
         assert await bench.effects() == [f"A-1:{n}" for n in range(1, 6)]
         assert await bench.store.admin.counts("billing") == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
 
-    @GATES
+    @ORDERINGS
     async def test_a_held_stream_goes_on_behind_a_dead_letter_that_is_discarded(
         self, bench: InboxBench, ordering: str
     ) -> None:
@@ -119,8 +123,8 @@ class InboxFailureRules:
         await billing.deliver_all([delivery(1), delivery(2)])
         assert await billing.deliver(delivery(100, gapless="false")) == 0
 
-    @GATES
-    async def test_nothing_that_drains_overtakes_one_that_is_buried_with_it(
+    @ORDERINGS
+    async def test_nothing_that_drains_overtakes_one_that_is_dead_lettered_with_it(
         self, bench: InboxBench, ordering: str
     ) -> None:
         billing = bench.consumer(ordering=ordering, batch_max=10)
@@ -135,19 +139,19 @@ class InboxFailureRules:
         await billing.drain()
         assert await bench.effects() == ["A-1:1", "A-1:3", "A-1:4"]
 
-    @GATES
+    @ORDERINGS
     async def test_a_handler_that_awaits_something_cancelled_has_failed(self, bench: InboxBench, ordering: str) -> None:
         billing = bench.consumer(ordering=ordering)
         bench.fail("A-1:1", *[asyncio.CancelledError()] * 3)
         bench.fail("A-1:2", asyncio.CancelledError())
         await billing.deliver_all([delivery(1), delivery(2)])
-        assert [fact.reason for fact in bench.notebook.of(ConsumerDeadLettered)] == ["max_retries_exceeded"]
+        assert [event.reason for event in bench.observer.of(ConsumerDeadLettered)] == ["max_retries_exceeded"]
         await bench.store.admin.replay([await _only_id(bench)], "ann")
         await billing.drain()
         assert await bench.effects() == ["A-1:1", "A-1:2"]
 
-    @GATES
-    async def test_a_replay_that_fails_again_is_buried_again_and_nothing_overtakes_it(
+    @ORDERINGS
+    async def test_a_replay_that_fails_again_is_dead_lettered_again_and_nothing_overtakes_it(
         self, bench: InboxBench, ordering: str
     ) -> None:
         billing = bench.consumer(ordering=ordering)
@@ -160,7 +164,7 @@ class InboxFailureRules:
         await billing.drain()
         assert await bench.effects() == ["A-1:1", "A-1:2"]
 
-    @GATES
+    @ORDERINGS
     async def test_a_skipped_event_lets_its_stream_go_on_and_may_be_replayed_late(
         self, bench: InboxBench, ordering: str
     ) -> None:
@@ -179,8 +183,8 @@ class InboxFailureRules:
     async def test_a_permanent_error_buries_at_once(self, bench: InboxBench) -> None:
         bench.fail("A-1:1", Permanent("no such customer"))
         await bench.consumer().deliver_all([delivery(1)])
-        [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-        assert (letter["reason"], letter["attempts"]) == ("permanent_failure", 1)
+        [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+        assert (dead_letter["reason"], dead_letter["attempts"]) == ("permanent_failure", 1)
 
     async def test_poison_is_kept_byte_for_byte_and_only_once(self, bench: InboxBench) -> None:
         raw = Delivery(
@@ -188,9 +192,9 @@ class InboxFailureRules:
         )
         billing = bench.consumer()
         await billing.deliver_all([raw, raw])
-        [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-        assert (letter["body"], dict(letter["headers"])) == (raw.body, dict(raw.headers))
-        assert (letter["reason"], letter["position"]) == ("poison_message", "o/0/7")
+        [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+        assert (dead_letter["body"], dict(dead_letter["headers"])) == (raw.body, dict(raw.headers))
+        assert (dead_letter["reason"], dead_letter["position"]) == ("poison_message", "o/0/7")
         assert (await bench.store.admin.counts())["blocked_streams"] == 0
 
     async def test_poison_with_a_key_keeps_its_place_in_its_stream(self, bench: InboxBench) -> None:
@@ -206,8 +210,8 @@ class InboxFailureRules:
         bench.fail("B-1:1", Permanent("no"))
         await bench.consumer().deliver_all([delivery(1), delivery(1, key="B-1")])
         admin = bench.store.admin
-        assert [letter["key"] for letter in await admin.dead_letters(InboxCriteria())] == ["A-1", "B-1"]
-        assert [letter["key"] for letter in await admin.dead_letters(InboxCriteria(key="B-1"))] == ["B-1"]
+        assert [dead_letter["key"] for dead_letter in await admin.dead_letters(InboxCriteria())] == ["A-1", "B-1"]
+        assert [dead_letter["key"] for dead_letter in await admin.dead_letters(InboxCriteria(key="B-1"))] == ["B-1"]
         assert await admin.dead_letters(InboxCriteria(consumer="nobody")) == []
         assert await admin.dead_letters(InboxCriteria(reason="poison_message")) == []
         assert len(await admin.dead_letters(InboxCriteria(limit=1))) == 1
@@ -233,7 +237,7 @@ class InboxMaintenanceRules:
         assert await bench.store.prune("shipping", receipt_days=1, dead_letter_days=1) == (0, 0)
         assert await bench.store.prune("billing", receipt_days=1, dead_letter_days=1) == (1, 0)
 
-    async def test_old_dead_letters_go_unless_they_hold_a_stream(self, bench: InboxBench) -> None:
+    async def test_old_dead_letters_go_unless_they_block_a_stream(self, bench: InboxBench) -> None:
         for policy in ("block", "skip"):
             bench.fail(f"{policy}:1", Permanent("no"))
             await bench.consumer(on_dead_letter=policy).deliver_all([delivery(1, key=policy)])
@@ -242,7 +246,7 @@ class InboxMaintenanceRules:
         assert pruned.dead_letters == 1
         assert (await bench.store.admin.counts("billing"))["dead_letters"] == 1
 
-    async def test_old_barriers_of_participants_are_removed_and_young_ones_stay(self, bench: InboxBench) -> None:
+    async def test_old_entries_of_participants_are_removed_and_young_ones_stay(self, bench: InboxBench) -> None:
         async with bench.store.transaction() as tx:
             assert (await Outbox().perform(tx, "participant_enter", "stock", "saga-1:reserve", Phase.ACTION)).fresh
         assert await bench.store.prune_participants(days=10_000) == 0
@@ -250,12 +254,12 @@ class InboxMaintenanceRules:
         assert await bench.store.prune_participants(days=90) == 1
         assert await bench.store.prune_participants(days=90) == 0
 
-    async def test_the_upkeep_of_a_consumer_removes_old_barriers_too(self, bench: InboxBench) -> None:
+    async def test_the_maintenance_of_a_consumer_removes_old_entries_too(self, bench: InboxBench) -> None:
         async with bench.store.transaction() as tx:
             await Outbox().perform(tx, "participant_enter", "stock", "saga-1:reserve", Phase.ACTION)
         await bench.advance(seconds=91 * DAY)
-        await bench.consumer(participant_memory_days=None).tend()
-        await bench.consumer().tend()
+        await bench.consumer(participant_memory_days=None).run_maintenance()
+        await bench.consumer().run_maintenance()
         assert await bench.store.prune_participants(days=1) == 0
-        [done] = bench.notebook.of(InboxMaintenanceDone)
-        assert done.barriers == 1
+        [done] = bench.observer.of(InboxMaintenanceDone)
+        assert done.participants == 1

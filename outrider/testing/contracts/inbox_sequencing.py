@@ -15,7 +15,7 @@ from outrider.inbox.inbox import Inbox, Result
 from outrider.inbox.model import InboxCriteria
 from outrider.inbox.router import Route
 from outrider.telemetry.events import ConsumerBroken, GapOverdue, HeldEventsFull
-from outrider.testing.harness import TOPIC, TYPE, Hand, InboxBench, delivery, marker
+from outrider.testing.harness import TOPIC, TYPE, ConsumerHarness, InboxBench, delivery, marker
 
 STREAM = InboxStream(TOPIC, "A-1")
 
@@ -27,18 +27,18 @@ THEN = pytest.mark.parametrize("then", ["returns", "raises", "hangs"])
 class SequencingRules:
     """Rules for the order of events at the consumer."""
 
-    async def test_a_monotonic_gate_drops_what_is_not_newer(self, bench: InboxBench) -> None:
+    async def test_a_monotonic_ordering_drops_what_is_not_newer(self, bench: InboxBench) -> None:
         billing = bench.consumer(ordering="monotonic")
         await billing.deliver_all([delivery(n) for n in (5, 3, 5, 6, 9, 8)])
         assert await bench.effects() == ["A-1:5", "A-1:6", "A-1:9"]
 
-    async def test_gates_are_per_stream_and_per_consumer(self, bench: InboxBench) -> None:
+    async def test_orderings_are_per_stream_and_per_consumer(self, bench: InboxBench) -> None:
         for name in ("billing", "shipping"):
             consumer = bench.consumer(name, ordering="monotonic")
             await consumer.deliver_all([delivery(7), delivery(2, key="B-1"), delivery(1, band="high")])
         assert sorted(await bench.effects()) == ["A-1:1", "A-1:1", "A-1:7", "A-1:7", "B-1:2", "B-1:2"]
 
-    async def test_a_strict_gate_lets_early_ones_wait_and_then_go_in_order(self, bench: InboxBench) -> None:
+    async def test_a_strict_ordering_lets_early_ones_wait_and_then_go_in_order(self, bench: InboxBench) -> None:
         billing = bench.consumer(ordering="strict", first_sequence="one")
         await billing.deliver_all([delivery(n) for n in (3, 2, 5)])
         assert await bench.effects() == []
@@ -49,7 +49,7 @@ class SequencingRules:
         assert await bench.effects() == [f"A-1:{n}" for n in range(1, 6)]
         assert await bench.store.admin.counts("billing") == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
 
-    async def test_a_strict_gate_keeps_the_order_within_a_batch(self, bench: InboxBench) -> None:
+    async def test_a_strict_ordering_keeps_the_order_within_a_batch(self, bench: InboxBench) -> None:
         billing = bench.consumer(ordering="strict", first_sequence="one", batch_max=100)
         assert await billing.deliver(*[delivery(n) for n in (2, 1, 4, 3, 6)]) == 5
         await billing.drain()
@@ -84,7 +84,7 @@ class SequencingRules:
         await billing.deliver_all([delivery(5), delivery(4)])
         assert await bench.effects() == ["A-1:5"]
 
-    async def test_a_strict_gate_refuses_numbers_that_are_not_ours(self, bench: InboxBench) -> None:
+    async def test_a_strict_ordering_refuses_numbers_that_are_not_ours(self, bench: InboxBench) -> None:
         billing = bench.consumer(ordering="strict", on_dead_letter="skip")
         await billing.deliver_all([delivery(5, gapless="false"), delivery(None, key="B-1")])
         assert await bench.effects() == []
@@ -95,19 +95,19 @@ class SequencingRules:
         await billing.deliver_all([delivery(2), delivery(3)])
         late = delivery(4)
         assert await billing.deliver(late) == 0
-        assert bench.notebook.of(HeldEventsFull)
+        assert bench.observer.of(HeldEventsFull)
         await billing.deliver_all([delivery(1), late])
         assert await bench.effects() == [f"A-1:{n}" for n in range(1, 5)]
 
     async def test_a_gap_that_lasts_is_told_and_stays_visible(self, bench: InboxBench) -> None:
         billing = bench.consumer(ordering="strict", first_sequence="one", gap_timeout_seconds=60)
         await billing.deliver_all([delivery(2)])
-        assert not bench.notebook.of(GapOverdue)
+        assert not bench.observer.of(GapOverdue)
         await bench.advance(seconds=61)
-        await billing.tend()
-        await billing.tend()
-        [fact] = bench.notebook.of(GapOverdue)
-        assert (fact.key, fact.seen, fact.waiting) == ("A-1", 0, 1)
+        await billing.run_maintenance()
+        await billing.run_maintenance()
+        [event] = bench.observer.of(GapOverdue)
+        assert (event.key, event.seen, event.waiting) == ("A-1", 0, 1)
         [stream] = await bench.store.admin.streams("billing", 10)
         assert (stream["cause"], stream["waiting"]) == ("early", 1)
 
@@ -131,7 +131,7 @@ class SequencingRules:
         crashed = bench.consumer(ordering="strict", first_sequence="one")
         await crashed.deliver_all([delivery(2), delivery(3)])
         assert await crashed.deliver(delivery(1)) == 1
-        await crashed.handling.stop()
+        await crashed.executor.stop()
         await bench.consumer(ordering="strict", first_sequence="one").drain()
         assert await bench.effects() == ["A-1:1", "A-1:2", "A-1:3"]
 
@@ -153,7 +153,7 @@ class SequencingRules:
         assert await bench.effects() == ["A-1:1", "A-1:2"]
 
     @pytest.mark.parametrize("ordering", ["off", "monotonic"])
-    async def test_what_came_early_goes_in_order_when_the_gate_is_no_longer_strict(
+    async def test_what_came_early_goes_in_order_when_the_ordering_is_no_longer_strict(
         self, bench: InboxBench, ordering: str
     ) -> None:
         await bench.consumer(ordering="strict", first_sequence="one").deliver_all([delivery(n) for n in (5, 3, 4)])
@@ -165,14 +165,14 @@ class SequencingRules:
         assert (await bench.store.admin.counts("billing"))["waiting"] == 0
 
     @pytest.mark.parametrize("ordering", ["off", "monotonic"])
-    async def test_what_came_early_goes_by_itself_when_the_gate_is_no_longer_strict(
+    async def test_what_came_early_goes_by_itself_when_the_ordering_is_no_longer_strict(
         self, bench: InboxBench, ordering: str
     ) -> None:
         await bench.consumer(ordering="strict", first_sequence="one").deliver_all([delivery(n) for n in (5, 3, 4)])
         await bench.consumer(ordering=ordering).drain()
         assert await bench.effects() == ["A-1:3", "A-1:4", "A-1:5"]
 
-    async def test_by_hand_what_came_early_goes_in_order_when_the_gate_is_no_longer_strict(
+    async def test_by_hand_what_came_early_goes_in_order_when_the_ordering_is_no_longer_strict(
         self, bench: InboxBench
     ) -> None:
         inbox = _by_hand(bench)
@@ -189,8 +189,8 @@ class SequencingRules:
         assert await inbox.process(delivery(2, key="B-1"), bench.handler, consumer="billing") == "waiting"
         assert await inbox.drain("billing", bench.handler) == 0
         assert await bench.store.admin.skip_gap("billing", STREAM, "ann")
-        [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-        await bench.store.admin.discard([letter["id"]], "ann")
+        [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+        await bench.store.admin.discard([dead_letter["id"]], "ann")
         assert await inbox.drain("billing", bench.handler) == 2
         assert sorted(await bench.effects()) == ["A-1:2", "B-1:2"]
         assert await inbox.drain("billing", bench.handler) == 0
@@ -297,7 +297,7 @@ class ReceiptRules:
         with pytest.raises(RuntimeError, match="as it was"):
             await inbox.process(delivery(2), bench.handler, consumer="billing")
         malformed = delivery(3)._replace(body=b"{")
-        assert await inbox.process(malformed, bench.handler, consumer="billing") is Result.BURIED
+        assert await inbox.process(malformed, bench.handler, consumer="billing") is Result.DEAD_LETTERED
         assert await bench.effects() == ["A-1:1"]
 
     async def test_time_spent_is_kept_with_the_receipt(self, bench: InboxBench) -> None:
@@ -319,8 +319,8 @@ class HandlerRules:
         billing = _ending(bench, commit=commit, then=then)
         with pytest.raises(InvalidHandler, match=r"_ending.*leave commit and rollback to outrider"):
             await billing.deliver(delivery(1))
-        [fact] = bench.notebook.of(ConsumerBroken)
-        assert "_ending" in fact.error
+        [event] = bench.observer.of(ConsumerBroken)
+        assert "_ending" in event.error
         assert await bench.store.admin.dead_letters(InboxCriteria()) == []
 
     async def test_a_handler_that_ends_the_transaction_of_a_batch_breaks_the_consumer(self, bench: InboxBench) -> None:
@@ -334,13 +334,13 @@ class HandlerRules:
         billing = bench.consumer()
         bench.fail("A-1:1", Permanent("broken"))
         await billing.deliver_all([delivery(1), delivery(2)])
-        [letter] = await bench.store.admin.dead_letters(InboxCriteria())
-        await bench.store.admin.discard([letter["id"]], "ann")
+        [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+        await bench.store.admin.discard([dead_letter["id"]], "ann")
         ending = _ending(bench, commit=True, then="raises")
-        await ending.tend()
+        await ending.run_maintenance()
         async with asyncio.timeout(10):
             with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
-                await ending.handling.broken()
+                await ending.executor.wait_for_failure()
 
     @THEN
     async def test_by_hand_a_handler_that_ends_the_transaction_is_told(self, bench: InboxBench, then: str) -> None:
@@ -351,7 +351,7 @@ class HandlerRules:
             await inbox.process(delivery(1), handler, consumer="billing")
 
 
-def _ending(bench: InboxBench, *, commit: bool, then: str, **settings: Any) -> Hand:
+def _ending(bench: InboxBench, *, commit: bool, then: str, **settings: Any) -> ConsumerHarness:
     """Make a consumer whose handler ends the transaction, and then returns or raises as given."""
 
     async def end(event: Event, tx: Any) -> None:
@@ -362,6 +362,6 @@ def _ending(bench: InboxBench, *, commit: bool, then: str, **settings: Any) -> H
         if then == "hangs":
             await asyncio.Event().wait()
 
-    hand = bench.consumer(handler_timeout_seconds=0.2, **settings)
-    hand.routes.handlers[TOPIC, TYPE] = Route(end)
-    return hand
+    consumer_harness = bench.consumer(handler_timeout_seconds=0.2, **settings)
+    consumer_harness.routes.handlers[TOPIC, TYPE] = Route(end)
+    return consumer_harness

@@ -21,10 +21,10 @@ from outrider.testing.harness import Harness, numbers, order, orders
 ALL = Criteria()
 
 
-def deciding(verdict: PublishResult, *ids: UUID) -> Script:
+def deciding(result: PublishResult, *ids: UUID) -> Script:
     """Give these messages a publish result, confirm the rest."""
     chosen = {str(event_id) for event_id in ids}
-    return lambda message: verdict if message.message_id in chosen else CONFIRMED
+    return lambda message: result if message.message_id in chosen else CONFIRMED
 
 
 class FailureContract:
@@ -42,8 +42,8 @@ class FailureContract:
         broker.down = set()
         await harness.works_for(relay, seconds=60)
         assert numbers(broker.log, "A") == numbers(broker.log, "B") == list(range(1, 21))
-        assert not harness.notebook.of(Retried)
-        assert not harness.notebook.of(EventDeadLettered)
+        assert not harness.observer.of(Retried)
+        assert not harness.observer.of(EventDeadLettered)
 
     async def test_a_destination_that_is_down_holds_up_no_other(self, harness: Harness) -> None:
         await harness.stage(*orders(50, "A", topic="down"), *orders(5, "A", topic="up"))
@@ -56,8 +56,8 @@ class FailureContract:
         broker.down = set()
         await harness.works_for(relay, seconds=120)
         assert numbers([m for m in broker.log if m.topic == "down"]) == list(range(1, 51))
-        assert not harness.notebook.of(Retried)
-        assert not harness.notebook.of(EventDeadLettered)
+        assert not harness.observer.of(Retried)
+        assert not harness.observer.of(EventDeadLettered)
 
     async def test_a_message_that_breaks_the_connection_is_isolated_and_charged_its_neighbours_are_not(
         self, harness: Harness
@@ -68,14 +68,14 @@ class FailureContract:
         await harness.works(relay)
         await harness.works_for(relay, seconds=600, step_seconds=1)
         assert {message.key for message in broker.log} == {f"N{n}" for n in range(30)}
-        charged = {fact.event_id for fact in harness.notebook.of(Retried)}
+        charged = {event.event_id for event in harness.observer.of(Retried)}
         assert charged == {poison}
         [dead] = await harness.store.admin.dead_letters(ALL)
         assert (dead["event_id"], dead["reason"], dead["attempts"]) == (poison, DeadLetterReason.POISON_MESSAGE, 3)
         assert "connection reset" in dead["failure"]["error"]
 
     @pytest.mark.parametrize("policy", list(OnDeadLetter))
-    async def test_poison_is_buried_after_its_attempts_with_reason_and_details(
+    async def test_poison_is_dead_lettered_after_its_attempts_with_reason_and_details(
         self, harness: Harness, policy: OnDeadLetter
     ) -> None:
         [poison, *_] = await harness.stage(*orders(3, "A", sequence="auto"), order(1, "B"))
@@ -90,12 +90,12 @@ class FailureContract:
             3,
         )
         assert (dead["policy"], dead["failure"]["error"], dead["payload"]) == (policy, "bad taste", {"n": 1})
-        assert [fact.event_id for fact in harness.notebook.of(EventDeadLettered)] == [poison]
-        assert [fact.delay_seconds for fact in harness.notebook.of(Retried)] == [1.0, 2.0]
+        assert [event.event_id for event in harness.observer.of(EventDeadLettered)] == [poison]
+        assert [event.delay_seconds for event in harness.observer.of(Retried)] == [1.0, 2.0]
         assert numbers(broker.log, "A") == ([] if policy is OnDeadLetter.BLOCK else [2, 3])
         assert numbers(broker.log, "B") == [1]
 
-    async def test_a_permanent_error_is_buried_at_once(self, harness: Harness) -> None:
+    async def test_a_permanent_error_is_dead_lettered_at_once(self, harness: Harness) -> None:
         [poison] = await harness.stage(order(1))
         broker = MemoryBroker(script=deciding(Rejected("no such topic"), poison))
         await harness.works(harness.relay(broker))
@@ -236,7 +236,7 @@ class FailureContract:
         assert [message.headers["sequence"] for message in mine] == ["1", "2", "3"]
         assert numbers([message for message in broker.log if message.topic == "another"]) == [1, 2, 3]
 
-    async def test_an_event_is_not_buried_while_its_writer_sends_an_earlier_one(self, harness: Harness) -> None:
+    async def test_an_event_is_not_dead_lettered_while_its_writer_sends_an_earlier_one(self, harness: Harness) -> None:
         broker = MemoryBroker()
         writer = harness.writer(broker)
         batch = writer.batch()
@@ -278,7 +278,7 @@ class OptimisticContract:
         relayed = MemoryBroker()
         await harness.works(harness.relay(relayed))
         assert relayed.log == []
-        assert [(fact.confirmed, fact.yielded) for fact in harness.notebook.of(OptimisticSent)] == [(3, 0)]
+        assert [(event.confirmed, event.yielded) for event in harness.observer.of(OptimisticSent)] == [(3, 0)]
 
     async def test_a_rolled_back_event_or_savepoint_is_never_published(self, harness: Harness) -> None:
         broker = MemoryBroker()
@@ -292,13 +292,13 @@ class OptimisticContract:
                         await batch.stage(conn, order(2, "B"))
                         raise RollBack
         await writer.send(batch)
-        gone = writer.batch()
+        removed = writer.batch()
         with suppress(RollBack):
             async with harness.transaction() as conn:
-                await gone.stage(conn, order(3, "C"))
+                await removed.stage(conn, order(3, "C"))
                 raise RollBack
         # Even a writer that wrongly assumes a commit finds no row to publish.
-        await writer.send(gone)
+        await writer.send(removed)
         assert [message.key for message in broker.log] == ["A"]
 
     async def test_it_never_overtakes_an_earlier_event_of_its_key(self, harness: Harness) -> None:
@@ -383,8 +383,8 @@ class OptimisticContract:
         await relay.heartbeat()
         # The writer settles while the relay, which has fetched both events, waits for the publish results.
         fetched = await harness.store.fetch(relay.lease, dict.fromkeys(relay.lease.epochs, 10))
-        await harness.store.settle_claim(batch.hold, batch.held, [])
-        failure = {"kind": "refused", "error": "not now"}
+        await harness.store.settle_claim(batch.claim, batch.claimed_ids, [])
+        failure = {"kind": "nacked", "error": "not now"}
         stream = fetched.events[0].stream
         outcomes: list[Outcome] = [Retry(1.0, failure), PARK]
         settled = [Settlement(event, stream, done) for event, done in zip(fetched.events, outcomes, strict=True)]

@@ -326,11 +326,11 @@ class StagingContract:
         assert sequences == list(range(1, 8 * 10 + 10 + 1))
         assert len({message.message_id for message in broker.log}) == 90
 
-    async def test_bad_input_is_refused_and_nothing_is_written(self, harness: Harness) -> None:
+    async def test_bad_input_is_rejected_and_nothing_is_written(self, harness: Harness) -> None:
         async with harness.transaction() as conn:
-            with pytest.raises(InvalidEvent, match=r"events\[1\]\.payload\.price") as refusal:
+            with pytest.raises(InvalidEvent, match=r"events\[1\]\.payload\.price") as rejection:
                 await outrider.stage(conn, order(1), Event("x", {"price": float("nan")}))
-        assert refusal.value.path == "events[1].payload.price"
+        assert rejection.value.path == "events[1].payload.price"
         assert not any((await harness.store.admin.counts()).values())
 
     async def test_a_transaction_of_200_events_is_delivered_whole_and_in_order(self, harness: Harness) -> None:

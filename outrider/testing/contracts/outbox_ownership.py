@@ -25,7 +25,7 @@ from outrider.telemetry.events import LeaseLost, RelaySwept
 from outrider.testing.fakes import MemoryBroker
 from outrider.testing.harness import Harness, numbers, order, orders
 
-FAILURE = {"kind": "refused", "error": "no"}
+FAILURE = {"kind": "nacked", "error": "no"}
 
 OUTCOMES: list[Outcome] = [
     Confirmed(),
@@ -86,7 +86,7 @@ class OwnershipContract:
         await heir.run_maintenance()
         await heir.heartbeat()
         assert set(heir.lease.epochs) == lanes
-        assert [(fact.relay, fact.lanes) for fact in harness.notebook.of(RelaySwept)] == [(dead.name, len(lanes))]
+        assert [(event.relay, event.lanes) for event in harness.observer.of(RelaySwept)] == [(dead.name, len(lanes))]
 
     async def test_a_relay_paused_past_its_lease_changes_nothing_when_it_wakes(self, harness: Harness) -> None:
         for seed, outcome in enumerate(OUTCOMES):
@@ -111,7 +111,7 @@ class OwnershipContract:
         assert await harness.store.admin.counts() == before
         assert await harness.store.admin.blocked_streams(10) == []
         await paused.run_once()
-        assert harness.notebook.of(LeaseLost)
+        assert harness.observer.of(LeaseLost)
         await harness.works(heir)
         assert numbers(broker.log) == [1, 2]
         await harness.store.leave(heir.name)
@@ -212,7 +212,7 @@ class MaintenanceContract:
         await harness.works(relay)
         assert len(broker.log) == 1
 
-    async def test_old_dead_letters_go_but_a_held_one_stays_until_a_person_acts(self, harness: Harness) -> None:
+    async def test_old_dead_letters_go_but_a_blocking_one_stays_until_an_operator_acts(self, harness: Harness) -> None:
         await harness.stage(order(1, "A", topic="held"), order(1, "A", topic="skipped"))
         broker = MemoryBroker(script=lambda _: Rejected("no"))
         policies = {"skipped": OnDeadLetter.SKIP}
@@ -252,8 +252,8 @@ class CheckContract:
     async def test_an_examination_has_findings_and_a_remedy_for_each_that_is_not_fine(self, harness: Harness) -> None:
         found = await harness.store.check()
         assert found
-        assert all(finding.check and finding.text for finding in found)
-        assert all(bool(finding.remedy) == (finding.level is not Level.OK) for finding in found)
+        assert all(result.check and result.text for result in found)
+        assert all(bool(result.remedy) == (result.level is not Level.OK) for result in found)
 
     async def test_an_examination_changes_nothing(self, harness: Harness) -> None:
         await harness.stage(order(1))

@@ -48,9 +48,9 @@ class SagaAdminRules:
         assert await _found(bench, saga_type="order", status="running") == []
 
     async def test_what_is_found_is_what_is_shown(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         [found] = await bench.store.admin.find(SagaCriteria())
-        assert found == (await bench.shown(record.instance.saga_id)).instance == record.instance
+        assert found == (await bench.show(record.instance.saga_id)).instance == record.instance
 
     async def test_stuck_are_those_that_nobody_works_on(self, bench: SagaBench) -> None:
         await bench.start(new_saga("forgotten"))
@@ -68,13 +68,13 @@ class SagaAdminRules:
         assert await _found(bench, stuck_seconds=60.0) == []
 
     async def test_a_saga_whose_mail_nobody_reads_is_stuck(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.release(record, status=Status.RUNNING)
         await bench.deliver(reply(record.instance.saga_id))
         assert await _found(bench, stuck_seconds=60.0) == []
         await bench.advance(seconds=61)
         assert await _found(bench, stuck_seconds=60.0) == ["A-7"]
-        again = await bench.take()
+        again = await bench.claim_one()
         await bench.release(again, seen=[message.message_id for message in again.messages])
         assert await _found(bench, stuck_seconds=60.0) == []
 
@@ -90,11 +90,11 @@ class SagaAdminRules:
         assert await bench.store.admin.audit(uuid4()) == []
 
     async def test_a_trail_is_told_oldest_first_and_no_longer_than_asked(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         notes = [AuditEntry(Status.STARTED, Status.STARTED, None, f"note {n}", "ann") for n in range(5)]
         await bench.save(record, notes=notes)
-        trail = await bench.store.admin.audit(record.instance.saga_id, limit=3)
-        assert [line["what"] for line in trail] == ["started", "note 0", "note 1"]
+        audit = await bench.store.admin.audit(record.instance.saga_id, limit=3)
+        assert [line["what"] for line in audit] == ["started", "note 0", "note 1"]
 
 
 async def _end(bench: SagaBench, record: SagaRecord, status: Status = Status.COMPLETED, **turn: object) -> None:
@@ -105,18 +105,20 @@ async def _end(bench: SagaBench, record: SagaRecord, status: Status = Status.COM
 class SagaMaintenanceRules:
     """The tables of sagas stay bounded."""
 
-    async def test_sagas_that_ended_long_ago_are_removed_with_their_journals_and_mail(self, bench: SagaBench) -> None:
-        old = await bench.taken("old")
+    async def test_sagas_that_ended_long_ago_are_removed_with_their_journals_and_messages(
+        self, bench: SagaBench
+    ) -> None:
+        old = await bench.start_and_claim("old")
         await bench.deliver(reply(old.instance.saga_id), reply(old.instance.saga_id))
-        await _end(bench, old, seen=[(await bench.shown(old.instance.saga_id)).messages[0].message_id])
+        await _end(bench, old, seen=[(await bench.show(old.instance.saga_id)).messages[0].message_id])
         await bench.advance(seconds=10 * DAY)
-        young = await bench.taken("young")
+        young = await bench.start_and_claim("young")
         await _end(bench, young)
         pruned = await bench.store.prune(saga_days=9, audit_days=NEVER, participant_memory_days=NEVER)
         assert pruned == (1, 0, 0)
         assert await bench.store.admin.show(old.instance.saga_id) is None
-        assert (await bench.shown(young.instance.saga_id)).journal != ()
-        again = await bench.taken("old")
+        assert (await bench.show(young.instance.saga_id)).journal != ()
+        again = await bench.start_and_claim("old")
         assert (again.journal, again.messages, again.instance.version) == ((), (), 0)
 
     async def test_a_saga_that_has_not_ended_or_needs_attention_stays(self, bench: SagaBench) -> None:
@@ -130,10 +132,10 @@ class SagaMaintenanceRules:
         assert await bench.store.admin.show(settled.instance.saga_id) is None
         for record in (failed, running):
             assert len(await bench.store.admin.audit(record.instance.saga_id)) == 1
-            await bench.shown(record.instance.saga_id)
+            await bench.show(record.instance.saga_id)
 
     async def test_a_trail_outlives_its_saga_and_goes_when_it_is_old(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await _end(bench, record)
         await bench.advance(seconds=10 * DAY)
         assert await bench.store.prune(saga_days=1, audit_days=20, participant_memory_days=1) == (1, 0, 0)
@@ -151,20 +153,20 @@ class SagaMaintenanceRules:
         await bench.advance(seconds=2 * DAY)
         assert await bench.store.prune(saga_days=1, audit_days=1, participant_memory_days=1) == (1_050, 1_050, 0)
 
-    async def test_barriers_are_kept_for_as_long_as_was_said(self, bench: SagaBench) -> None:
+    async def test_entries_are_kept_for_as_long_as_was_said(self, bench: SagaBench) -> None:
         for key in ("old", "young"):
             async with bench.store.transaction() as tx:
-                await bench.drive("participant_enter", tx, "stock", key, Phase.COMPENSATION)
+                await bench.call_driver("participant_enter", tx, "stock", key, Phase.COMPENSATION)
             await bench.advance(seconds=10 * DAY)
         assert await bench.store.prune(saga_days=1, audit_days=1, participant_memory_days=15) == (0, 0, 2)
         async with bench.store.transaction() as tx:
-            assert (await bench.drive("participant_enter", tx, "stock", "old", Phase.ACTION)).fresh
-            assert not (await bench.drive("participant_enter", tx, "stock", "young", Phase.ACTION)).fresh
+            assert (await bench.call_driver("participant_enter", tx, "stock", "old", Phase.ACTION)).fresh
+            assert not (await bench.call_driver("participant_enter", tx, "stock", "young", Phase.ACTION)).fresh
 
-    async def test_mail_that_nobody_will_read_is_removed(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+    async def test_a_message_that_no_turn_will_read_is_removed(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
         await bench.deliver(reply(record.instance.saga_id))
         await _end(bench, record)
-        assert len((await bench.shown(record.instance.saga_id)).messages) == 1
+        assert len((await bench.show(record.instance.saga_id)).messages) == 1
         await bench.store.prune(saga_days=NEVER, audit_days=NEVER, participant_memory_days=NEVER)
-        assert (await bench.shown(record.instance.saga_id)).messages == ()
+        assert (await bench.show(record.instance.saga_id)).messages == ()

@@ -23,17 +23,17 @@ class ClaimRules:
     """Only the owner of a claim may write a saga."""
 
     async def test_a_claimed_saga_is_not_claimed_again(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         assert (record.instance.owner, record.instance.epoch) == ("ann", 1)
         assert await bench.claim("bob") == []
         assert await bench.claim("ann") == []
 
     async def test_an_expired_claim_is_due_again_with_another_epoch(self, bench: SagaBench) -> None:
-        await bench.taken()
+        await bench.start_and_claim()
         await bench.advance(seconds=LEASE_SECONDS - 1)
         assert await bench.claim("bob") == []
         await bench.advance(seconds=1)
-        again = await bench.take("bob")
+        again = await bench.claim_one("bob")
         assert (again.instance.owner, again.instance.epoch) == ("bob", 2)
 
     async def test_workers_who_claim_at_once_get_different_sagas(self, bench: SagaBench) -> None:
@@ -52,7 +52,7 @@ class ClaimRules:
         assert {*taken, *(record.instance.saga_id for record in rest)} == set(ids)
 
     async def test_a_renewed_claim_lasts_longer(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.advance(seconds=LEASE_SECONDS - 1)
         assert await bench.store.renew([claim_of(record)], LEASE_SECONDS) == {record.instance.saga_id}
         await bench.advance(seconds=LEASE_SECONDS - 1)
@@ -63,8 +63,8 @@ class ClaimRules:
         lost, released = await bench.claim()
         await bench.release(released, wake_seconds=3600)
         await bench.advance(seconds=LEASE_SECONDS)
-        await bench.take("bob")
-        kept = await bench.taken("A-3")
+        await bench.claim_one("bob")
+        kept = await bench.start_and_claim("A-3")
         claims = [claim_of(record) for record in (lost, released, kept)]
         strangers = [Claim("ann", uuid4(), 1), claim_of(kept)._replace(worker="bob"), claim_of(kept)._replace(epoch=9)]
         assert await bench.store.renew(claims + strangers[:1], LEASE_SECONDS) == {kept.instance.saga_id}
@@ -81,8 +81,8 @@ class ClaimRules:
         rest = await bench.claim(definitions=[("order", 1), ("refund", 1)])
         assert {record.instance.saga_id for record in rest} == {old.saga_id, other.saga_id}
 
-    async def test_mail_of_a_definition_that_is_not_held_wakes_nobody_here(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+    async def test_messages_of_a_definition_that_is_not_held_wakes_no_worker_here(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
         await bench.release(record)
         await bench.deliver(reply(record.instance.saga_id))
         assert await bench.claim(definitions=[("order", 2)]) == []
@@ -97,7 +97,9 @@ class ClaimRules:
             taken = await bench.claim(definitions=[("order", 1), ("refund", 1)], limit=2)
             assert {record.instance.saga_id for record in taken} == set(first)
 
-    async def test_neither_what_is_due_nor_what_has_mail_waits_for_the_end_of_the_other(self, bench: SagaBench) -> None:
+    async def test_neither_what_is_due_nor_what_has_messages_waits_for_the_end_of_the_other(
+        self, bench: SagaBench
+    ) -> None:
         waiting = await bench.start(*[new_saga(f"messages-{n}") for n in range(6)])
         for record in await bench.claim():
             await bench.release(record)
@@ -109,16 +111,16 @@ class ClaimRules:
             assert kinds == ["due", "due", "messages", "messages"]
         assert await bench.claim() == []
 
-    async def test_a_saga_that_is_due_and_has_mail_is_claimed_once(self, bench: SagaBench) -> None:
+    async def test_a_saga_that_is_due_and_has_messages_is_claimed_once(self, bench: SagaBench) -> None:
         [saga_id] = await bench.start(new_saga())
         await bench.deliver(reply(saga_id), reply(saga_id))
-        record = await bench.take()
+        record = await bench.claim_one()
         assert len(record.messages) == 2
 
     async def test_a_claim_changes_nothing_but_who_owns_it(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.advance(seconds=LEASE_SECONDS)
-        again = await bench.take("bob")
+        again = await bench.claim_one("bob")
         assert again.instance.version == record.instance.version
         assert again.instance.updated_at == record.instance.updated_at
         assert again.instance.status is Status.STARTED
@@ -143,7 +145,7 @@ class ConcurrencyRules:
             await bench.save_in(tx, slow)
 
     async def test_loading_for_update_keeps_others_from_writing(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         async with bench.store.transaction() as tx:
             assert await bench.store.load(tx, record.instance.saga_id, for_update=True)
             saving = asyncio.create_task(bench.save(record, status=Status.RUNNING))
@@ -154,15 +156,15 @@ class ConcurrencyRules:
         with pytest.raises(ConcurrencyError):
             await saving
 
-    async def test_mail_that_commits_after_the_release_is_found(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+    async def test_a_message_that_commits_after_the_release_is_found(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
         async with bench.store.transaction() as tx:
             assert await bench.store.deliver(tx, [reply(record.instance.saga_id)]) == 1
             # A delivery blocks no owner from writing, and uncommitted messages are invisible.
             async with asyncio.timeout(10):
                 await bench.release(record)
             assert await bench.claim("bob") == []
-        assert len((await bench.take("bob")).messages) == 1
+        assert len((await bench.claim_one("bob")).messages) == 1
 
     async def test_workers_that_race_never_own_the_same_epoch_and_finish_everything(self, bench: SagaBench) -> None:
         ids = await bench.start(*(new_saga(f"A-{number}") for number in range(RACED)))
@@ -205,7 +207,7 @@ class StartRules:
     async def test_a_started_saga_is_due_at_once(self, bench: SagaBench) -> None:
         saga = new_saga()
         await bench.start(saga)
-        record = await bench.take()
+        record = await bench.claim_one()
         instance = record.instance
         assert (instance.saga_id, instance.saga_type, instance.definition_version) == (saga.saga_id, "order", 1)
         assert (instance.correlation_id, instance.state, instance.status) == ("A-7", saga.state, Status.STARTED)
@@ -251,19 +253,19 @@ class StartRules:
     async def test_an_application_starts_and_posts_through_its_driver(self, bench: SagaBench) -> None:
         saga = new_saga()
         async with bench.store.transaction() as tx:
-            assert await bench.drive("start_saga", tx, saga) is True
-            assert await bench.drive("start_saga", tx, saga) is False
-            assert await bench.drive("deliver_messages", tx, [reply(saga.saga_id), reply(saga.saga_id)]) == 2
-        record = await bench.take()
+            assert await bench.call_driver("start_saga", tx, saga) is True
+            assert await bench.call_driver("start_saga", tx, saga) is False
+            assert await bench.call_driver("deliver_messages", tx, [reply(saga.saga_id), reply(saga.saga_id)]) == 2
+        record = await bench.claim_one()
         assert record.instance.state == saga.state
         assert len(record.messages) == 2
 
     async def test_a_driver_refuses_to_start_outside_a_transaction(self, bench: SagaBench) -> None:
         async with bench.outside() as conn:
             with pytest.raises(NotInTransaction, match="saga"):
-                await bench.drive("start_saga", conn, new_saga())
+                await bench.call_driver("start_saga", conn, new_saga())
             with pytest.raises(NotInTransaction):
-                await bench.drive("deliver_messages", conn, [reply(new_saga().saga_id)])
+                await bench.call_driver("deliver_messages", conn, [reply(new_saga().saga_id)])
 
     async def test_a_start_is_the_first_line_of_the_trail(self, bench: SagaBench) -> None:
         [saga_id] = await bench.start(new_saga())

@@ -37,7 +37,7 @@ FAILURE = {"error": "too large"}
 
 
 async def _untouched(bench: SagaBench, record: SagaRecord) -> None:
-    shown = await bench.shown(record.instance.saga_id)
+    shown = await bench.show(record.instance.saga_id)
     assert (shown.instance.version, shown.instance.status, shown.journal) == (0, Status.STARTED, ())
     assert len(shown.messages) == len(record.messages)
     assert len(await bench.store.admin.audit(record.instance.saga_id)) == 1
@@ -47,7 +47,7 @@ class TurnRules:
     """Rules for saving a turn."""
 
     async def test_a_turn_is_written_whole_and_read_back_as_it_was(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.advance(seconds=2)
         later = record.now + timedelta(seconds=90.25)
         entry = replace(
@@ -72,7 +72,7 @@ class TurnRules:
             entries=[entry],
             notes=[RUNNING],
         )
-        shown = await bench.shown(record.instance.saga_id)
+        shown = await bench.show(record.instance.saga_id)
         saved = shown.instance
         assert (saved.state, saved.status) == (b'{"amount": 13, "name": "\xc3\xa9"}', Status.RUNNING)
         assert (saved.current_step, saved.last_error, saved.retry_count) == ("reserve", "no answer", 3)
@@ -84,50 +84,50 @@ class TurnRules:
     async def test_what_another_has_claimed_meanwhile_cannot_be_saved(self, bench: SagaBench) -> None:
         await bench.start(new_saga())
         await bench.deliver(reply(new_saga().saga_id))
-        late = await bench.take()
+        late = await bench.claim_one()
         await bench.advance(seconds=LEASE_SECONDS)
-        await bench.take("bob")
+        await bench.claim_one("bob")
         messages = [message.message_id for message in late.messages]
         with pytest.raises(ConcurrencyError):
             await bench.save(late, status=Status.RUNNING, entries=[RESERVE], taken=messages, notes=[RUNNING])
         await _untouched(bench, late)
 
     async def test_a_worker_of_the_same_name_with_an_older_claim_is_late_too(self, bench: SagaBench) -> None:
-        late = await bench.taken()
+        late = await bench.start_and_claim()
         await bench.advance(seconds=LEASE_SECONDS)
-        await bench.take("ann")
+        await bench.claim_one("ann")
         with pytest.raises(ConcurrencyError):
             await bench.save(late, status=Status.RUNNING, entries=[RESERVE], notes=[RUNNING])
         await _untouched(bench, late)
 
     async def test_a_saga_that_was_given_back_cannot_be_saved(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.release(record)
         with pytest.raises(ConcurrencyError):
             await bench.save(record, version=1)
 
-    async def test_a_turn_decided_on_an_older_version_is_refused(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+    async def test_a_turn_decided_on_an_older_version_is_rejected(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
         await bench.save(record, status=Status.RUNNING)
         with pytest.raises(ConcurrencyError):
             await bench.save(record, status=Status.COMPENSATING, entries=[RESERVE], notes=[RUNNING])
-        shown = await bench.shown(record.instance.saga_id)
+        shown = await bench.show(record.instance.saga_id)
         assert (shown.instance.version, shown.instance.status, shown.journal) == (1, Status.RUNNING, ())
         await bench.save(shown, status=Status.COMPENSATING)
-        assert (await bench.shown(record.instance.saga_id)).instance.version == 2
+        assert (await bench.show(record.instance.saga_id)).instance.version == 2
 
-    async def test_of_two_turns_at_once_one_is_refused(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+    async def test_of_two_turns_at_once_one_is_rejected(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
         turns = [bench.save(record, retry_count=number, notes=[RUNNING]) for number in (1, 2)]
         ended = await asyncio.gather(*turns, return_exceptions=True)
         assert sum(isinstance(end, ConcurrencyError) for end in ended) == 1
-        assert (await bench.shown(record.instance.saga_id)).instance.version == 1
+        assert (await bench.show(record.instance.saga_id)).instance.version == 1
         assert len(await bench.store.admin.audit(record.instance.saga_id)) == 2
 
     async def test_a_turn_is_rolled_back_with_its_transaction(self, bench: SagaBench) -> None:
         await bench.start(new_saga())
         await bench.deliver(reply(new_saga().saga_id))
-        record = await bench.take()
+        record = await bench.claim_one()
         turn: dict[str, Any] = {"entries": [RESERVE], "taken": [record.messages[0].message_id], "notes": [RUNNING]}
         async with bench.rolled_back() as tx:
             await bench.save_in(tx, record, status=Status.RUNNING, release=True, **turn)
@@ -135,35 +135,35 @@ class TurnRules:
         await bench.save(record, status=Status.RUNNING, **turn)
 
     async def test_a_transaction_sees_what_it_saved(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         async with bench.store.transaction() as tx:
             await bench.save_in(tx, record, status=Status.RUNNING, entries=[RESERVE])
             seen = await bench.store.load(tx, record.instance.saga_id)
             assert seen is not None
             assert (seen.instance.status, seen.instance.version, seen.journal) == (Status.RUNNING, 1, (RESERVE,))
             await bench.save_in(tx, seen, status=Status.COMPENSATING)
-        assert (await bench.shown(record.instance.saga_id)).instance.version == 2
+        assert (await bench.show(record.instance.saga_id)).instance.version == 2
 
     async def test_a_turn_without_release_keeps_the_claim_for_another_lease(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.advance(seconds=LEASE_SECONDS - 1)
         now = await bench.save(record)
-        shown = await bench.shown(record.instance.saga_id)
+        shown = await bench.show(record.instance.saga_id)
         assert (shown.instance.owner, shown.instance.epoch) == ("ann", 1)
         assert shown.instance.wake_at == now + timedelta(seconds=LEASE_SECONDS)
 
     async def test_a_released_saga_is_due_when_it_was_said(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.release(record, wake_seconds=60)
         await bench.advance(seconds=59)
         assert await bench.claim("bob") == []
         await bench.advance(seconds=1)
-        assert (await bench.take("bob")).instance.epoch == 2
+        assert (await bench.claim_one("bob")).instance.epoch == 2
 
     async def test_a_saga_released_without_a_time_is_due_never_again(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.release(record)
-        shown = await bench.shown(record.instance.saga_id)
+        shown = await bench.show(record.instance.saga_id)
         assert (shown.instance.owner, shown.instance.wake_at) == (None, None)
         await bench.advance(seconds=10**6)
         assert await bench.claim("bob") == []
@@ -171,23 +171,23 @@ class TurnRules:
     async def test_the_journal_has_one_line_for_a_step_and_phase_and_the_last_one_counts(
         self, bench: SagaBench
     ) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         compensate = JournalEntry("reserve", Phase.COMPENSATION, StepStatus.PLANNED, 1)
         await bench.save(record, entries=[RESERVE, JournalEntry("charge", Phase.ACTION, StepStatus.STARTED, 2)])
         done = replace(RESERVE, status=StepStatus.DONE, attempts=2, reply_event_id=uuid4())
-        await bench.save(await bench.shown(record.instance.saga_id), entries=[RESERVE, done, compensate])
-        journal = (await bench.shown(record.instance.saga_id)).journal
+        await bench.save(await bench.show(record.instance.saga_id), entries=[RESERVE, done, compensate])
+        journal = (await bench.show(record.instance.saga_id)).journal
         assert journal == (done, JournalEntry("charge", Phase.ACTION, StepStatus.STARTED, 2), compensate)
 
     async def test_the_time_of_the_end_is_the_first_one_and_goes_when_a_saga_goes_on(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         ended = await bench.save(record, status=Status.FAILED)
         await bench.advance(seconds=5)
-        await bench.save(await bench.shown(record.instance.saga_id), status=Status.FAILED)
-        shown = await bench.shown(record.instance.saga_id)
+        await bench.save(await bench.show(record.instance.saga_id), status=Status.FAILED)
+        shown = await bench.show(record.instance.saga_id)
         assert shown.instance.ended_at == ended
         await bench.save(shown, status=Status.RUNNING)
-        assert (await bench.shown(record.instance.saga_id)).instance.ended_at is None
+        assert (await bench.show(record.instance.saga_id)).instance.ended_at is None
 
     async def test_what_is_not_there_cannot_be_loaded(self, bench: SagaBench) -> None:
         async with bench.store.transaction() as tx:
@@ -195,16 +195,16 @@ class TurnRules:
             assert await bench.store.load(tx, new_saga().saga_id, for_update=True) is None
 
     async def test_any_text_of_an_error_can_be_saved(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         odd = "a\0b\ud800c"
         note = RUNNING._replace(detail=odd)
         await bench.save(record, last_error=odd, entries=[replace(RESERVE, error=odd)], notes=[note])
-        shown = await bench.shown(record.instance.saga_id)
+        shown = await bench.show(record.instance.saga_id)
         assert shown.instance.last_error == shown.journal[0].error == "a\\0b?c"
         assert (await bench.store.admin.audit(record.instance.saga_id))[-1]["detail"] == "a\\0b?c"
 
     async def test_notes_are_kept_in_order_with_time_actor_and_trace(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.advance(seconds=1)
         ignored = AuditEntry(Status.RUNNING, Status.RUNNING, None, "ignored", "bob")
         now = await bench.save(record, status=Status.RUNNING, notes=[RUNNING, ignored])
@@ -222,14 +222,14 @@ class TurnRules:
         assert (second["what"], second["actor"], second["step"], second["detail"]) == ("ignored", "bob", None, "")
 
     async def test_a_claim_reads_what_the_owner_before_has_written(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         await bench.release(record, entries=[RESERVE], state=b'{"amount": 99}', wake_seconds=0)
-        again = await bench.take("bob")
+        again = await bench.claim_one("bob")
         assert (again.journal, again.instance.state, again.instance.version) == ((RESERVE,), b'{"amount": 99}', 1)
         assert claim_of(again).epoch == 2
 
     async def test_a_steps_function_works_in_the_turns_transaction(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
 
         async with bench.store.transaction() as tx:
 
@@ -239,7 +239,7 @@ class TurnRules:
                 return "what it returns"
 
             assert await tx.call(act, record) == "what it returns"
-        assert (await bench.shown(record.instance.saga_id)).instance.status is Status.RUNNING
+        assert (await bench.show(record.instance.saga_id)).instance.status is Status.RUNNING
 
 
 async def _yields(_: Any, tx: Any) -> Any:
@@ -250,7 +250,7 @@ class HandlerTransactionRules:
     """Rules for the transaction of a step function."""
 
     async def test_what_a_function_returns_comes_back_and_its_transaction_is_saved(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
 
         async def create(argument: int, tx: Any) -> int:
             return argument + 1
@@ -260,7 +260,7 @@ class HandlerTransactionRules:
             assert loaded is not None
             assert await tx.call(create, 1) == 2
             await bench.save_in(tx, loaded, status=Status.RUNNING)
-        assert (await bench.shown(record.instance.saga_id)).instance.status is Status.RUNNING
+        assert (await bench.show(record.instance.saga_id)).instance.status is Status.RUNNING
 
     async def test_a_function_that_ends_its_transaction_is_unfit(self, bench: SagaBench) -> None:
         async def commits(_: Any, tx: Any) -> None:
@@ -299,13 +299,13 @@ class HandlerTransactionRules:
             await tx.call(_nothing, None)
 
     async def test_whatever_people_call_themselves_can_be_written(self, bench: SagaBench) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
         entry = JournalEntry("reserve", Phase.ACTION, StepStatus.FAILED, 1, error=ODD)
         note = AuditEntry(Status.STARTED, Status.FAILED, "reserve", f"operator {ODD}", ODD, ODD)
         await bench.save(record, claim=claim_of(record), last_error=ODD, entries=[entry], notes=[note])
         line = (await bench.store.admin.audit(record.instance.saga_id))[-1]
         assert (line["actor"], line["detail"], line["what"]) == ("j?rg\\0", "j?rg\\0", "operator j?rg\\0")
-        assert (await bench.shown(record.instance.saga_id)).instance.last_error == "j?rg\\0"
+        assert (await bench.show(record.instance.saga_id)).instance.last_error == "j?rg\\0"
 
 
 async def _nothing(_: Any, tx: Any) -> None:
@@ -323,7 +323,7 @@ async def _undelivered(bench: SagaBench, *event_ids: UUID) -> dict[UUID, Undeliv
 
 
 async def _publish_all(outbox: OutboxStore) -> None:
-    await outbox.heartbeat("relay", 30, joining=True)
+    await outbox.heartbeat("relay", 30, first=True)
     lease = await outbox.claim("relay", range(3 * outbox.lanes))
     fetched = await outbox.fetch(lease, dict.fromkeys(lease.epochs, 10))
     assert await outbox.settle(lease, Settlements(fetched.events)) == len(fetched.events)
@@ -340,14 +340,14 @@ class OutboxRules:
         assert await _undelivered(bench, event_id) == {}
 
     async def test_a_dead_letter_is_told_from_what_waits_and_waits_again_after_a_replay(self, bench: SagaBench) -> None:
-        buried, waiting = await _staged(bench, "A-7", "A-8")
+        dead_lettered, waiting = await _staged(bench, "A-7", "A-8")
         async with bench.outbox() as outbox:
-            assert await outbox.admin.dead_letter(buried, "ann", FAILURE, OnDeadLetter.BLOCK)
-            found = await _undelivered(bench, buried, waiting, uuid4())
-            assert found == {buried: Undelivered.DEAD_LETTER, waiting: Undelivered.WAITING}
-            await outbox.admin.replay([buried], "ann")
-        assert await _undelivered(bench, buried) == {buried: Undelivered.WAITING}
+            assert await outbox.admin.dead_letter(dead_lettered, "ann", FAILURE, OnDeadLetter.BLOCK)
+            found = await _undelivered(bench, dead_lettered, waiting, uuid4())
+            assert found == {dead_lettered: Undelivered.DEAD_LETTER, waiting: Undelivered.WAITING}
+            await outbox.admin.replay([dead_lettered], "ann")
+        assert await _undelivered(bench, dead_lettered) == {dead_lettered: Undelivered.WAITING}
 
-    async def test_what_nobody_staged_is_not_undelivered(self, bench: SagaBench) -> None:
+    async def test_what_was_never_staged_is_not_undelivered(self, bench: SagaBench) -> None:
         assert await _undelivered(bench, uuid4()) == {}
         assert await _undelivered(bench) == {}

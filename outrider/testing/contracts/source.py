@@ -14,7 +14,7 @@ from uuid import uuid4
 from outrider.brokers.base import Source
 from outrider.event import Delivery, Message
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 POLL_SECONDS = 0.01
 
@@ -85,13 +85,13 @@ class Reader:
         self.received: list[Delivery] = []
         self.held: list[Delivery] = []
         self.revoked: set[str] = set()
-        self.may_go = asyncio.Event()
-        self.may_go.set()
+        self.may_release = asyncio.Event()
+        self.may_release.set()
 
     async def on_revoked(self, partitions: frozenset[str]) -> None:
         """Record that partitions are revoked, and keep them until the test releases them."""
         self.revoked |= partitions
-        await self.may_go.wait()
+        await self.may_release.wait()
         self.held = [delivery for delivery in self.held if delivery.partition not in partitions]
 
     async def receive(self, limit: int = 1000, paused: AbstractSet[str] = frozenset()) -> list[Delivery]:
@@ -104,7 +104,7 @@ class Reader:
     async def until(self, count: int, *, limit: int = 1000, paused: AbstractSet[str] = frozenset()) -> list[Delivery]:
         """Poll until a total number of deliveries is reached; return the deliveries of this call."""
         before = len(self.received)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while len(self.received) < count:
                 await self.receive(limit, paused)
         return self.received[before:]
@@ -135,13 +135,13 @@ async def pumping(*readers: Reader) -> AsyncIterator[None]:
     """Let several sources receive concurrently until the end of the block."""
     stopping = asyncio.Event()
 
-    async def pump(reader: Reader) -> None:
+    async def receive_all(reader: Reader) -> None:
         while not stopping.is_set():
             await reader.receive()
 
     async with asyncio.TaskGroup() as group:
         for reader in readers:
-            group.create_task(pump(reader))
+            group.create_task(receive_all(reader))
         try:
             yield
         finally:
@@ -150,7 +150,7 @@ async def pumping(*readers: Reader) -> AsyncIterator[None]:
 
 async def eventually(true: Callable[[], object]) -> None:
     """Poll until a condition is true: sources send no signal."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
@@ -160,7 +160,7 @@ async def left(bench: SourceBench) -> list[int]:
     start, count = 1_000_000, 20
     await bench.publish(bench.messages(count, keys=count, start=start))
     async with reading(bench) as reader:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while sum(n >= start for n in numbers(reader.received)) < count:
                 await reader.receive()
     return sorted(n for n in numbers(reader.received) if n < start)
@@ -173,13 +173,13 @@ class MovingRules:
         await bench.publish(bench.messages(60, keys=30))
         async with reading(bench) as first:
             await first.until(60)
-            first.may_go.clear()
+            first.may_release.clear()
             async with reading(bench) as second, pumping(first, second):
                 await eventually(lambda: first.revoked)
                 moved = [delivery for delivery in first.received if delivery.partition in first.revoked]
                 assert 0 < len(moved) < 60
                 assert second.received == []
-                first.may_go.set()
+                first.may_release.set()
                 await eventually(lambda: len(second.received) >= len(moved))
                 assert sorted(numbers(second.received)) == sorted(numbers(moved))
                 assert sorted(numbers([*first.held, *second.held])) == list(range(60))
@@ -188,11 +188,11 @@ class MovingRules:
         await bench.publish(bench.messages(60, keys=30))
         async with reading(bench) as first:
             await first.until(60)
-            first.may_go.clear()
+            first.may_release.clear()
             async with reading(bench) as second, pumping(first, second):
                 await eventually(lambda: first.revoked)
                 first.ack(first.received)
-                first.may_go.set()
+                first.may_release.set()
                 await bench.publish(bench.messages(60, keys=30, start=60))
                 await eventually(lambda: len(first.received) + len(second.received) >= 120)
                 assert sorted(numbers([*first.received, *second.received])) == list(range(120))
@@ -226,7 +226,7 @@ class MovingRules:
                 while not second.received:
                     await first.receive(0)
                     await second.receive()
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while set(numbers(first.held)) != set(range(2000)):
                     await first.receive()
 
@@ -395,7 +395,7 @@ class RememberingRules:
             assert not bench.shares or not _seen(first) & _seen(second)
             second.ack(second.held)
             await first.source.close()
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while len(_seen(second)) < 60:
                     await second.receive()
             assert await second.looks() == []

@@ -13,8 +13,8 @@ import pytest
 from outrider.app import open_broker
 from outrider.brokers.base import CONFIRMED, Confirmed, Nacked, PublishResult, Rejected, Unknown
 from outrider.brokers.kafka import KafkaBroker
-from outrider.brokers.kafka.errors import Failure, in_order, judge
-from outrider.brokers.kafka.producer import FEW, POLL_SECONDS, Producer
+from outrider.brokers.kafka.errors import Failure, nack_after_failures, publish_result
+from outrider.brokers.kafka.producer import FEW_MESSAGES, POLL_SECONDS, Producer
 from outrider.checks import CheckResult
 from outrider.errors import InvalidSetting, Transient, Unreachable, UsageError
 from outrider.event import Message
@@ -129,7 +129,7 @@ async def test_a_missing_topic_is_rejected_until_it_is_made(bootstrap: str, brok
     sent = [message(1, topic=missing), message(2, topic=topic), message(3, topic=missing)]
     first, good, second = await broker.publish(sent)
     assert isinstance(first, Rejected)
-    assert f"make the topic (outrider doctor --topic {missing} tells how)" in first.error
+    assert f"make the topic (outrider doctor --topic {missing} shows how)" in first.error
     assert first.error.endswith(f"then: outrider dead-letters replay --topic {missing}")
     assert good == CONFIRMED
     assert not isinstance(second, Confirmed)
@@ -159,7 +159,7 @@ async def test_a_message_too_large_for_kafka_is_rejected_only_when_it_was_sent_a
     assert "3" not in [m.headers["n"] for m in read(bootstrap, small)]
 
 
-@pytest.mark.parametrize("count", [FEW // 2, FEW * 4], ids=["few", "many"])
+@pytest.mark.parametrize("count", [FEW_MESSAGES // 2, FEW_MESSAGES * 4], ids=["few", "many"])
 async def test_nothing_goes_out_behind_a_message_that_kafka_rejects(bootstrap: str, count: int) -> None:
     """One message per batch, so the later ones are on their way already when Kafka rejects the second."""
     small = make_topic(bootstrap, partitions=1, max_message_bytes="5000")
@@ -197,8 +197,8 @@ async def test_a_confirmed_message_stays_so_when_the_session_ends_before_all_are
     broker = KafkaBroker(bootstrap, {"batch.num.messages": "1", "compression.type": "none"})
     await broker.start()
     session = broker._current()
-    session._producer = HaltingProducer(session, FEW * 2)
-    sent = [message(n, topic=small, body=b"x" * (9000 if n == 2 else 10)) for n in range(1, FEW * 4)]
+    session._producer = HaltingProducer(session, FEW_MESSAGES * 2)
+    sent = [message(n, topic=small, body=b"x" * (9000 if n == 2 else 10)) for n in range(1, FEW_MESSAGES * 4)]
     results = await broker.publish(sent)
     assert results[0] == CONFIRMED
     assert {result.destination for result in results[1:] if isinstance(result, Unknown)} == {small}
@@ -228,15 +228,19 @@ async def test_a_header_that_cannot_be_encoded_is_rejected(broker: KafkaBroker, 
 
 def test_a_topic_that_worked_before_is_down_rather_than_wrong() -> None:
     gone = Failure("UNKNOWN_TOPIC_OR_PART", "unknown")
-    assert judge(gone, "orders", alone=True, proven=True) == Unknown("unknown (UNKNOWN_TOPIC_OR_PART)", "orders")
-    assert isinstance(judge(gone, "orders", alone=True, proven=False), Rejected)
+    assert publish_result(gone, "orders", isolated=True, proven=True) == Unknown(
+        "unknown (UNKNOWN_TOPIC_OR_PART)", "orders"
+    )
+    assert isinstance(publish_result(gone, "orders", isolated=True, proven=False), Rejected)
 
 
 def test_an_error_of_the_connection_names_no_topic() -> None:
     lost = Failure("_TRANSPORT", "lost")
-    assert judge(lost, "orders", alone=True, proven=True) == Unknown("lost (_TRANSPORT)", "")
+    assert publish_result(lost, "orders", isolated=True, proven=True) == Unknown("lost (_TRANSPORT)", "")
 
 
 def test_a_message_after_a_rejected_one_of_its_stream_is_nacked() -> None:
-    results = in_order([message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED])
+    results = nack_after_failures(
+        [message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED]
+    )
     assert results == [Rejected("no"), Nacked("an earlier message of its stream failed"), CONFIRMED]

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from outrider import Event, Outbox
 from outrider.outbox.model import OptimisticClaim, StagedRow
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.saga.model import NewSaga, NewSagaMessage, ParticipantEntry, Phase
 from tests.contract.drivers.databases import Database
 
@@ -77,7 +77,9 @@ class Case(ABC):
         return ids
 
     async def claim(self, conn: Any, *events: Event) -> list[StagedRow]:
-        placed: list[StagedRow] = await self.call(Outbox(), "place", conn, drafts(events, StagingRules()), BLOCK)
+        placed: list[StagedRow] = await self.call(
+            Outbox(), "insert", conn, validate_events(events, StagingRules()), BLOCK
+        )
         return placed
 
     async def start(self, conn: Any, new: NewSaga) -> bool:
@@ -91,7 +93,7 @@ class Case(ABC):
         return entered
 
     async def keep(self, conn: Any, key: str, phase: Phase, reply: bytes) -> None:
-        await self.call(Outbox(), "perform", conn, "participant_keep", "stock", key, phase, reply)
+        await self.call(Outbox(), "perform", conn, "participant_save_reply", "stock", key, phase, reply)
 
 
 class AsyncCase(Case):

@@ -27,7 +27,7 @@ def chosen(request: pytest.FixtureRequest) -> Chosen:
 @pytest.fixture
 async def writer(case: Case) -> AsyncIterator[tuple[OptimisticWriter, MemoryBroker]]:
     store, broker, outbox = await open_store(case.database.url), MemoryBroker(), Outbox()
-    made = OptimisticWriter(store, broker, outbox.place, place_sync=outbox.place_sync, after_commit=after_commit)
+    made = OptimisticWriter(store, broker, outbox.insert, insert_sync=outbox.insert_sync, after_commit=after_commit)
     yield made, broker
     await made.close()
     await store.close()
@@ -81,7 +81,7 @@ async def test_an_enlisted_transaction_is_sent_at_once_and_a_rolled_back_one_nev
     made, broker = writer
     if not case.hooked:
         async with case.transaction() as conn:
-            with pytest.raises(UsageError, match=r"does not tell when it has committed; use: async with writer"):
+            with pytest.raises(UsageError, match=r"does not report its commit; use: async with writer"):
                 await case.run(made.enlist, conn)
         return
     with suppress(RollBack):

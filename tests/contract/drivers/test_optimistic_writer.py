@@ -20,7 +20,7 @@ def test_an_application_without_an_event_loop_sends_at_once(sqlite_database: Sql
     background, broker, outbox = Background("writer"), MemoryBroker(), Outbox()
     store = background.run(open_store(sqlite_database.url)).result()
     writer = OptimisticWriter(
-        store, broker, outbox.place, place_sync=outbox.place_sync, after_commit=after_commit, loop=background.loop
+        store, broker, outbox.insert, insert_sync=outbox.insert_sync, after_commit=after_commit, loop=background.loop
     )
     with Session(sa.create_engine(sqlite_database.url)) as session, session.begin():
         writer.enlist(session).stage_sync(session, placed())
@@ -32,7 +32,7 @@ def test_an_application_without_an_event_loop_sends_at_once(sqlite_database: Sql
 
 async def test_closing_a_writer_waits_for_a_commit_of_this_very_moment(sqlite_database: SqliteDatabase) -> None:
     store, broker, outbox = await open_store(sqlite_database.url), MemoryBroker(), Outbox()
-    writer = OptimisticWriter(store, broker, outbox.place, place_sync=outbox.place_sync, after_commit=after_commit)
+    writer = OptimisticWriter(store, broker, outbox.insert, insert_sync=outbox.insert_sync, after_commit=after_commit)
     with Session(sa.create_engine(sqlite_database.url)) as session, session.begin():
         writer.enlist(session).stage_sync(session, placed())
     await writer.close()
@@ -42,10 +42,10 @@ async def test_closing_a_writer_waits_for_a_commit_of_this_very_moment(sqlite_da
 
 async def test_a_writer_without_a_hook_names_the_missing_argument(sqlite_database: SqliteDatabase) -> None:
     store = await open_store(sqlite_database.url)
-    writer = OptimisticWriter(store, MemoryBroker(), Outbox().place)
+    writer = OptimisticWriter(store, MemoryBroker(), Outbox().insert)
     with Session(sa.create_engine(sqlite_database.url)) as session, session.begin():
-        with pytest.raises(UsageError, match=r"make it with after_commit="):
+        with pytest.raises(UsageError, match=r"create it with after_commit="):
             writer.enlist(session)
-        with pytest.raises(UsageError, match=r"make it with place_sync=outbox.place_sync"):
+        with pytest.raises(UsageError, match=r"create it with insert_sync=outbox.insert_sync"):
             writer.batch().stage_sync(session, placed())
     await store.close()

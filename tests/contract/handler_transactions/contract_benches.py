@@ -112,7 +112,7 @@ class HandlerTransactionKindRules:
     """The rules that differ for a function that gets the application's own kind of transaction."""
 
     async def test_a_steps_function_works_in_the_turns_transaction(self, bench: Any) -> None:
-        record = await bench.taken()
+        record = await bench.start_and_claim()
 
         async def act(what: str, given: Any) -> str:
             await bench.effect(given, what)
@@ -121,7 +121,7 @@ class HandlerTransactionKindRules:
         async with bench.store.transaction() as tx:
             assert await tx.call(act, "paid") == "what it returns"
             await bench.save_in(tx, record, status=Status.RUNNING)
-        assert (await bench.shown(record.instance.saga_id)).instance.status is Status.RUNNING
+        assert (await bench.show(record.instance.saga_id)).instance.status is Status.RUNNING
         assert await bench.effects() == ["paid"]
 
 
@@ -168,7 +168,7 @@ class KindSagaBench(Effects, SagaBench):
         yield store
         await store.close()
 
-    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
+    async def call_driver(self, verb: str, tx: Any, *args: Any) -> Any:
         driver = base if isinstance(tx, HandlerTransaction) else asyncpg_driver
         return await driver.run(tx, verb, args, "outrider")
 

@@ -80,7 +80,7 @@ class LentSqliteSagaBench(Effects, SagaBench):
         yield store
         await store.close()
 
-    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
+    async def call_driver(self, verb: str, tx: Any, *args: Any) -> Any:
         if isinstance(tx, HandlerTransaction):
             return await base.run(tx, verb, args, "")
         return driver.run(tx, verb, args, "")
@@ -100,7 +100,7 @@ class _SagaBench:
 
 class _Sagas(_SagaBench, HandlerTransactionKindRules):
     # A driver takes the time from its host, and not from the clock of a store.
-    test_barriers_are_kept_for_as_long_as_was_said = None
+    test_entries_are_kept_for_as_long_as_was_said = None
     # A thread cannot be ended; see below.
     test_a_function_that_is_cut_off_leaves_the_store_as_it_was = None
 

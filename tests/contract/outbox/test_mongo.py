@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from pymongo import AsyncMongoClient
 
-from outrider.drivers.pymongo import SCRIPTS
+from outrider.drivers.pymongo import OPERATIONS
 from outrider.stores.mongo import MongoStore, staging
 from outrider.testing import ManualClock
 from outrider.testing.contracts import StoreContract
@@ -56,7 +56,7 @@ class TestMongoStore(StoreContract):
     async def harness(self, mongo_default: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
         clock = ManualClock()
         # Staging asks the server what time it is, and here the server's time is the test's.
-        monkeypatch.setitem(SCRIPTS, "stage", partial(staging.stage, clock=clock))
+        monkeypatch.setitem(OPERATIONS, "stage", partial(staging.stage, clock=clock))
         store = await MongoStore.open(mongo_default, clock=clock)
         client: AsyncMongoClient[Any] = AsyncMongoClient(mongo_default)
         async with client:

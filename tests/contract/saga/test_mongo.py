@@ -12,7 +12,7 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from outrider.drivers import pymongo as driver
-from outrider.drivers.pymongo import SCRIPTS
+from outrider.drivers.pymongo import OPERATIONS
 from outrider.saga.store import SagaStore
 from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction
 from outrider.stores.mongo.outbox import MongoStore
@@ -52,9 +52,9 @@ class MongoBench(SagaBench):
     async def commit(self, tx: Any) -> None:
         await tx.commit_transaction()
 
-    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
+    async def call_driver(self, verb: str, tx: Any, *args: Any) -> Any:
         """Call a function of the driver. MongoDB waits for no lock, so an application begins its transaction anew."""
-        driving = partial(super().drive, verb, connection_of(tx), *args)
+        driving = partial(super().call_driver, verb, connection_of(tx), *args)
         return await (tx.run(lambda _: driving()) if isinstance(tx, MongoHandlerTransaction) else driving())
 
 
@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """A clock that the driver goes by as well."""
     clock = ManualClock(start=datetime.now(UTC))
     for verb in ("start_saga", "deliver_messages", "participant_enter"):
-        monkeypatch.setitem(SCRIPTS, verb, partial(SCRIPTS[verb], clock=clock))
+        monkeypatch.setitem(OPERATIONS, verb, partial(OPERATIONS[verb], clock=clock))
     return clock
 
 

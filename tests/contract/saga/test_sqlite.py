@@ -78,7 +78,7 @@ def test_a_callers_factories_are_neither_relied_on_nor_changed(path: Path) -> No
         conn.execute("BEGIN IMMEDIATE")
         assert driver.start_saga(conn, new_saga())
         assert driver.participant_enter(conn, "stock", "k", Phase.ACTION).fresh
-        driver.participant_keep(conn, "stock", "k", Phase.ACTION, b'"yes"')
+        driver.participant_save_reply(conn, "stock", "k", Phase.ACTION, b'"yes"')
         assert driver.participant_enter(conn, "stock", "k", Phase.ACTION).reply == b'"yes"'
         assert (conn.row_factory, conn.text_factory) == (sqlite3.Row, bytes)
 

@@ -13,7 +13,7 @@ import pytest
 
 from outrider.brokers.base import CONFIRMED, Confirmed, Unknown
 from outrider.brokers.kafka import KafkaBroker
-from outrider.brokers.kafka.producer import FEW
+from outrider.brokers.kafka.producer import FEW_MESSAGES
 from outrider.errors import Transient
 from outrider.event import Event, Message
 from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Retried
@@ -114,7 +114,7 @@ async def test_an_oversize_message_is_not_sent_and_the_others_are(server: KafkaS
     assert [*results[:50], *results[51:]] == [CONFIRMED] * 100
 
 
-@pytest.mark.parametrize("count", [FEW // 5, FEW * 2], ids=["few", "many"])
+@pytest.mark.parametrize("count", [FEW_MESSAGES // 5, FEW_MESSAGES * 2], ids=["few", "many"])
 async def test_a_caller_that_gives_up_purges_everything_and_can_publish_again(server: KafkaServer, count: int) -> None:
     topic = make_topic(server.bootstrap, partitions=1)
     # Neither publish would end by itself before the test does.

@@ -238,10 +238,10 @@ async def test_an_engine_that_does_not_let_go_is_not_waited_for_for_ever(
     await publish(broker, topic, 60)
     async with reading(server, topic, max_poll_interval_ms="2000") as first:
         await first.until(60)
-        first.may_go.clear()
+        first.may_release.clear()
         async with reading(server, topic) as second, pumping(first, second):
             await eventually(lambda: second.received)
-        assert not first.may_go.is_set()
+        assert not first.may_release.is_set()
         assert first.revoked
 
 
@@ -355,7 +355,7 @@ async def test_a_topic_that_is_made_later_is_waited_for(
             assert numbers(await reader.until(10)) == list(range(10))
     messages = [record.message for record in caplog.records]
     assert messages.count("the topic is not there yet; waiting for it") == 1
-    assert "Kafka reports trouble" not in messages
+    assert "Kafka reports an error" not in messages
 
 
 async def test_what_others_write_arrives_as_bytes(server: KafkaServer, topic: str) -> None:

@@ -61,7 +61,7 @@ class Load:
 
         async def run_once() -> None:
             for number in waves:
-                if len(self.broker._links) >= links:
+                if len(self.broker._pool) >= links:
                     return
                 wave = [message(number * WAVE + n) for n in range(WAVE)]
                 self.sent += [m.message_id for m in wave]
@@ -81,7 +81,7 @@ async def test_much_under_way_is_spread_over_as_many_connections_as_allowed(
 ) -> None:
     load = Load(broker)
     await load.run(links=3)
-    assert len(broker._links) == 3
+    assert len(broker._pool) == 3
     await load.run(links=4, waves_max=8)
     assert await asyncio.to_thread(connections, server, vhost) == 3
     assert load.results == [CONFIRMED] * len(load.sent)
@@ -107,8 +107,8 @@ async def test_a_server_that_takes_no_more_connections_is_not_down(
     load = Load(broker)
     await load.run(links=2, waves_max=20)
     assert load.results == [CONFIRMED] * 20 * WAVE
-    assert len(broker._links) == 1
-    assert [record.message for record in caplog.records] == ["no further connection could be had"]
+    assert len(broker._pool) == 1
+    assert [record.message for record in caplog.records] == ["another connection could not be opened"]
     await broker.close()
 
 
@@ -116,18 +116,18 @@ async def test_a_lost_connection_has_unknown_results_and_the_others_go_on(
     broker: RabbitBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await Load(broker).run(links=2)
-    lost, wave = await broker._links.quietest(), [message(n) for n in range(WAVE)]
+    lost, wave = await broker._pool.least_busy(), [message(n) for n in range(WAVE)]
     # Nothing of the wave is sent, so nothing of it can be confirmed before the connection is gone.
     written = asyncio.Event()
-    monkeypatch.setattr(lost.wire, "write", lambda _: written.set())
+    monkeypatch.setattr(lost.connection, "write", lambda _: written.set())
     publishing = asyncio.create_task(broker.publish(wave))
     async with asyncio.timeout(20):
         await written.wait()
-    lost.wire.abort("pulled out")
+    lost.connection.abort("pulled out")
     assert await publishing == [Unknown("pulled out")] * WAVE
     await broker.probe("")
     assert await broker.publish(wave) == [CONFIRMED] * WAVE
-    assert lost not in broker._links._links
+    assert lost not in broker._pool._connections
 
 
 async def test_any_connection_will_do_if_no_other_can_be_had(
@@ -136,7 +136,7 @@ async def test_any_connection_will_do_if_no_other_can_be_had(
     await Load(broker).run(links=2)
     name = vhost.partition("?")[0].rpartition("/")[2]
     await asyncio.to_thread(server.ctl, "set_vhost_limits", "-p", name, '{"max-connections": 0}')
-    broker._links._links[0].wire.abort("pulled out")
+    broker._pool._connections[0].connection.abort("pulled out")
     await broker.probe("")
     assert await broker.publish([message(1)]) == [CONFIRMED]
 
@@ -145,7 +145,7 @@ async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(
     server: RabbitServer, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = RabbitBroker(vhost.partition("?")[0], exchange="topic")
-    link = await broker._links.quietest()
+    link = await broker._pool.least_busy()
     arrived: asyncio.Queue[str] = asyncio.Queue()
     get_publisher = link._publisher
 
@@ -158,10 +158,10 @@ async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(
         publishing = [asyncio.create_task(broker.publish([message(n)])) for n in range(5)]
         for _ in publishing:
             await arrived.get()
-        link.wire.abort("pulled out")
+        link.connection.abort("pulled out")
     assert await asyncio.gather(*publishing) == [[Unknown("pulled out")]] * 5
     await broker.close()
-    assert len(broker._links) == 0
+    assert len(broker._pool) == 0
     assert await asyncio.to_thread(connections, server, vhost) == 0
 
 
@@ -171,8 +171,8 @@ async def test_idle_connections_are_given_back_all_but_one(
     monkeypatch.setattr(connection_pool, "IDLE_SECONDS", 0.2)
     await Load(broker).run(links=3)
     async with asyncio.timeout(20):
-        await broker._links._tasks["give back"]
-    assert len(broker._links) == 1
+        await broker._pool._tasks["close idle"]
+    assert len(broker._pool) == 1
     assert await broker.publish([message(1)]) == [CONFIRMED]
     assert await asyncio.to_thread(connections, server, vhost) == 1
 
@@ -182,23 +182,23 @@ async def test_a_connection_that_comes_into_use_while_another_is_given_back_is_k
 ) -> None:
     monkeypatch.setattr(connection_pool, "IDLE_SECONDS", 0.2)
     await Load(broker).run(links=3)
-    [_, second, third] = broker._links._links
+    [_, second, third] = broker._pool._connections
     second.used_at = third.used_at = 0.0
-    giving_back, given_back = second.wire.close, asyncio.Event()
+    giving_back, given_back = second.connection.close, asyncio.Event()
 
     async def close() -> None:
-        third.under_way += 1
+        third.in_flight += 1
         await giving_back()
         given_back.set()
 
-    monkeypatch.setattr(second.wire, "close", close)
+    monkeypatch.setattr(second.connection, "close", close)
     async with asyncio.timeout(20):
         await given_back.wait()
-        assert third in broker._links._links
-        assert not third.wire.lost
-        third.under_way -= 1
-        await broker._links._tasks["give back"]
-    assert len(broker._links) == 1
+        assert third in broker._pool._connections
+        assert not third.connection.lost
+        third.in_flight -= 1
+        await broker._pool._tasks["close idle"]
+    assert len(broker._pool) == 1
 
 
 async def test_closing_while_another_connection_is_opened_leaves_none(
@@ -219,7 +219,7 @@ async def test_closing_while_another_connection_is_opened_leaves_none(
     await broker.close()
     await asyncio.gather(*publishing)
     await broker.close()
-    assert len(broker._links) == 0
+    assert len(broker._pool) == 0
     assert await asyncio.to_thread(connections, server, vhost) == 0
 
 
@@ -235,7 +235,7 @@ async def test_an_error_while_another_connection_is_opened_is_logged_once(
     load = Load(broker)
     await load.run(links=2, waves_max=20)
     assert load.results == [CONFIRMED] * 20 * WAVE
-    assert [record.message for record in caplog.records] == ["no further connection could be had"]
+    assert [record.message for record in caplog.records] == ["another connection could not be opened"]
 
 
 async def test_a_block_of_any_connection_is_an_outage(server: RabbitServer, broker: RabbitBroker) -> None:

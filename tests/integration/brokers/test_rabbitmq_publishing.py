@@ -70,7 +70,7 @@ async def test_our_heartbeats_keep_an_idle_connection(
 ) -> None:
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, "#"),), heartbeat_seconds=1)
     await broker.start()
-    wire = await broker._links.wire()
+    wire = await broker._pool.connection()
     kept = asyncio.Event()
     begun, written = asyncio.get_running_loop().time(), wire.write
 
@@ -84,7 +84,7 @@ async def test_our_heartbeats_keep_an_idle_connection(
     async with asyncio.timeout(20):
         await kept.wait()
     assert await broker.publish([message(1)]) == [CONFIRMED]
-    assert await broker._links.wire() is wire
+    assert await broker._pool.connection() is wire
     await broker.close()
 
 

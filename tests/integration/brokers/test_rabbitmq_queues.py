@@ -137,7 +137,7 @@ class TestQueues:
             pass
         await asyncio.to_thread(server.ctl, "set_permissions", name, ".*", ".*", "^$")
         with pytest.raises(
-            UsageError, match=r"refused to let the queue .* be consumed \(ACCESS_REFUSED.*grant the rights"
+            UsageError, match=r"does not let the queue .* be consumed \(ACCESS_REFUSED.*grant the rights"
         ):
             await RabbitSource(url, name, ["orders"]).start(nobody)
 
@@ -197,7 +197,9 @@ class TestQueues:
             async with reading(source_of(server, name, queue=queue)):
                 pass
         [record] = [
-            found for found in caplog.records if found.getMessage() == "a queue drops what is delivered too often"
+            found
+            for found in caplog.records
+            if found.getMessage() == "a queue drops messages that are delivered too often"
         ]
         assert (vars(record)["queue"], vars(record)["delivery_limit"]) == (name, 3)
 
@@ -212,5 +214,5 @@ class TestQueues:
                 assert len(caplog.records) == (times > 5)
                 await reader.source.start(reader.on_revoked)
         [record] = caplog.records
-        assert record.getMessage() == "a message keeps coming again"
+        assert record.getMessage() == "a message is delivered again and again"
         assert (vars(record)["message_id"], vars(record)["deliveries"]) == (sent[0].message_id, 5)

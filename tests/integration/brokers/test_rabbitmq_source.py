@@ -116,7 +116,7 @@ class TestLosses:
         async with reading(source_of(server, name, revoke_seconds=0.2)) as reader:
             await publish(broker, 1)
             [old] = await reader.until(1)
-            reader.may_go.clear()
+            reader.may_release.clear()
             pull_out(reader)
             await loss(reader)
             await reader.source.start(reader.on_revoked)

@@ -16,7 +16,7 @@ from outrider.errors import Transient
 from outrider.event import DeadLetterReason
 from outrider.outbox.model import PARK, Criteria, DeadLettered, Defer, Lease, Outcome, Retry, Settlements
 from outrider.stores.mongo import MongoSchema, MongoStore, outbox_admin, outbox_lanes, outbox_settle
-from outrider.stores.mongo.database import RetryBudget, Session, begin, passing, transact
+from outrider.stores.mongo.database import RetryBudget, Session, begin, is_transient, transact
 from outrider.testing import ManualClock
 from outrider.testing.harness import order, orders
 from outrider.testing.servers.mongo import MongoServer
@@ -24,7 +24,7 @@ from tests.support.mongo_outbox import fetched, staged
 
 pytestmark = pytest.mark.mongo
 
-FAILURE = {"kind": "refused", "error": "no"}
+FAILURE = {"kind": "nacked", "error": "no"}
 OUTCOMES: list[Outcome] = [
     CONFIRMED,
     Retry(1, FAILURE),
@@ -81,7 +81,7 @@ async def test_a_claim_waits_for_a_settle_that_is_under_way(store: MongoStore, c
     await staged(store, order(1))
     lease, [settlement] = await fetched(store, "old")
     await store.database["outbox_relay"].delete_many({})
-    await store.heartbeat("new", 60, joining=True)
+    await store.heartbeat("new", 60, first=True)
     lane = settlement.stream.lane
     async with store.database.session() as session:
         await begin(session)
@@ -119,22 +119,22 @@ async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapsho
 ) -> None:
     clocks = ManualClock(), ManualClock()
     old, new = [await MongoStore.open(mongo_url, schema=mongo_schema, clock=clock) for clock in clocks]
-    await old.heartbeat("old", 15, joining=True)
+    await old.heartbeat("old", 15, first=True)
     await old.claim("old", [1])
     clocks[1].advance(seconds=16)
-    await new.heartbeat("new", 15, joining=True)
+    await new.heartbeat("new", 15, first=True)
     async with new.database.session() as session:
         await begin(session)
         assert await outbox_lanes.living_relays(new.database, session) == {"new"}
         # By its own clock it is in time, and its lanes are not claimed yet.
         clocks[0].advance(seconds=14)
-        assert await old.heartbeat("old", 15, joining=False) is not None
+        assert await old.heartbeat("old", 15, first=False) is not None
         rejected: Any = None
         try:
             await outbox_lanes.take(session, new.database, "new", [1])
         except PyMongoError as error:
             rejected = error
-        assert passing(rejected)
+        assert is_transient(rejected)
         await session.abort_transaction()
     for store in (old, new):
         await store.close()
@@ -143,18 +143,18 @@ async def test_a_claim_does_not_overlook_a_heartbeat_that_came_after_its_snapsho
 async def test_a_heartbeat_that_lapsed_never_revives(mongo_url: str, mongo_schema: str) -> None:
     clock = ManualClock()
     store = await MongoStore.open(mongo_url, schema=mongo_schema, clock=clock)
-    await store.heartbeat("relay", 15, joining=True)
+    await store.heartbeat("relay", 15, first=True)
     clock.advance(seconds=14.999)
-    assert await store.heartbeat("relay", 15, joining=False) is not None
+    assert await store.heartbeat("relay", 15, first=False) is not None
     clock.advance(seconds=15)
-    assert await store.heartbeat("relay", 15, joining=False) is None
+    assert await store.heartbeat("relay", 15, first=False) is None
     await store.close()
 
 
 async def test_of_two_relays_that_claim_at_once_each_lane_goes_to_one(store: MongoStore) -> None:
     names = [f"relay-{number}" for number in range(4)]
     for name in names:
-        await store.heartbeat(name, 60, joining=True)
+        await store.heartbeat(name, 60, first=True)
     leases = await asyncio.gather(*(store.claim(name, range(96)) for name in names))
     assert sorted(lane for lease in leases for lane in lease.epochs) == list(range(96))
 
@@ -180,7 +180,7 @@ async def test_more_than_the_server_can_hold_in_one_transaction_is_settled(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch, confirming: bool
 ) -> None:
     """It would answer with a conflict each time, so there are several transactions."""
-    monkeypatch.setattr(outbox_settle, "PORTION_BYTES_MAX", 25)
+    monkeypatch.setattr(outbox_settle, "CHUNK_BYTES_MAX", 25)
     ids = await staged(store, *(order(number, f"key-{number}") for number in range(10)))
     lease, settlements = await fetched(store, "relay")
     begun: list[int] = []
@@ -238,7 +238,7 @@ async def test_lanes_that_a_killed_relay_was_writing_do_not_keep_the_others_from
     # The result does not depend on the speed of this machine.
     monkeypatch.setattr(outbox_lanes, "CLAIM_SECONDS", 60.0)
     lanes = range(3 * store.lanes)
-    await store.heartbeat("new", 60, joining=True)
+    await store.heartbeat("new", 60, first=True)
     async with store.database.session() as session:
         await begin(session)
         written = {"_id": {"$in": [5, 60]}}
@@ -260,7 +260,7 @@ async def test_a_claim_that_took_its_time_looks_no_further(store: MongoStore, mo
 
     monkeypatch.setattr(outbox_lanes, "transact", counted)
     monkeypatch.setattr(outbox_lanes, "CLAIM_SECONDS", 0.0)
-    await store.heartbeat("new", 60, joining=True)
+    await store.heartbeat("new", 60, first=True)
     async with store.database.session() as session:
         await begin(session)
         await store.database["outbox_lane"].update_many({}, {"$inc": {"turn": 1}}, session=session)
@@ -273,7 +273,7 @@ async def test_a_claim_whose_commit_is_unknown_is_reported(mongo_schema: str) ->
     with MongoServer() as server:
         await MongoSchema(server.url, schema=mongo_schema).migrate()
         store = await MongoStore.open(server.url, schema=mongo_schema)
-        await store.heartbeat("new", 60, joining=True)
+        await store.heartbeat("new", 60, first=True)
         gone = {"failCommands": ["commitTransaction"], "closeConnection": True}
         point = {"configureFailPoint": "failCommand", "mode": "alwaysOn", "data": gone}
         await store.database.client.admin.command(point)

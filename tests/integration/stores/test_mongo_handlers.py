@@ -74,7 +74,7 @@ async def test_a_handler_that_meets_a_write_conflict_counts_no_attempt_and_is_ap
         assert await billing.deliver(once) == 0
         with pytest.raises(TransactionLost, match="lost under a handler"):
             await Inbox(bench.store).process(once, take, consumer="billing")
-    assert bench.notebook.of(HandlerRetried) == []
+    assert bench.observer.of(HandlerRetried) == []
     assert [await billing.deliver(once) for _ in range(2)] == [1, 1]
     assert await bench.effects() == ["stock", "taken"]
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 2
@@ -92,8 +92,8 @@ async def test_handlers_that_write_one_document_do_not_disturb_each_other(bench:
     deliveries = [delivery(1, key=f"A-{number}") for number in range(16)]
     assert await asyncio.gather(*map(billing.deliver, deliveries)) == [1] * 16
     assert (await stock.find_one({"_id": -1}) or {})["taken"] == 16
-    assert bench.notebook.of(ConsumerUnavailable) == []
-    assert bench.notebook.of(HandlerRetried) == []
+    assert bench.observer.of(ConsumerUnavailable) == []
+    assert bench.observer.of(HandlerRetried) == []
 
 
 async def test_an_error_of_the_handler_itself_counts_an_attempt(bench: MongoInboxBench) -> None:
@@ -197,7 +197,7 @@ async def test_whatever_returns_something_to_wait_for_is_a_handler(bench: MongoI
 
 
 async def test_a_plain_function_is_rejected_before_anything_is_received(bench: MongoInboxBench, shop: Client) -> None:
-    remedy = r"_plain is a plain function.*nobody would wait.*write it as `async def`"
+    remedy = r"_plain is a plain function.*would not be awaited.*write it as `async def`"
     with pytest.raises(UsageError, match=remedy):
         await Inbox(bench.store).process(delivery(1), _plain, consumer="billing")
     billing = bench.routes()
@@ -242,7 +242,7 @@ async def _dead_lettered(bench: MongoInboxBench, handler: Any) -> dict[str, Any]
     billing = bench.consumer()
     billing.routes.handlers[ORDER] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)
-    assert bench.notebook.of(ConsumerUnavailable) == []
+    assert bench.observer.of(ConsumerUnavailable) == []
     [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert dead_letter["attempts"] == 3
     return dead_letter

@@ -19,7 +19,7 @@ from outrider.stores.mongo.database import RetryBudget
 from outrider.telemetry.events import ConsumerUnavailable
 from outrider.testing import ManualClock
 from outrider.testing.contracts import delivery
-from outrider.testing.harness import Hand
+from outrider.testing.harness import ConsumerHarness
 from tests.support.mongo_benches import SHOP, MongoInboxBench
 
 pytestmark = pytest.mark.mongo
@@ -130,7 +130,7 @@ async def test_a_commit_that_stays_unknown_leaves_the_event_with_the_broker_and_
     billing, once = bench.consumer(retry=STRICT), delivery(1)
     await faults.begin("commitTransaction", fault, "alwaysOn")
     assert await billing.deliver(once) == 0
-    assert bench.notebook.of(ConsumerUnavailable)
+    assert bench.observer.of(ConsumerUnavailable)
     await faults.end()
     assert await bench.effects() == effects
     assert await billing.deliver(once) == 1
@@ -167,7 +167,7 @@ async def test_a_draining_stream_survives_failures_and_keeps_its_order(
     await _no_attempt_was_counted(bench)
 
 
-async def _until_acked(hand: Hand, one: Delivery) -> None:
+async def _until_acked(hand: ConsumerHarness, one: Delivery) -> None:
     async with asyncio.timeout(60):
         while not await hand.deliver(one):
             pass

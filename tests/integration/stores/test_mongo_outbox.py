@@ -143,7 +143,7 @@ async def test_a_document_of_any_size_that_is_taken_can_be_settled_in_every_way(
         await store.database["outbox"].insert_one({**large, "payload": f'"{most}{"y" * 100}"'})
     await store.database["outbox"].insert_one(large)
     lease, [settlement] = await fetched(store, "relay")
-    failure = {"kind": "refused", "error": "x" * 10_000}
+    failure = {"kind": "nacked", "error": "x" * 10_000}
     for outcome in (Retry(0, failure), PARK, DeadLettered(DeadLetterReason.BY_HAND, failure)):
         assert await store.settle(lease, Settlements.of([settlement._replace(outcome=outcome)])) == 1
     await store.admin.replay([large["_id"]], "me")
@@ -229,11 +229,11 @@ async def test_an_event_is_never_due_early_by_rounding(mongo_url: str, mongo_sch
 
 async def test_a_priority_and_a_failure_survive_a_delivery_after_a_retry(store: MongoStore) -> None:
     [event_id] = await staged(store, order(1, priority=9))
-    await store.database["outbox"].update_one({"_id": event_id}, {"$set": {"failure": '{"kind": "refused"}'}})
+    await store.database["outbox"].update_one({"_id": event_id}, {"$set": {"failure": '{"kind": "nacked"}'}})
     lease, [settlement] = await fetched(store, "relay")
     assert await store.settle(lease, Settlements.of([Settlement(settlement.event, settlement.stream, CONFIRMED)])) == 1
     sent = await store.admin.event(event_id)
-    assert (sent["priority"], sent["failure"], sent["state"]) == (9, {"kind": "refused"}, "sent")
+    assert (sent["priority"], sent["failure"], sent["state"]) == (9, {"kind": "nacked"}, "sent")
 
 
 async def test_a_commit_wakes_a_listener(store: MongoStore) -> None:

@@ -13,7 +13,7 @@ from pymongo import MongoClient
 
 from outrider.event import Stream, lane_of
 from outrider.stores.mongo import MongoSchema, MongoStore, outbox_fetch, outbox_settle
-from outrider.stores.mongo.documents import UNMET, placed, stream_id
+from outrider.stores.mongo.documents import UNMET, inserted, stream_id
 from outrider.stores.mongo.outbox_admin import blocked_pipeline
 from outrider.stores.mongo.staging import leap
 from tests.support.mongo_outbox import each, explained
@@ -63,7 +63,7 @@ def _document(key: str, position: int) -> dict[str, Any]:
         **fields,
         **numbers,
         "created_at": datetime.now(UTC),
-        **placed(lane_of(key, 5, 32), position),
+        **inserted(lane_of(key, 5, 32), position),
     }
 
 
@@ -131,7 +131,7 @@ async def test_the_first_of_40_000_waiting_events_are_found_at_once(store: Mongo
 
 
 async def test_a_waiting_event_of_a_stream_is_detected_with_one_index_key(store: MongoStore) -> None:
-    plan = await _plan(store, "outbox_blocked", outbox_settle.loose_pipeline([stream_id(BUSY)]))
+    plan = await _plan(store, "outbox_blocked", outbox_settle.maybe_empty_pipeline([stream_id(BUSY)]))
     assert not _scanned(plan)
     assert _indexes(plan) == {"_id_", "outbox_waiting"}
     assert _keys(plan) <= 2

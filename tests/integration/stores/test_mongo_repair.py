@@ -11,7 +11,7 @@ from outrider.brokers.base import CONFIRMED
 from outrider.event import DeadLetterReason, Event
 from outrider.outbox.model import PARK, Criteria, DeadLettered, Lease, Retention, Settlements
 from outrider.stores.mongo import MongoStore
-from outrider.stores.mongo.outbox_admin import held_for_nothing, orphans
+from outrider.stores.mongo.outbox_admin import blocked_without_dead_letter, orphans
 from outrider.testing.harness import order, orders
 from tests.support.mongo_outbox import each, explained, fetched, staged
 
@@ -74,7 +74,7 @@ async def test_rows_to_repair_are_found_by_indexes(store: MongoStore) -> None:
     plan = await explained(client, schema, "outbox", orphans())
     assert "outbox_waiting" in each(plan, lambda part: part.get("indexName"))
     assert "FETCH" not in each(plan, lambda part: part.get("stage"))
-    plan = await explained(client, schema, "outbox_blocked", held_for_nothing())
+    plan = await explained(client, schema, "outbox_blocked", blocked_without_dead_letter())
     assert not any(each(plan, lambda part: part.get("collectionScans")))
 
 

@@ -73,15 +73,15 @@ async def test_no_message_is_lost_between_writers_and_a_worker_that_saves_all_th
     [saga_id] = await _start(sagas, 1)
     messages = [reply(saga_id) for _ in range(60)]
     read: list[UUID] = []
-    posted = asyncio.Event()
+    message_row = asyncio.Event()
 
     async def deliver_all() -> None:
         for first in range(0, 60, 3):
             await asyncio.gather(*(_deliver(sagas, message) for message in messages[first : first + 3]))
-        posted.set()
+        message_row.set()
 
     async def read_all() -> None:
-        while not posted.is_set() or len(read) < 60:
+        while not message_row.is_set() or len(read) < 60:
             for record in await sagas.claim("ann", ORDER, limit=1, lease_seconds=60):
                 read.extend(message.event_id for message in record.messages)
                 taken = [message.message_id for message in record.messages]
@@ -145,7 +145,7 @@ async def test_an_application_works_through_a_session_of_either_kind(
         assert driver.run(session, "start_saga", (new_saga("sync"),), mongo_schema) is True
         assert driver.run(session, "deliver_messages", ([reply(new_saga("sync").saga_id)],), mongo_schema) == 1
         assert driver.run(session, "participant_enter", ("stock", "k", Phase.ACTION), mongo_schema).fresh
-        driver.run(session, "participant_keep", ("stock", "k", Phase.ACTION, b'"yes"'), mongo_schema)
+        driver.run(session, "participant_save_reply", ("stock", "k", Phase.ACTION, b'"yes"'), mongo_schema)
 
     def write_in_a_thread() -> None:
         with pymongo.MongoClient[Any](mongo_url) as plain, plain.start_session() as session:

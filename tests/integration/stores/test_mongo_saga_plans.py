@@ -96,7 +96,7 @@ def _message(number: int, saga: dict[str, Any], now: datetime) -> dict[str, Any]
         "name": "stock.reserved",
         "key": None,
         "body": "{}",
-        "posted_at": now,
+        "delivered_at": now,
         "saga_type": saga["saga_type"],
         "definition_version": 1,
         **({"unseen": True} if unseen else {}),
@@ -221,7 +221,7 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(
         assert (
             await driver.run(tx.session, "participant_enter", ("stock", "k", Phase.COMPENSATION), mongo_schema)
         ).barred
-        await driver.run(tx.session, "participant_keep", ("stock", "k", Phase.COMPENSATION, b"{}"), mongo_schema)
+        await driver.run(tx.session, "participant_save_reply", ("stock", "k", Phase.COMPENSATION, b"{}"), mongo_schema)
     _check(await profiler.end(), 6)
 
 
@@ -240,7 +240,7 @@ async def test_pruning_reads_the_oldest_and_nothing_else(many_sagas: MongoSagas,
     pruned = await many_sagas.prune(saga_days=13, audit_days=13, participant_memory_days=13)
     done = await profiler.end()
     assert pruned.sagas > 1_000
-    assert (pruned.notes > 1_000, pruned.barriers > 1_000) == (True, True)
+    assert (pruned.notes > 1_000, pruned.participants > 1_000) == (True, True)
     # 13 of nearly 14 days stay. Entries of the audit log are read with their sagas, and unseen messages are all read.
     _check(done, 4_800)
     largest = {name: max(one.documents for one in done if one.collection == name) for name, *_ in done}

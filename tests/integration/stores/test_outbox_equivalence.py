@@ -49,7 +49,7 @@ class MongoPair(Pair):
         claim = self.rng.choice([None, BLOCK])
         async with self.memory.transaction() as tx:
             expected = await tx.stage(drafts, claim)
-        found = await self._placed(drafts, claim)
+        found = await self._inserted_rows(drafts, claim)
         assert [row.event_id for row in found] == [row.event_id for row in expected]
         held = [row.event_id for row in found if row.optimistic]
         # An event that is alone in its stream is held here even if its lane is not empty; the relay may have it then.
@@ -58,7 +58,7 @@ class MongoPair(Pair):
         if claim and self.rng.random() < 0.7:
             await self._settle_claim([event_id for event_id in held if event_id not in more])
 
-    async def _placed(self, drafts: StageRequest, claim: OptimisticClaim | None) -> list[StagedRow]:
+    async def _inserted_rows(self, drafts: StageRequest, claim: OptimisticClaim | None) -> list[StagedRow]:
         async def run_once(session: AsyncClientSession) -> list[StagedRow]:
             return await run_operations_async(stage(drafts, claim, self.clock), session, self.mongo.database.schema)
 

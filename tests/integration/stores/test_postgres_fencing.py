@@ -21,7 +21,7 @@ from outrider.testing.harness import numbers, order, orders
 
 pytestmark = pytest.mark.postgres
 
-FAILURE = {"kind": "refused", "error": "no"}
+FAILURE = {"kind": "nacked", "error": "no"}
 OUTCOMES: list[Outcome] = [
     CONFIRMED,
     Retry(1, FAILURE),
@@ -43,7 +43,7 @@ async def _waiting(conn: Any, count: int = 1) -> None:
 
 
 async def _fetched(store: PostgresStore, owner: str) -> tuple[Lease, list[Settlement]]:
-    await store.heartbeat(owner, 60, joining=True)
+    await store.heartbeat(owner, 60, first=True)
     lease = await store.claim(owner, range(store.lanes * 3))
     fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, 10))
     return lease, [Settlement(e, e.stream, CONFIRMED) for e in fetched.events]
@@ -102,7 +102,7 @@ async def test_a_settle_waiting_on_an_event_row_still_holds_its_lane(
     settling = asyncio.create_task(store.settle(lease, Settlements.of(settlements)))
     await _waiting(conn)
     await conn.execute("UPDATE outrider.outbox_relay SET alive_until = clock_timestamp() - interval '1 second'")
-    await store.heartbeat("new", 60, joining=True)
+    await store.heartbeat("new", 60, first=True)
     lane = settlements[0].stream.lane
     assert lane not in (await store.claim("new", range(store.lanes * 3))).epochs
     await blocking.commit()
@@ -114,13 +114,13 @@ async def test_a_settle_waiting_on_an_event_row_still_holds_its_lane(
 async def test_a_client_that_stands_still_in_a_settle_does_not_keep_its_lanes_locked(
     store: PostgresStore, conn: Any, postgres_url: str
 ) -> None:
-    await store.heartbeat("old", 60, joining=True)
+    await store.heartbeat("old", 60, first=True)
     lease = await store.claim("old", range(store.lanes * 3))
     stalled = await asyncpg.connect(postgres_url)
     await stalled.execute("BEGIN")
     await stalled.fetch(store.sql["lock_lanes"], "old", list(lease.epochs), list(lease.epochs.values()), "300")
     await conn.execute("UPDATE outrider.outbox_relay SET alive_until = clock_timestamp() - interval '1 second'")
-    await store.heartbeat("new", 60, joining=True)
+    await store.heartbeat("new", 60, first=True)
     async with asyncio.timeout(20):
         while len((await store.claim("new", range(store.lanes * 3))).epochs) == 0:
             await asyncio.to_thread(lambda: None)
@@ -187,7 +187,7 @@ async def test_an_optimistic_probe_waits_for_the_streams_lock_before_it_looks(
     first = conn.transaction()
     await first.start()
     await outrider.stage(conn, order(1, sequence="auto"))
-    writer = OptimisticWriter(store, broker, outrider.Outbox().place)
+    writer = OptimisticWriter(store, broker, outrider.Outbox().insert)
 
     async def second() -> None:
         own = await asyncpg.connect(postgres_url, server_settings={"application_name": "outrider"})
@@ -243,7 +243,7 @@ async def test_a_writer_at_a_stricter_isolation_level_leaves_its_event_to_the_re
 ) -> None:
     """Its statements read an old snapshot, which may lack the delivery of an earlier event."""
     broker = MemoryBroker()
-    writer = OptimisticWriter(store, broker, outrider.Outbox().place)
+    writer = OptimisticWriter(store, broker, outrider.Outbox().insert)
     await conn.execute("CREATE TABLE aggregate (id text PRIMARY KEY); INSERT INTO aggregate VALUES ('A')")
     late = await asyncpg.connect(postgres_url)
     async with writer.transaction(late.transaction(isolation="repeatable_read")) as batch:

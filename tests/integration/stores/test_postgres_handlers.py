@@ -75,7 +75,7 @@ async def test_a_connection_lost_under_a_handler_counts_no_attempt_and_the_next_
     billing.routes.handlers["orders", "order.placed"] = Route(bench.handler)
     assert await billing.deliver(once) == 1
     assert await bench.effects() == ["A-1:1"]
-    assert bench.notebook.of(HandlerRetried) == []
+    assert bench.observer.of(HandlerRetried) == []
 
 
 async def test_another_connection_that_is_lost_is_the_handlers_own_affair(bench: PostgresInboxBench, conn: Any) -> None:
@@ -87,7 +87,7 @@ async def test_another_connection_that_is_lost_is_the_handlers_own_affair(bench:
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(cut_off)
     assert await billing.deliver(delivery(1)) == 0
-    assert len(bench.notebook.of(HandlerRetried)) == 1
+    assert len(bench.observer.of(HandlerRetried)) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -241,8 +241,8 @@ async def test_missing_rights_count_no_attempt(bench: PostgresInboxBench, postgr
             assert await billing.deliver(delivery(1)) == 0
     finally:
         await bench._pool.execute("DROP OWNED BY shop_half; DROP ROLE shop_half")
-    assert half.notebook.of(HandlerRetried) == []
-    assert "permission denied" in half.notebook.of(ConsumerUnavailable)[0].error
+    assert half.observer.of(HandlerRetried) == []
+    assert "permission denied" in half.observer.of(ConsumerUnavailable)[0].error
 
 
 async def test_a_transaction_aborted_by_an_error_is_reported_with_the_remedy(bench: PostgresInboxBench) -> None:
@@ -261,7 +261,7 @@ async def _dead_lettered(bench: PostgresInboxBench, handler: Any) -> dict[str, A
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(handler)
     await billing.deliver_all([delivery(1)], times=4)
-    assert bench.notebook.of(ConsumerUnavailable) == []
+    assert bench.observer.of(ConsumerUnavailable) == []
     [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert dead_letter["attempts"] == 3
     return dead_letter

@@ -63,7 +63,7 @@ async def test_a_pool_with_its_own_json_codec_works(postgres_url: str) -> None:
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=2, init=read_json) as pool:
         inbox = PostgresInbox.over(pool)
         poison = delivery(1)._replace(body=b"{")
-        assert await Inbox(inbox).process(poison, _nothing, consumer="billing") is Result.BURIED
+        assert await Inbox(inbox).process(poison, _nothing, consumer="billing") is Result.DEAD_LETTERED
         [dead_letter] = await inbox.admin.dead_letters(InboxCriteria())
         assert dead_letter["headers"] == poison.headers
         assert dead_letter["failure"] == {"error": "body: not JSON (JSONDecodeError)"}
@@ -125,11 +125,11 @@ async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: PostgresInboxB
         begun.set()
         await tx.execute("SELECT pg_sleep(60)")
 
-    handling = asyncio.create_task(service.process(once, wait, consumer="billing"))
+    executor = asyncio.create_task(service.process(once, wait, consumer="billing"))
     await begun.wait()
-    handling.cancel()
+    executor.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await handling
+        await executor
     assert await service.process(once, bench.handler, consumer="billing") is Result.APPLIED
     assert await bench.effects() == ["A-1:1"]
 
@@ -177,10 +177,10 @@ async def test_any_bytes_and_any_names_are_kept_as_they_came(inbox: PostgresInbo
     headers = {"\0": b"\0\xff", "\ud800": b"", "é\n": b"\x80" * 3, "key": "naïve".encode()}
     raw = Delivery("or\0ders\ud800" * 80, b"\xff\0", b"\0\xfe", headers, partition="s\0\udfff", position="p\0/7")
     service = Inbox(inbox)
-    assert await service.process(raw, _nothing, consumer="billing") is Result.BURIED
+    assert await service.process(raw, _nothing, consumer="billing") is Result.DEAD_LETTERED
     assert await service.process(raw, _nothing, consumer="billing") is Result.DUPLICATE
     odd_topic = delivery(1)._replace(topic="\ud800")
-    assert await service.process(odd_topic, _nothing, consumer="shipping") is Result.BURIED
+    assert await service.process(odd_topic, _nothing, consumer="shipping") is Result.DEAD_LETTERED
     [dead_letter] = await inbox.admin.dead_letters(InboxCriteria(consumer="billing"))
     assert (dead_letter["headers"], dead_letter["body"], dead_letter["position"]) == (headers, raw.body, "p\\0/7")
     assert await inbox.admin.replay([dead_letter["id"]], "ann") == 1
@@ -292,7 +292,7 @@ async def test_the_rights_that_the_documentation_names_are_enough(postgres_url: 
             assert await service.process(delivery(2), _nothing, consumer="billing") is Result.WAITING
             assert await inbox.admin.skip_gap("billing", STREAM, "ann")
             poison = delivery(1, key="B-1")._replace(body=b"{")
-            assert await service.process(poison, _nothing, consumer="billing") is Result.BURIED
+            assert await service.process(poison, _nothing, consumer="billing") is Result.DEAD_LETTERED
             [dead_letter] = await inbox.admin.dead_letters(InboxCriteria())
             assert await inbox.admin.replay([dead_letter["id"]], "ann") == 1
             await inbox.prune("billing", receipt_days=1, dead_letter_days=1)

@@ -100,7 +100,7 @@ async def test_two_replays_of_one_blocked_stream_at_once_unblock_it(inbox: Postg
         replay = asyncio.create_task(inbox.admin.replay([second], "ann"))
         await _waits(watcher)
         await tx.execute(sql["replay"], [first])
-        await tx.execute(sql["go_on"], *stream, [None], [1])
+        await tx.execute(sql["drain_unblocked"], *stream, [None], [1])
     assert await replay == 1
     assert await row(inbox) == (None, "draining", 2)
 

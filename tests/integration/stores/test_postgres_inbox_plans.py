@@ -133,7 +133,7 @@ async def test_a_persons_work_reads_only_the_streams_it_is_about(inbox: Postgres
     streams = ["billing"] * 10, ["orders"] * 10, [f"k{n}" for n in range(10)], [1] * 10
     used = await used_indexes(conn, 10, admin["replay"], ids)
     used |= await used_indexes(conn, 10, admin["lock_dead_letter_streams"], ids)
-    used |= await used_indexes(conn, 10, admin["go_on"], *streams, [None] * 10, [1] * 10)
+    used |= await used_indexes(conn, 10, admin["drain_unblocked"], *streams, [None] * 10, [1] * 10)
     used |= await used_indexes(conn, 10, admin["forget_empty_streams"], *streams)
     used |= await used_indexes(conn, 1, admin["first_early"], "billing", "orders", "k500", 1, 5)
     assert not used & set(TABLES)

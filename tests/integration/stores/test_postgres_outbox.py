@@ -47,7 +47,7 @@ def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def _fetch_plan(store: PostgresStore, conn: Any) -> list[dict[str, Any]]:
-    await store.heartbeat("relay", 600, joining=True)
+    await store.heartbeat("relay", 600, first=True)
     lease = await store.claim("relay", range(store.lanes * 3))
     epochs = list(lease.epochs), list(lease.epochs.values())
     return _nodes(await _plan(conn, store.sql["fetch"], "relay", *epochs, [20] * len(lease.epochs)))
@@ -95,7 +95,7 @@ async def test_a_settle_looks_its_events_up_once_and_not_once_per_lane(
 ) -> None:
     await conn.execute(FILL, rows, "pending")
     await conn.execute("ANALYZE outrider.outbox")
-    await store.heartbeat("relay", 600, joining=True)
+    await store.heartbeat("relay", 600, first=True)
     lease = await store.claim("relay", range(store.lanes * 3))
     fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, 60))
     for batch in (50, 1_500):
@@ -113,7 +113,7 @@ async def test_a_drain_reads_the_waiting_index_among_200_000_parked_rows(store: 
     block = "INSERT INTO outrider.outbox_blocked VALUES ($1, 'orders', 'k1', NULL, 'draining', clock_timestamp())"
     await conn.execute(block, lane)
     await conn.execute("ANALYZE outrider.outbox")
-    await store.heartbeat("relay", 600, joining=True)
+    await store.heartbeat("relay", 600, first=True)
     lease = await store.claim("relay", [lane])
     plan = await _plan(conn, store.sql["due"], "relay", [lane], list(lease.epochs.values()), 100)
     assert _scans(_nodes(plan), "outbox") == [("Index Scan", "outbox_waiting")]

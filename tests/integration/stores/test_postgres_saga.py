@@ -122,7 +122,7 @@ async def test_a_pool_with_codecs_of_its_own_makes_no_difference(postgres_url: s
             assert await driver.run(conn, "start_saga", (new_saga(),), "outrider")
             await driver.run(conn, "deliver_messages", ([reply(new_saga().saga_id)],), "outrider")
             assert (await driver.run(conn, "participant_enter", ("stock", "k", Phase.ACTION), "outrider")).fresh
-            await driver.run(conn, "participant_keep", ("stock", "k", Phase.ACTION, b'"yes"'), "outrider")
+            await driver.run(conn, "participant_save_reply", ("stock", "k", Phase.ACTION, b'"yes"'), "outrider")
             assert (
                 await driver.run(conn, "participant_enter", ("stock", "k", Phase.ACTION), "outrider")
             ).reply == b'"yes"'

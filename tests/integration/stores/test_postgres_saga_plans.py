@@ -30,12 +30,10 @@ SELECT md5('order' || i)::uuid, CASE WHEN i % 50 = 9 THEN 'other' ELSE 'order' E
     CASE WHEN i % 50 = 0 OR i % 50 = 9 THEN now() - i * interval '1 second'
          WHEN i % 100 = 2 THEN now() + interval '1 hour' END,
     CASE WHEN i % 100 = 2 THEN 'ann' END, 1, i % 1000 = 4
-FROM generate_series(1, 100000) AS i;
-INSERT INTO outrider.saga_step
-SELECT md5('order' || i)::uuid, 'step1', 'action', 'done', 1, 1, NULL, NULL, now(), now()
-FROM generate_series(1, 100000) AS i;
-INSERT INTO outrider.saga_mailbox (saga_id, event_id, kind, name, body, posted_at, seen, saga_type, definition_version)
-SELECT md5('order' || i)::uuid, gen_random_uuid(), 'reply', 'stock.reserved', '{}', now(), i % 200 <> 3 AND i % 50 <> 9,
+FROM generate_series(1, 100000) AS i; INSERT INTO outrider.saga_step SELECT md5('order' || i)::uuid, 'step1', 'action',
+'done', 1, 1, NULL, NULL, now(), now() FROM generate_series(1, 100000) AS i; INSERT INTO outrider.saga_mailbox (saga_id,
+event_id, kind, name, body, delivered_at, seen, saga_type, definition_version) SELECT md5('order' || i)::uuid,
+gen_random_uuid(), 'reply', 'stock.reserved', '{}', now(), i % 200 <> 3 AND i % 50 <> 9,
     CASE WHEN i % 50 = 9 THEN 'other' ELSE 'order' END, 1
 FROM generate_series(1, 100000) AS i WHERE i % 50 < 10;
 INSERT INTO outrider.saga_audit_log (saga_id, at, new_status, what, actor, detail)
@@ -90,7 +88,7 @@ async def test_a_turn_reads_what_it_is_about_and_nothing_else(sagas: PostgresSag
     outbox = {"outbox_pkey", "outbox_dead_letter_pkey"}
     assert await used_indexes(conn, 64, sagas._sql["undelivered"], ids) == outbox
     assert await used_indexes(conn, 1, sagas._sql["participant_reply"], "stock", "k", "action") == {"saga_barrier_pkey"}
-    assert await used_indexes(conn, 1, sagas._sql["keep_reply"], "stock", "k", "action", "{}") == {"saga_barrier_pkey"}
+    assert await used_indexes(conn, 1, sagas._sql["save_reply"], "stock", "k", "action", "{}") == {"saga_barrier_pkey"}
 
 
 async def test_saving_reads_what_it_writes_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
@@ -113,7 +111,7 @@ async def test_pruning_reads_the_oldest_and_nothing_else(sagas: PostgresSagas, c
     old = await used_indexes(conn, 1000, sagas._sql["prune_sagas"], 1.0, 1000)
     assert old == {"saga_instance_age", "saga_instance_pkey", "saga_step_pkey", "saga_mailbox_event"}
     # Rows to delete are found by age, and then by their position in the table.
-    notes = await used_indexes(conn, 1000, sagas._sql["prune_notes"], 1.0, 1000)
+    notes = await used_indexes(conn, 1000, sagas._sql["prune_audit"], 1.0, 1000)
     assert notes == {"saga_audit_age", "saga_instance_pkey", "saga_audit_log"}
     barriers = await used_indexes(conn, 1000, sagas._sql["prune_participants"], 1.0, 1000)
     assert barriers == {"saga_barrier_age", "saga_barrier"}

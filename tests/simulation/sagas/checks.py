@@ -43,7 +43,7 @@ class History:
             note.what for note in plan.notes if note.what.startswith("operator") and "ignored" not in note.detail
         }
         for note in plan.notes:
-            if note.detail == "settled by a person" and note.step:
+            if note.detail == "settled by an operator" and note.step:
                 self.by_hand.add((note.step, Phase(note.what.split()[0])))
         self.compensation_commanded |= "operator compensate" in applied
         self.unresolved |= self.unresolved_calls(record, inputs)

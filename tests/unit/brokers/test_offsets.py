@@ -17,13 +17,13 @@ def received(*offsets: int) -> tuple[OffsetTracker, list[int]]:
 def test_before_anything_is_received_there_is_no_position() -> None:
     progress = OffsetTracker()
     assert progress.position is None
-    assert progress.untold is None
+    assert progress.uncommitted is None
 
 
 def test_nothing_is_committed_before_something_is_done() -> None:
     progress, _ = received(5, 6)
     assert progress.position == 5
-    assert progress.untold is None
+    assert progress.uncommitted is None
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_offsets_that_a_log_leaves_out_are_no_gap() -> None:
 
 def test_a_committed_position_is_not_committed_again() -> None:
     progress, (first, second) = received(1, 2)
-    untold = [progress.untold]
+    uncommitted = [progress.uncommitted]
     progress.done(first)
-    untold += [progress.untold, progress.untold]
-    progress.tell(2)
-    untold += [progress.untold]
+    uncommitted += [progress.uncommitted, progress.uncommitted]
+    progress.committed(2)
+    uncommitted += [progress.uncommitted]
     progress.done(second)
-    assert [*untold, progress.untold] == [None, 2, 2, None, 3]
+    assert [*uncommitted, progress.uncommitted] == [None, 2, 2, None, 3]
 
 
 def test_done_twice_is_done_once() -> None:

@@ -133,7 +133,7 @@ class TestSubscription:
         subscription = Subscription("billing#1")
         deliver(subscription, 1, b"ab", b"cd", b"e")
         deliver(subscription, 2)
-        assert subscription.give(9) == [
+        assert subscription.take_deliveries(9) == [
             Delivery("orders", None, b"abcde", {}, "billing#1", "", 1),
             Delivery("orders", None, b"", {}, "billing#1", "", 2),
         ]
@@ -141,7 +141,7 @@ class TestSubscription:
     def test_a_routing_key_that_is_not_utf_8_is_still_a_topic(self) -> None:
         subscription = Subscription("billing#1")
         deliver(subscription, 1, routing_key=b"\xff")
-        assert [delivery.topic for delivery in subscription.give(9)] == ["\\xff"]
+        assert [delivery.topic for delivery in subscription.take_deliveries(9)] == ["\\xff"]
 
     def test_acks_are_frames_that_pamqp_reads(self) -> None:
         subscription = Subscription("billing#1")

@@ -279,8 +279,8 @@ def test_an_edit_follows_the_rules_of_staging(shell: Shell, tmp_path: Path) -> N
         (("--payload-file", str(payload)), "payload.total: nan is not JSON"),
         (("--payload-file", "no/such.json"), "cannot read no/such.json"),
         (("--header", "ticket"), "write NAME=VALUE"),
-        (("--header", "gapless=true"), "filled in by outrider"),
-        (("--topic", "no topic"), "characters a broker refuses"),
+        (("--header", "gapless=true"), "reserved for outrider"),
+        (("--topic", "no topic"), "characters that brokers reject"),
     ):
         assert words in shell(*args, *changes, code=2).stderr
     assert shell.json("dead-letters", "show", event_id)["topic"] == "orders"

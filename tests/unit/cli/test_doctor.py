@@ -160,7 +160,7 @@ def test_names_of_checks_are_unique() -> None:
 def test_only_this_machine_is_safe_from_listeners(host: str, local: bool) -> None:
     assert is_loopback(host) is local
     expected = OK if local else WARN
-    assert of_postgres.judge_encryption(f"postgresql://u@{_netloc(host)}/x", encrypted=False).level is expected
+    assert of_postgres.check_encryption(f"postgresql://u@{_netloc(host)}/x", encrypted=False).level is expected
 
 
 def _netloc(host: str) -> str:
@@ -178,16 +178,16 @@ MONGO_READER = {
 @pytest.mark.parametrize(
     ("result", "level"),
     [
-        (of_postgres.judge_encryption("postgresql://db/x", encrypted=True), OK),
-        (of_postgres.judge_encryption("postgresql:///x?host=/run/postgresql", encrypted=False), OK),
-        (of_postgres.judge_encryption("postgresql://a@db-1:5432,localhost/x", encrypted=False), WARN),
-        (of_postgres.judge_version(140_000, "14.0"), OK),
-        (of_postgres.judge_version(139_999, "13.9"), ERROR),
-        (of_kafka.judge_encryption("localhost:9092,broker-2:9092", "plaintext"), WARN),
-        (of_kafka.judge_encryption("broker-1:9092", "SASL_PLAINTEXT"), WARN),
-        (of_kafka.judge_encryption("broker-1:9092", "SASL_SSL"), OK),
-        (of_kafka.judge_encryption("127.0.0.1:9092", "plaintext"), OK),
-        (of_kafka.judge_auto_create(["false", None]), WARN),
+        (of_postgres.check_encryption("postgresql://db/x", encrypted=True), OK),
+        (of_postgres.check_encryption("postgresql:///x?host=/run/postgresql", encrypted=False), OK),
+        (of_postgres.check_encryption("postgresql://a@db-1:5432,localhost/x", encrypted=False), WARN),
+        (of_postgres.check_version(140_000, "14.0"), OK),
+        (of_postgres.check_version(139_999, "13.9"), ERROR),
+        (of_kafka.check_encryption("localhost:9092,broker-2:9092", "plaintext"), WARN),
+        (of_kafka.check_encryption("broker-1:9092", "SASL_PLAINTEXT"), WARN),
+        (of_kafka.check_encryption("broker-1:9092", "SASL_SSL"), OK),
+        (of_kafka.check_encryption("127.0.0.1:9092", "plaintext"), OK),
+        (of_kafka.check_auto_create(["false", None]), WARN),
         (checks.encryption(RabbitSettings(host="mq")), WARN),
         (checks.encryption(RabbitSettings(host="mq", tls=True)), OK),
         (checks.credentials(RabbitSettings(host="mq")), WARN),
@@ -197,22 +197,22 @@ MONGO_READER = {
         (checks.replicas([QueueInfo("a", limits={"ha-mode": "all"}), QueueInfo("b", "quorum")], 3), OK),
         (checks.replicas([QueueInfo("a")], 1), OK),
         (checks.expiry([QueueInfo("a", limits={"expires": 5})]), WARN),
-        (of_mongo.judge_version("5.0.31"), OK),
-        (of_mongo.judge_version("4.4.29"), ERROR),
-        (of_mongo.judge_members({"setName": "rs0", "hosts": ["a", "b", "c"]}), OK),
-        (of_mongo.judge_members({"setName": "rs0", "hosts": ["a", "b"], "arbiters": ["c"]}), WARN),
-        (of_mongo.judge_members({"msg": "isdbgrid"}), OK),
-        (of_mongo.judge_journal({"config": {}}), OK),
-        (of_mongo.judge_journal({"config": {"writeConcernMajorityJournalDefault": False}}), ERROR),
-        (of_mongo.judge_journal(None), WARN),
-        (of_mongo.judge_write_concern({"defaultWriteConcern": {"w": "majority"}}), OK),
-        (of_mongo.judge_write_concern({"defaultWriteConcern": {"w": 1}}), WARN),
-        (of_mongo.judge_write_concern({"defaultWriteConcernSource": "implicit"}), WARN),
-        (of_mongo.judge_write_concern(None), WARN),
-        (of_mongo.judge_rights("outrider", MONGO_READER), WARN),
-        (of_mongo.judge_rights("outrider", None), OK),
-        (of_sqlite.judge_journal("delete", 2), ERROR),
-        (of_sqlite.judge_journal("wal", 1), ERROR),
+        (of_mongo.check_version("5.0.31"), OK),
+        (of_mongo.check_version("4.4.29"), ERROR),
+        (of_mongo.check_members({"setName": "rs0", "hosts": ["a", "b", "c"]}), OK),
+        (of_mongo.check_members({"setName": "rs0", "hosts": ["a", "b"], "arbiters": ["c"]}), WARN),
+        (of_mongo.check_members({"msg": "isdbgrid"}), OK),
+        (of_mongo.check_journal({"config": {}}), OK),
+        (of_mongo.check_journal({"config": {"writeConcernMajorityJournalDefault": False}}), ERROR),
+        (of_mongo.check_journal(None), WARN),
+        (of_mongo.check_write_concern({"defaultWriteConcern": {"w": "majority"}}), OK),
+        (of_mongo.check_write_concern({"defaultWriteConcern": {"w": 1}}), WARN),
+        (of_mongo.check_write_concern({"defaultWriteConcernSource": "implicit"}), WARN),
+        (of_mongo.check_write_concern(None), WARN),
+        (of_mongo.check_rights("outrider", MONGO_READER), WARN),
+        (of_mongo.check_rights("outrider", None), OK),
+        (of_sqlite.check_journal("delete", 2), ERROR),
+        (of_sqlite.check_journal("wal", 1), ERROR),
         (doctor_command.error_result("broker", TimeoutError()), ERROR),
     ],
 )
@@ -248,7 +248,7 @@ cut off
 def test_a_network_filesystem_is_known_by_its_mount(path: str, kind: str | None) -> None:
     assert remote_filesystem(Path(path), MOUNTS) == kind
     expected = OK if kind is None else ERROR
-    assert of_sqlite.judge_filesystem(kind).level is of_embedded.judge_filesystem(kind).level is expected
+    assert of_sqlite.check_filesystem(kind).level is of_embedded.check_filesystem(kind).level is expected
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Shop:
         """Let a relay that stays alive fail in publishing the first event of each stream."""
 
         async def fail(store: OutboxStore) -> None:
-            beat = await store.heartbeat("relay-7", 60.0, joining=True)
+            beat = await store.heartbeat("relay-7", 60.0, first=True)
             assert beat
             lease = await store.claim("relay-7", beat.free_lanes)
             fetched = await store.fetch(lease, dict.fromkeys(lease.epochs, 10))

@@ -92,7 +92,11 @@ def shell(tmp_path: Path) -> Shell:
 @pytest.fixture
 def held(shell: Shell) -> Shell:
     """Two dead letters block their streams, and one event waits behind the first."""
-    assert shell.receive(broken(1, "A"), broken(2, "B"), delivery(3, "A")) == ["buried", "buried", "waiting"]
+    assert shell.receive(broken(1, "A"), broken(2, "B"), delivery(3, "A")) == [
+        "dead_lettered",
+        "dead_lettered",
+        "waiting",
+    ]
     return shell
 
 
@@ -254,7 +258,7 @@ def test_a_stream_without_its_gap_goes_on_with_the_first_event_that_waits(early:
 def test_skipping_a_gap_needs_a_yes(early: Shell) -> None:
     assert "give up on the missing events of A on orders" in early.json("skip-gap", *PLACE, code=2)["error"]
     assert early.json("streams")[0]["cause"] == "early"
-    assert "A on orders goes on" in early("skip-gap", *PLACE, "--yes").stdout
+    assert "A on orders continues" in early("skip-gap", *PLACE, "--yes").stdout
 
 
 def test_a_stream_that_does_not_wait_for_a_predecessor_has_no_gap_to_skip(held: Shell) -> None:

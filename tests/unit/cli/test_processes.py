@@ -45,7 +45,7 @@ async def test_an_error_that_a_child_reports_before_any_was_steady_stops_all_wit
     code: int, tmp_path: Path
 ) -> None:
     group, observer = _group(code, 100, tmp_path / "tries", steady_seconds=60)
-    assert max(await asyncio.gather(group.keep(), group.keep())) == code
+    assert max(await asyncio.gather(group.supervise_child(), group.supervise_child())) == code
     assert group.exit_code == code
     assert [*observer.of(ProcessCrashed), *observer.of(ProcessFailed)] == []
 
@@ -54,7 +54,7 @@ async def test_an_error_that_a_child_reports_after_one_was_steady_is_no_crash_an
     tmp_path: Path,
 ) -> None:
     group, observer = _group(3, 2, tmp_path / "tries", steady_seconds=0)
-    assert await group.keep() == 0
+    assert await group.supervise_child() == 0
     assert [fact.exit_code for fact in observer.of(ProcessFailed)] == [3, 3]
     assert observer.of(ProcessCrashed) == []
     assert (group.exit_code, group.counts["confirmed"]) == (0, 1)
@@ -62,7 +62,7 @@ async def test_an_error_that_a_child_reports_after_one_was_steady_is_no_crash_an
 
 async def test_a_child_that_crashes_is_replaced_from_the_start(tmp_path: Path) -> None:
     group, observer = _group(1, 2, tmp_path / "tries", steady_seconds=60)
-    assert await group.keep() == 0
+    assert await group.supervise_child() == 0
     assert [fact.exit_code for fact in observer.of(ProcessCrashed)] == [1, 1]
     assert group.counts["confirmed"] == 1
 
@@ -93,6 +93,6 @@ async def test_a_child_that_goes_on_running_shows_that_relays_can_work(tmp_path:
     observer = RecordingObserver()
     command = [sys.executable, "-c", TWO, str(tmp_path)]
     group = ProcessGroup(command, dict(os.environ), finite=True, steady_seconds=1, observer=observer)
-    assert max(await asyncio.gather(group.keep(), group.keep())) == 0
+    assert max(await asyncio.gather(group.supervise_child(), group.supervise_child())) == 0
     assert [fact.exit_code for fact in observer.of(ProcessFailed)] == [3]
     assert group.counts["confirmed"] == 2

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 from outrider import Event, Inbox, RetryPolicy
 from outrider.app import open_schema
 from outrider.cli import app
-from outrider.cli.saga_operator import give
+from outrider.cli.saga_operator import send_command
 from outrider.saga.context import StepContext
 from outrider.saga.definition.saga import Saga, SagaRegistry, saga_id_of
 from outrider.saga.model import Claim, MessageKind, NewSagaMessage, Phase, SagaChange, SagaRecord
 from outrider.saga.participant import Participant
-from outrider.saga.planner.actions import Claimed, Input, Raised, StepDeclined, Succeeded
+from outrider.saga.planner.actions import Claimed, Input, Raised, RejectedResult, Succeeded
 from outrider.saga.planner.planner import advance
 from outrider.stores.memory import MemorySagas, MemoryStore
 from outrider.stores.sqlite import SqliteSagas
@@ -81,7 +81,7 @@ async def leave(run: StepContext[Order]) -> None:
 @inbox.handler("stock.reserve", consumer="stock", topic="stock")
 async def reserve(command: Event, tx: Any) -> None:
     """Answer the command of an order."""
-    await stock.act(tx, command, lambda *_: Event("stock.reserved", {}))
+    await stock.execute(tx, command, lambda *_: Event("stock.reserved", {}))
 
 
 only_refunds = [refund]
@@ -205,7 +205,7 @@ def failed(shell: Shell) -> Shell:
 def over(shell: Shell) -> Shell:
     """An order that was rejected, and therefore compensated."""
     shell.start(order)
-    shell.turn(StepDeclined("create", Phase.ACTION, "sold out"))
+    shell.turn(RejectedResult("create", Phase.ACTION, "sold out"))
     assert shell.json("ls")[0]["status"] == "compensated"
     return shell
 
@@ -294,7 +294,7 @@ def test_explain_names_the_cause_and_the_commands_that_help(failed: Shell) -> No
     ]
     shown = failed("why", str(ORDER_ID)).stdout
     assert shown.startswith("order A-7 is failed")
-    assert f"outrider saga mark-done {ORDER_ID}  goes on as if that were done" in shown
+    assert f"outrider saga mark-done {ORDER_ID}  counts the failed steps as done" in shown
 
 
 def test_explain_says_that_no_worker_has_it_and_what_the_definitions_know(failed: Shell) -> None:
@@ -303,21 +303,19 @@ def test_explain_says_that_no_worker_has_it_and_what_the_definitions_know(failed
     assert "No worker that holds version 1 of refund is running" in failed.json(*resting)["reasons"][-1]
     assert "step rest waits for an answer, an event or a time" in failed.json(*resting)["reasons"][0]
     known = failed.json(*resting, "--sagas", f"{HERE}:only_refunds")["reasons"]
-    assert "step rest lets time pass until" in known[0]
+    assert "step rest sleeps until" in known[0]
     strange = failed.json("why", str(ORDER_ID), "--sagas", f"{HERE}:only_refunds")["reasons"]
     assert "does not hold version 1 of order, so a worker that runs it leaves this saga alone" in strange[-1]
 
 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
 def test_an_operator_command_is_a_message_with_the_name_of_the_operator(failed: Shell, verb: str) -> None:
-    assert failed.json(verb, str(ORDER_ID)) == {"order": verb.replace("-", "_"), "ordered": 1, "sagas": [str(ORDER_ID)]}
+    assert failed.json(verb, str(ORDER_ID)) == {"command": verb.replace("-", "_"), "sent": 1, "sagas": [str(ORDER_ID)]}
     [(name, body)] = failed.commands()
     assert (name, body["actor"].startswith("cli:")) == (verb.replace("-", "_"), True)
-    assert (
-        f"A-7: {verb} is ordered; the next worker that runs acts on it" in failed(verb, "A-7", "--type", "order").stdout
-    )
+    assert f"A-7: {verb} is sent; the next worker applies it" in failed(verb, "A-7", "--type", "order").stdout
     assert len(failed.commands()) == 2
-    assert f"ordered {verb}" in failed("why", str(ORDER_ID)).stdout
+    assert f"commanded {verb}" in failed("why", str(ORDER_ID)).stdout
 
 
 async def test_an_operator_command_wakes_workers_that_listen() -> None:
@@ -326,7 +324,7 @@ async def test_an_operator_command_wakes_workers_that_listen() -> None:
     async with store.transaction() as tx:
         await store.start(tx, new)
     async with store.listen(woken.set):
-        assert (await give(store, "retry", {new.saga_id: "A-7"}, None)).saga_ids == [new.saga_id]
+        assert (await send_command(store, "retry", {new.saga_id: "A-7"}, None)).saga_ids == [new.saga_id]
         assert woken.is_set()
 
 
@@ -337,19 +335,19 @@ def test_the_next_worker_applies_an_operator_command_and_the_audit_log_says_so(f
     assert (output["status"], output["messages"]) == ("compensated", [])
     [answer] = [line for line in output["audit"] if line["what"] == "operator compensate"]
     assert answer["actor"].startswith("cli:")
-    assert "compensates everything" in answer["detail"]
+    assert "compensates all steps" in answer["detail"]
 
 
 @pytest.mark.parametrize("verb", ["retry", "compensate", "mark-done"])
 def test_a_saga_that_has_ended_takes_no_operator_commands(over: Shell, verb: str) -> None:
     error = over.json(verb, str(ORDER_ID), code=1)["error"]
-    assert f"{ORDER_ID} takes no order {verb.replace('-', '_')}: it is compensated" in error
+    assert f"{ORDER_ID} rejects the command {verb.replace('-', '_')}: it is compensated" in error
     assert over.commands() == []
 
 
 def test_sagas_that_can_take_an_operator_command_get_it_and_the_others_are_reported(failed: Shell) -> None:
     result = failed("retry", "A-7", "A-8", "A-7", "--type", "order", "--json", code=1)
-    assert json.loads(result.stdout)["ordered"] == 1
+    assert json.loads(result.stdout)["sent"] == 1
     assert "no order with the correlation id A-8" in json.loads(result.stderr)["error"]
     assert len(failed.commands()) == 1
 

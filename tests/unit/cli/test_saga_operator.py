@@ -119,7 +119,7 @@ def failed(shell: Shell) -> Shell:
 @pytest.mark.parametrize("how", ["--attention", "--all"])
 def test_an_operator_command_goes_to_all_sagas_of_a_type_that_it_helps(failed: Shell, how: str) -> None:
     output = failed.json("saga", "retry", how, "--type", "order", "--yes")
-    assert output == {"order": "retry", "ordered": 3, "found": 3, "limit": 1000}
+    assert output == {"command": "retry", "sent": 3, "found": 3, "limit": 1000}
     assert failed.operator_commands("A-2") == ["retry"]
 
 
@@ -130,8 +130,8 @@ def test_many_sagas_never_get_an_operator_command_without_a_yes(failed: Shell) -
 
 def test_an_operator_command_for_many_can_be_narrowed_to_a_step(failed: Shell) -> None:
     narrowed = ("saga", "retry", "--attention", "--type", "order", "--yes", "--step")
-    assert failed.json(*narrowed, "confirm")["ordered"] == 0
-    assert failed.json(*narrowed, "charge")["ordered"] == 3
+    assert failed.json(*narrowed, "confirm")["sent"] == 0
+    assert failed.json(*narrowed, "charge")["sent"] == 3
 
 
 def test_sagas_beyond_the_limit_are_reported(failed: Shell) -> None:

@@ -45,14 +45,14 @@ async def test_a_job_that_raises_an_error_that_no_future_carries_is_reported() -
 async def test_a_thread_that_is_busy_is_one_less_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threaded_transactions, "WAIT_SECONDS", 0.05)
     pool, may = Threads(1, "test"), threading.Event()
-    thread = await pool.take()
-    pool.give_later(thread, thread.submit(may.wait, 10))
+    thread = await pool.get()
+    pool.put_when_done(thread, thread.submit(may.wait, 10))
     with pytest.raises(Transient, match="give what your handlers wait for a time limit"):
-        await pool.take()
+        await pool.get()
     may.set()
     monkeypatch.setattr(threaded_transactions, "WAIT_SECONDS", 10)
-    assert await pool.take() is thread
-    pool.give(thread)
+    assert await pool.get() is thread
+    pool.put(thread)
     said = list[str]()
     await pool.close(lambda: said.append(threading.current_thread().name))
     assert said == ["test"]

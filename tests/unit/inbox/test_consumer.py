@@ -355,7 +355,7 @@ async def test_an_error_whose_text_cannot_be_made_counts_an_attempt_like_any_oth
         rig.source.put("A:1", "B:1")
         await rig.until(lambda: len(rig.source.acked) == 2)
     assert [fact.error for fact in rig.observer.of(ConsumerDeadLettered)] == [
-        "Speechless: (its text cannot be made: TypeError)"
+        "Speechless: (its text cannot be read: TypeError)"
     ]
     assert rig.effects == ["B:1"]
 

@@ -52,14 +52,14 @@ def test_a_consumer_with_settings_and_no_handler_is_taken_for_a_name_written_wro
     inbox.consumer("biling", ordering="strict")
     for names in ([], ["billing"]):
         with pytest.raises(UsageError, match=r"biling has settings and no handler; did you mean billing\?"):
-            inbox.chosen(names)
+            inbox.select(names)
 
 
 def test_a_lone_consumer_without_a_handler_gets_an_example_of_a_registration() -> None:
     inbox = Inbox()
     inbox.consumer("billing", ordering="strict")
     with pytest.raises(UsageError, match=r"register one: @inbox.handler\("):
-        inbox.chosen([])
+        inbox.select([])
 
 
 def test_a_handler_without_consumer_or_type_is_rejected_with_an_example() -> None:
@@ -85,4 +85,4 @@ def test_a_handler_that_does_not_take_an_event_and_a_transaction_is_rejected(han
 def test_whatever_takes_an_event_and_a_transaction_is_a_handler(handler: Any) -> None:
     inbox = Inbox()
     inbox.handler("order.placed", consumer="billing")(handler)
-    assert inbox.chosen([])["billing"].topics == ["events.order.placed"]
+    assert inbox.select([])["billing"].topics == ["events.order.placed"]

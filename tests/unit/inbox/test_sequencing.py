@@ -10,7 +10,7 @@ import pytest
 
 from outrider.event import Delivery, InboxStream, ReceivedEvent
 from outrider.inbox.model import Held, Ignored, InboxBlockReason, LeftWithBroker, StreamState
-from outrider.inbox.sequencing import NOT_OURS, Accept, Refuse, decide, numbered
+from outrider.inbox.sequencing import NOT_OURS, Accept, RejectEvent, decide, drop_uncountable_sequence
 from outrider.inbox.settings import ConsumerSettings, Ordering
 
 OURS = {"gapless": True}
@@ -126,7 +126,7 @@ def test_it_stays_with_the_broker_when_too_many_wait(
 
 @pytest.mark.parametrize("received", REJECTIONS)
 def test_strict_ordering_rejects_events_without_our_sequence(received: ReceivedEvent) -> None:
-    assert decided({**STRICT}, received, at(seen=7)) == (Refuse(NOT_OURS, at(seen=7)), at(seen=7))
+    assert decided({**STRICT}, received, at(seen=7)) == (RejectEvent(NOT_OURS, at(seen=7)), at(seen=7))
 
 
 @pytest.mark.parametrize("ordering", list(Ordering))
@@ -146,7 +146,7 @@ def test_a_held_event_goes_on_waiting_behind_one_that_was_dead_lettered_with_it(
 
 def test_only_strict_ordering_drops_a_number_and_only_one_that_is_not_ours() -> None:
     strict, monotonic = ConsumerSettings(ordering=Ordering.STRICT), ConsumerSettings(ordering=Ordering.MONOTONIC)
-    assert numbered(received(8), strict).sequence is None
-    assert numbered(received(8, skipped=True), strict).sequence == 8
-    assert numbered(received(8, **OURS), strict).sequence == 8
-    assert numbered(received(8), monotonic).sequence == 8
+    assert drop_uncountable_sequence(received(8), strict).sequence is None
+    assert drop_uncountable_sequence(received(8, skipped=True), strict).sequence == 8
+    assert drop_uncountable_sequence(received(8, **OURS), strict).sequence == 8
+    assert drop_uncountable_sequence(received(8), monotonic).sequence == 8

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.brokers.base import CONFIRMED, Nacked, PublishResult, Unknown
 from outrider.event import OutboxRow, Readiness, default_topic, resolve_topic
-from outrider.outbox.batch import WAVE_BYTES_MAX, Batch, RunResult, StreamRun, portions, split_by_stream
+from outrider.outbox.batch import WAVE_BYTES_MAX, Batch, RunResult, StreamRun, split_by_size, split_by_stream
 from outrider.outbox.circuit_breaker import CircuitBreakers
 from outrider.outbox.model import PARK, BlockReason, Defer, DueStream, Outcome, Retry, Settlement, State
 from tests.support.outbox_rows import staged, stream
@@ -89,7 +89,7 @@ def test_fresh_events_are_grouped_by_stream_once_a_destination_has_failed() -> N
     wave = batch.next_wave(100, ordered=True, breakers=breakers)
     assert wave is not None
     assert wave.runs == [StreamRun(stream("A"), [staged(2, "A")]), StreamRun(stream("B"), [staged(3, "B")])]
-    assert wave.careful
+    assert wave.has_suspects
 
 
 def test_a_failure_among_fresh_events_stops_its_own_stream_only() -> None:
@@ -112,11 +112,11 @@ def test_a_failure_among_fresh_events_stops_its_own_stream_only() -> None:
 def test_portions_keep_the_order_and_stay_within_events_and_bytes() -> None:
     third = b"x" * (WAVE_BYTES_MAX // 3)
     events = [staged(n, "A", payload=third if n > 4 else b"1") for n in range(1, 10)]
-    split = [[event.position for event in portion] for portion in portions(events, 4)]
+    split = [[event.position for event in portion] for portion in split_by_size(events, 4)]
     assert split == [[1, 2, 3, 4], [5, 6, 7], [8, 9]]
-    assert portions(events[:4], 4) == [events[:4]]
+    assert split_by_size(events[:4], 4) == [events[:4]]
     huge = staged(1, "A", payload=b"x" * (WAVE_BYTES_MAX + 1))
-    assert portions([huge, huge], 4) == [[huge], [huge]]
+    assert split_by_size([huge, huge], 4) == [[huge], [huge]]
 
 
 def test_a_wave_carries_no_more_bytes_than_can_be_confirmed_in_time() -> None:

@@ -169,6 +169,6 @@ def test_healthy_destinations_are_dropped() -> None:
     breakers = CircuitBreakers()
     fail_isolated(breakers, 1, "orders")
     breakers.probe_passed("orders")
-    assert not breakers.is_calm
+    assert not breakers.is_healthy
     breakers.confirmed("orders", ONE)
-    assert breakers.is_calm
+    assert breakers.is_healthy

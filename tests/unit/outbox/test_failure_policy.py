@@ -25,7 +25,7 @@ def judge(**settings: object) -> FailurePolicy:
 
 def test_a_nacked_event_is_tried_again_after_its_delay() -> None:
     outcome = judge().outcome(staged(1, attempts=1), stream(), Nacked("full"), NOW)
-    failure = {"kind": "refused", "error": "full", "attempt": 2, "at": "2030-01-01T00:00:00+00:00"}
+    failure = {"kind": "nacked", "error": "full", "attempt": 2, "at": "2030-01-01T00:00:00+00:00"}
     assert outcome == Retry(2.0, failure)
 
 

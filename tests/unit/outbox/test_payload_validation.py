@@ -12,7 +12,7 @@ import pytest
 
 from outrider import Event, InvalidEvent
 from outrider.outbox.model import NewEvent
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - its rejection is the point
 AWARE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -25,7 +25,7 @@ class Unknown:
 
 
 def stage(*events: Event, **rules: Any) -> list[NewEvent]:
-    return drafts(events, StagingRules(**rules)).plain
+    return validate_events(events, StagingRules(**rules)).plain
 
 
 def nested(depth: int) -> list[Any]:

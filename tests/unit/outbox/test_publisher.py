@@ -126,7 +126,7 @@ async def test_fewer_events_are_fetched_when_they_are_large(
     monkeypatch.setattr(lane_ownership, "BATCH_BYTES_MAX", 100_000)
     await harness.stage(*(Event("order.changed", {"n": n, "pad": "x" * pad}, key="A") for n in range(100)))
     await harness.works(harness.relay(MemoryBroker(ordered=True)))
-    assert [passed.fetched for passed in harness.notebook.of(PassCompleted)] == fetches
+    assert [passed.fetched for passed in harness.observer.of(PassCompleted)] == fetches
 
 
 async def test_a_stop_waits_for_one_wave_and_not_for_a_whole_stream(harness: Harness) -> None:
@@ -222,7 +222,7 @@ async def test_an_adapter_that_breaks_its_contract_loses_no_event(harness: Harne
     broker.publish = once  # type: ignore[method-assign]
     await harness.works(relay)
     await harness.works_for(relay, seconds=60, step_seconds=1)
-    assert not harness.notebook.of(EventDeadLettered)
+    assert not harness.observer.of(EventDeadLettered)
     assert numbers(broker.log, "A") == numbers(broker.log, "B") == [1]
 
 

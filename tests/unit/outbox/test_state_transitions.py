@@ -59,13 +59,13 @@ def test_a_guard_names_stored_states_where_the_table_says_claimed(move: str) -> 
 
 def test_a_row_is_never_updated_into_a_state_that_has_no_row() -> None:
     unwritten = {State.CLAIMED, State.SENT, State.DEAD_LETTER}
-    assert not unwritten & {state for pair in model.stored_moves() for state in pair}
+    assert not unwritten & {state for pair in model.stored_transitions() for state in pair}
 
 
 def test_a_row_may_make_exactly_the_transitions_that_outcomes_and_writers_write() -> None:
     waiting = (State.FAILED, State.DEFERRED, State.PARKED)
     outcomes = {(source, target) for source in (*waiting, State.PENDING, State.OPTIMISTIC) for target in waiting}
-    assert set(model.stored_moves()) == outcomes | {(State.OPTIMISTIC, State.PENDING)}
+    assert set(model.stored_transitions()) == outcomes | {(State.OPTIMISTIC, State.PENDING)}
 
 
 def test_the_stored_states_are_the_fetchable_and_the_waiting_ones() -> None:
@@ -82,4 +82,4 @@ def test_the_diagram_draws_every_transition() -> None:
 
 
 def test_every_transition_has_a_description() -> None:
-    assert all(move.why for move in TRANSITIONS.values())
+    assert all(move.description for move in TRANSITIONS.values())

@@ -11,7 +11,7 @@ import pytest
 
 from outrider import Event, InvalidEvent, Priority, RetryPolicy
 from outrider.outbox.model import NewEvent
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - its rejection is the point
 AWARE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -20,7 +20,7 @@ SURROGATE, NUL = "bad \ud800 text", "bad \0 text"
 
 
 def stage(*events: Event, **rules: Any) -> list[NewEvent]:
-    staged = drafts(events, StagingRules(**rules))
+    staged = validate_events(events, StagingRules(**rules))
     return [*staged.plain, *staged.numbered]
 
 
@@ -165,7 +165,7 @@ def test_good_fields_pass_unchanged() -> None:
 
 def test_the_first_of_two_events_with_the_same_id_wins() -> None:
     one, other = UUID(int=1), UUID(int=2)
-    staged = drafts(
+    staged = validate_events(
         [Event("first", {}, event_id=one), Event("b", {}, event_id=other), Event("second", {}, event_id=one)],
         StagingRules(),
     )
@@ -175,14 +175,14 @@ def test_the_first_of_two_events_with_the_same_id_wins() -> None:
 
 
 def test_events_without_an_id_get_one_that_sorts_by_time() -> None:
-    staged = drafts([Event("a", {}), Event("b", {})], StagingRules())
+    staged = validate_events([Event("a", {}), Event("b", {})], StagingRules())
     assert len(set(staged.ids)) == 2
     assert {event_id.version for event_id in staged.ids} == {7}
     assert not staged.supplied
 
 
 def test_only_events_with_a_key_are_counted() -> None:
-    staged = drafts(
+    staged = validate_events(
         [
             Event("keyed", {}, key="A", sequence="auto"),
             Event("aggregate", {}, aggregate_id="B", sequence="auto"),

@@ -142,7 +142,9 @@ def test_a_reply_is_taken_by_the_function_of_its_type() -> None:
         run.state.reservation = reply.payload["reservation"]
 
     run = StepContext(Order("A-7"), UUID(int=1), "1:stock.reserve", 1, "A-7")
-    order.definition.steps["stock.reserve"].takes["stock.reserved"](run, Reply("stock.reserved", {"reservation": "R"}))
+    order.definition.steps["stock.reserve"].reply_functions["stock.reserved"](
+        run, Reply("stock.reserved", {"reservation": "R"})
+    )
     assert run.state.reservation == "R"
 
 
@@ -472,9 +474,9 @@ def test_a_state_that_cannot_be_stored_is_rejected_with_its_field() -> None:
 def test_a_function_takes_what_it_is_given() -> None:
     order = order_saga()
     step = order.request(**STOCK)
-    with rejection("cannot be called with (run, tx)"):
+    with rejection("cannot be called with (context, tx)"):
         order.local(name="create")(call)  # type: ignore[arg-type]
-    with rejection("cannot be called with (run)"):
+    with rejection("cannot be called with (context)"):
         order.call(name="charge")(local)  # type: ignore[arg-type]
     with rejection("cannot be called with (state)"):
         step.payload(lambda: {})  # type: ignore[misc, arg-type]

@@ -21,7 +21,7 @@ COMPENSATION = Phase.COMPENSATION
 def look(case: Case, *, seconds: float = 0, read: bool = True) -> SagaRecord:
     """Return what is known so much later; what was not read came after the last turn."""
     record = case.stored.load()
-    posted = min((message.posted_at for message in record.messages), default=record.now)
+    posted = min((message.delivered_at for message in record.messages), default=record.now)
     updated = record.now if read else posted - timedelta(seconds=1)
     instance = replace(record.instance, updated_at=updated, ended_at=record.now)
     return record._replace(instance=instance, now=record.now + timedelta(seconds=seconds))
@@ -48,16 +48,16 @@ def test_a_request_says_what_answers_it_how_often_it_was_asked_and_when_again() 
     case.advance(seconds=10)
     case.advance(seconds=5)
     assert "asked 2 times" in words(explained(case))
-    assert "a person must look from" in words(explained(case))
+    assert "an operator must decide from" in words(explained(case))
 
 
 def test_a_step_that_waits_for_a_message_or_a_time_needs_no_worker() -> None:
     explanation = explained(Case(wait("collected", seconds=None)))
     assert "step collected waits for the event event collected since" in words(explanation)
-    assert "no worker need look at it before an answer or an order comes" in words(explanation)
+    assert "no worker need look at it before a reply or an operator command arrives" in words(explanation)
     assert "counts as rejected" in words(explained(Case(wait("collected"))))
-    assert "lets time pass until" in words(explained(Case(sleep("rest", 10))))
-    assert "(in 10.0 s), or an answer or an order comes" in words(explained(Case(sleep("rest", 10))))
+    assert "sleeps until" in words(explained(Case(sleep("rest", 10))))
+    assert "(in 10.0 s), or a reply or an operator command arrives" in words(explained(Case(sleep("rest", 10))))
     assert suggested(explanation) == ["mark-done", "compensate"]
 
 
@@ -68,8 +68,8 @@ def test_a_step_under_way_names_its_worker_until_the_end_of_the_claim() -> None:
     assert "w works on it, and has it until" in words(explanation)
     assert suggested(explanation) == ["compensate"]
     late = explained(case, seconds=LEASE_SECONDS + GRACE_SECONDS)
-    assert "step charge was being done when its worker let go of it, attempt 1" in words(late)
-    assert "nobody works on it; w held it until then, and has not renewed its claim" in words(late)
+    assert "step charge was running when its worker released it, attempt 1" in words(late)
+    assert "no worker runs it; w held it until then, and has not renewed its claim" in words(late)
     assert "No worker that holds version 1 of order is running" in words(late)
     assert suggested(late)[0] == "run"
 
@@ -85,7 +85,7 @@ def test_an_unread_message_makes_a_saga_overdue() -> None:
     case.deliver("event collected")
     assert "the event event collected came" in words(explained(case, read=False))
     assert "it is due now" in words(explained(case, read=False))
-    assert "nobody has read it yet" in words(explained(case, read=False, seconds=60))
+    assert "no turn has read it yet" in words(explained(case, read=False, seconds=60))
     assert "overdue since" in words(explained(case, read=False, seconds=60))
 
 
@@ -134,17 +134,17 @@ def test_an_unread_operator_command_for_a_failed_saga_is_reported() -> None:
 
 
 def test_an_answer_in_the_mailbox_of_a_failed_saga_is_reported() -> None:
-    case = Case(request("reserve", attempts=1, takes={"yes": nothing}), wait("collected"))
+    case = Case(request("reserve", attempts=1, reply_functions={"yes": nothing}), wait("collected"))
     case.advance(seconds=10)
-    assert "should the answer to step reserve come after all, that settles it" in words(explained(case))
+    assert "if the reply to step reserve arrives late, it settles the step" in words(explained(case))
     case.deliver("event collected")
     case.deliver("yes", "reserve")
-    assert words(explained(case, read=False)).count("nobody has read it yet") == 2
+    assert words(explained(case, read=False)).count("no turn has read it yet") == 2
     case.advance(Raised("reserve", Phase.ACTION, "bad reply", reply=True))
     explanation = words(explained(case))
     assert case.status is Status.FAILED
-    assert "its answer cannot be taken in: bad reply" in explanation
-    assert "kept for step reserve, which could not take it in" in explanation
+    assert "its reply cannot be applied: bad reply" in explanation
+    assert "kept for step reserve, which could not apply it" in explanation
     assert "the event event collected came" in explanation
     assert "kept for a step that is still to come" in explanation
     assert "kept for a step that has failed, or is still to come" in words(explain(look(case)))
@@ -165,16 +165,16 @@ def test_an_operator_command_waits_for_a_worker_or_for_the_end_of_the_pivot() ->
     case.succeeds("create")
     case.deliver("retry")
     case.deliver("compensate")
-    assert "ann ordered retry" in words(explained(case))
-    assert "a worker acts on it next" in words(explained(case))
-    assert "a worker acts on it once the pivot charge has come to an end" in words(explained(case))
+    assert "ann commanded retry" in words(explained(case))
+    assert "a worker applies it next" in words(explained(case))
+    assert "a worker applies it once the pivot charge has ended" in words(explained(case))
 
 
 def test_compensate_waits_for_a_call_in_progress() -> None:
     case = Case(call("charge"))
     case.order("compensate")
-    assert "a worker acts on it once the call charge has come to an end" in words(explained(case, seconds=1))
-    assert "a worker acts on it next" in words(explained(case, seconds=LEASE_SECONDS + 1))
+    assert "a worker applies it once the call charge has ended" in words(explained(case, seconds=1))
+    assert "a worker applies it next" in words(explained(case, seconds=LEASE_SECONDS + 1))
 
 
 def test_what_happens_at_this_very_moment_was_not_less_than_no_time_ago() -> None:
@@ -227,7 +227,7 @@ def test_what_is_over_says_so_and_offers_nothing() -> None:
     given_up = Case(request("reserve"))
     given_up.order("compensate")
     given_up.answer("compensated", "reserve")
-    assert explained(given_up).reasons[0] == "step reserve failed: given up, as compensation was ordered"
+    assert explained(given_up).reasons[0] == "step reserve failed: given up, because an operator commanded compensation"
     assert explained(done).helps == explained(compensated).helps == ()
 
 
@@ -247,7 +247,7 @@ def test_a_saga_whose_definition_was_changed_under_it_says_so() -> None:
     assert "has no create" in words(explanation)
     assert suggested(explanation)[0] == "retry"
     assert "mark-done" not in suggested(explanation)
-    assert explanation.helps[0].effect == "goes on where it stood, once that is put right"
+    assert explanation.helps[0].effect == "continues where it stopped, after the cause is removed"
 
 
 def test_a_fresh_saga_has_begun_nothing() -> None:

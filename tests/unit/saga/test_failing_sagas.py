@@ -87,7 +87,7 @@ async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_o
         await shop.answer(command, "stock.reserved" if command.event_type == "stock.reserve" else "car.reserved")
         await shop.works()
     error = await _stopped(shop, saga_id)
-    answered = "its answer cannot be taken in: " if kind == "reply" else ""
+    answered = "its reply cannot be applied: " if kind == "reply" else ""
     assert error.startswith(f"{answered}{said}")
     assert "; staged for " in error
     assert (await shop.shown(saga_id)).instance.current_step == "it"
@@ -260,9 +260,12 @@ async def test_a_transaction_that_is_lost_under_a_local_step_costs_an_attempt_on
 @pytest.mark.parametrize(
     ("stage", "error"),
     [
-        (lambda run: run.stage({"type": "order.created"}), r"event: a dict is not an Event; write run\.stage\(Event\("),
+        (
+            lambda run: run.stage({"type": "order.created"}),
+            r"event: a dict is not an Event; write context\.stage\(Event\(",
+        ),
         (lambda run: run.stage([Event("order.created", {})]), "a list is not an Event"),
-        (lambda run: _awaited(run.stage(Event("order.created", {}))), r"write run\.stage\(…\) without await"),
+        (lambda run: _awaited(run.stage(Event("order.created", {}))), r"write context\.stage\(…\) without await"),
     ],
 )
 async def test_what_is_staged_wrongly_fails_its_step_at_once_with_the_fix(kind: str, stage: Any, error: str) -> None:
@@ -327,7 +330,7 @@ async def test_an_error_whose_text_cannot_be_made_is_still_reported() -> None:
 
     shop = Shop(saga)
     saga_id = await begun(shop, saga)
-    assert "Mute: (its text cannot be made: RuntimeError)" in await _stopped(shop, saga_id)
+    assert "Mute: (its text cannot be read: RuntimeError)" in await _stopped(shop, saga_id)
 
 
 async def test_a_group_of_errors_names_the_first_of_them_and_its_line() -> None:

@@ -185,7 +185,7 @@ async def test_a_reply_that_cannot_be_taken_in_is_tried_as_often_as_the_policy_s
     assert (tries, await shop.progress(saga_id, "reserve")) == ([1, 2], (FAILED, 2))
     error = (await shop.shown(saga_id)).instance.last_error
     assert error is not None
-    assert error.startswith("its answer cannot be taken in: on(\"stock.reserved\"): KeyError: 'reservation' (tests/")
+    assert error.startswith("its reply cannot be applied: on(\"stock.reserved\"): KeyError: 'reservation' (tests/")
 
 
 async def test_a_late_answer_that_cannot_be_taken_in_gets_attempts_of_its_own_and_nothing_is_asked_again() -> None:

@@ -61,7 +61,7 @@ async def test_a_call_that_ignores_its_end_is_unknown_and_made_again_beside_it(d
     await shop.passes(5)
     assert deaf.attempts == [1, 2]
     assert await shop.status(saga_id) is Status.FAILED
-    assert [(fact.attempt, fact.strays) for fact in shop.observer.of(SagaTaskLeaked)] == [(1, 1), (2, 2)]
+    assert [(fact.attempt, fact.tasks) for fact in shop.observer.of(SagaTaskLeaked)] == [(1, 1), (2, 2)]
     [reason] = shop.observer.of(SagaNeedsAttention)
     assert "unknown whether it happened: no result within 0.01 s" in reason.error
 

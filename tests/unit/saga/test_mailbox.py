@@ -9,7 +9,7 @@ import pytest
 
 from outrider.saga.model import MessageKind, Phase, SagaMessage, Status, StepStatus
 from outrider.saga.planner.planner import ApplyReply, InvalidResult, Plan, Raised
-from outrider.saga.planner.replies import KEPT_MAX, rejection_of, surplus
+from outrider.saga.planner.replies import REPLIES_MAX, rejection_of, surplus
 from tests.support.planner_case import COMPENSATION, Case, call, described, nothing, request, saga, wait
 from tests.support.stored_saga import EPOCH, SAGA_ID
 
@@ -98,7 +98,7 @@ def test_an_event_under_the_key_of_a_step_that_it_does_not_answer_is_taken_by_a_
 
 
 def test_a_step_that_failed_as_unknown_is_settled_by_its_answer_and_the_saga_goes_on() -> None:
-    case = Case(request("a", attempts=1, takes={"yes": nothing}), call("b"))
+    case = Case(request("a", attempts=1, reply_functions={"yes": nothing}), call("b"))
     case.advance(seconds=10)
     assert (case.status, case.attention) == (Status.FAILED, True)
     plan = case.answer("yes", "a")
@@ -185,7 +185,7 @@ def test_an_answer_to_a_step_that_a_person_has_settled_or_given_up_changes_nothi
 
 
 def test_attempts_to_take_a_reply_in_are_counted_by_themselves_and_made_when_they_are_due() -> None:
-    case = Case(request("a", takes={"yes": nothing}))
+    case = Case(request("a", reply_functions={"yes": nothing}))
     case.advance(seconds=10)
     case.deliver("yes", "a")
     case.advance(Raised("a", Phase.ACTION, "bad reply", reply=True))
@@ -196,7 +196,7 @@ def test_attempts_to_take_a_reply_in_are_counted_by_themselves_and_made_when_the
 
 
 def test_an_answered_request_is_not_sent_again_when_its_answer_raises_in_the_turn_that_applies_retry() -> None:
-    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case = Case(request("a", attempts=1, reply_functions={"yes": nothing}))
     case.advance(seconds=10)
     case.deliver("yes", "a")
     case.deliver("retry")
@@ -206,14 +206,14 @@ def test_an_answered_request_is_not_sent_again_when_its_answer_raises_in_the_tur
 
 
 def test_a_reply_is_taken_into_the_state_before_the_command_that_may_need_it_is_sent() -> None:
-    case = Case(request("a", takes={"yes": nothing}), request("b"))
+    case = Case(request("a", reply_functions={"yes": nothing}), request("b"))
     plan = case.answer("yes", "a")
     assert described(plan) == ["absorb a", "send b action 1"]
     assert [action.message.name for action in plan.actions if isinstance(action, ApplyReply)] == ["yes"]
 
 
 def test_a_reply_that_cannot_be_taken_into_the_state_waits_for_the_next_attempt() -> None:
-    case = Case(request("a", attempts=3, takes={"yes": nothing}))
+    case = Case(request("a", attempts=3, reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     plan = case.advance(Raised("a", Phase.ACTION, "bad reply", reply=True))
     assert (plan.taken, case.progress("a"), described(plan)) == ((), StepStatus.RETRYING, [])
@@ -221,7 +221,7 @@ def test_a_reply_that_cannot_be_taken_into_the_state_waits_for_the_next_attempt(
 
 
 def test_a_reply_that_never_can_be_taken_into_the_state_needs_a_person_and_stays() -> None:
-    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case = Case(request("a", attempts=1, reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     case.advance(Raised("a", Phase.ACTION, "bad reply", reply=True))
     assert (case.status, case.attention, case.messages) == (Status.FAILED, True, ["yes"])
@@ -249,7 +249,7 @@ def bad(case: Case) -> Plan:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_good_answer_replaces_one_that_could_not_be_applied(together: bool) -> None:
-    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case = Case(request("a", attempts=1, reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     if together:
         case.deliver("yes", "a")
@@ -267,7 +267,7 @@ def test_a_good_answer_replaces_one_that_could_not_be_applied(together: bool) ->
 
 
 def test_an_answer_that_could_not_be_applied_has_all_its_attempts_before_another_replaces_it() -> None:
-    case = Case(request("a", attempts=2, takes={"yes": nothing}))
+    case = Case(request("a", attempts=2, reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     bad(case)
     case.answer("yes", "a")
@@ -281,7 +281,7 @@ def test_an_answer_that_could_not_be_applied_has_all_its_attempts_before_another
 
 
 def test_of_many_answers_that_wait_for_a_bad_one_to_be_set_aside_the_last_is_kept() -> None:
-    case = Case(request("a", attempts=2, takes={"yes": nothing}))
+    case = Case(request("a", attempts=2, reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     bad(case)
     for _ in range(5):
@@ -290,7 +290,7 @@ def test_of_many_answers_that_wait_for_a_bad_one_to_be_set_aside_the_last_is_kep
 
 
 def test_a_second_bad_answer_gets_attempts_of_its_own_and_replaces_the_first() -> None:
-    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case = Case(request("a", attempts=1, reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     bad(case)
     case.deliver("yes", "a")
@@ -301,7 +301,7 @@ def test_a_second_bad_answer_gets_attempts_of_its_own_and_replaces_the_first() -
 
 
 def test_an_answer_that_breaks_the_state_makes_room_for_a_good_one_as_well() -> None:
-    case = Case(request("a", takes={"yes": nothing}))
+    case = Case(request("a", reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     case.advance(InvalidResult("a", Phase.ACTION, "r is no text"))
     assert (case.status, case.messages) == (Status.FAILED, ["yes"])
@@ -310,7 +310,7 @@ def test_an_answer_that_breaks_the_state_makes_room_for_a_good_one_as_well() -> 
 
 
 def test_a_bad_answer_is_dropped_once_its_step_is_being_compensated() -> None:
-    case = Case(request("a", attempts=1, takes={"yes": nothing}))
+    case = Case(request("a", attempts=1, reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     bad(case)
     case.order("compensate")
@@ -363,6 +363,6 @@ def test_a_saga_whose_definition_lacks_a_step_keeps_the_newest_replies_only() ->
 
 def test_a_mailbox_without_a_reader_is_bounded_whatever_the_keys() -> None:
     letters = [
-        SagaMessage(n, MessageKind.REPLY, "yes", f"key {n}", b"{}", UUID(int=n), EPOCH) for n in range(KEPT_MAX + 7)
+        SagaMessage(n, MessageKind.REPLY, "yes", f"key {n}", b"{}", UUID(int=n), EPOCH) for n in range(REPLIES_MAX + 7)
     ]
     assert [message.message_id for message in surplus(letters)] == [6, 5, 4, 3, 2, 1, 0]

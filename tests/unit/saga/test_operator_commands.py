@@ -37,7 +37,7 @@ def test_a_failed_saga_is_not_moved_by_time_nor_by_replies_to_what_has_not_faile
 def test_an_answer_is_read_before_an_operator_command_that_came_with_it_or_earlier_is_applied(verb: str) -> None:
     case = Case(
         call("a"),
-        request("b", pivot=True, compensate=False, attempts=1, takes={"yes": nothing}),
+        request("b", pivot=True, compensate=False, attempts=1, reply_functions={"yes": nothing}),
         call("c", compensate=False),
     )
     case.succeeds("a")
@@ -50,7 +50,7 @@ def test_an_answer_is_read_before_an_operator_command_that_came_with_it_or_earli
 
 
 def test_an_answer_that_came_before_compensate_is_in_the_state_of_the_compensation() -> None:
-    case = Case(request("a", takes={"yes": nothing}))
+    case = Case(request("a", reply_functions={"yes": nothing}))
     case.deliver("yes", "a")
     case.deliver("compensate")
     assert described(case.advance()) == ["absorb a", "send a compensation 1"]
@@ -63,7 +63,7 @@ def test_mark_done_that_came_with_a_rejection_of_the_failed_step_settles_nothing
     case.deliver("no", "b")
     plan = case.order("mark_done")
     assert (case.status, case.compensated(), case.progress("c")) == (Status.COMPENSATING, ["a"], StepStatus.REJECTED)
-    assert "ignored, because nothing stands failed any more" in [note.detail for note in plan.notes]
+    assert "ignored, because no step is failed any more" in [note.detail for note in plan.notes]
 
 
 def test_a_parked_saga_says_that_it_goes_on_when_retry_finds_nothing_that_failed() -> None:
@@ -71,7 +71,7 @@ def test_a_parked_saga_says_that_it_goes_on_when_retry_finds_nothing_that_failed
     definition, case.definition = case.definition, Case(request("other")).definition
     case.advance()
     case.definition = definition
-    assert case.order("retry").notes[-1].detail == "goes on where it stood"
+    assert case.order("retry").notes[-1].detail == "continues where it stopped"
 
 
 def test_retry_gives_what_failed_a_new_budget() -> None:
@@ -180,7 +180,7 @@ def test_compensate_is_ignored_once_the_pivot_is_done() -> None:
     plan = case.order("compensate")
     assert (case.status, case.compensated(), case.messages) == (Status.RUNNING, [], [])
     assert plan.notes[0].detail == (
-        "ignored, because the pivot is done, and nothing is compensated after it; order retry or mark_done"
+        "ignored, because the pivot is done, and nothing is compensated after it; use retry or mark_done"
     )
 
 
@@ -219,7 +219,7 @@ def test_compensate_is_answered_when_the_saga_fails_while_its_pivot_is_open() ->
     case.raises("c")
     assert (case.status, case.messages, case.compensated()) == (Status.FAILED, [], [])
     [answer] = [note.detail for note in case.plan.notes if note.what == "operator compensate"]
-    assert answer.endswith("order retry, then compensate again")
+    assert answer.endswith("use retry, then compensate again")
 
 
 def test_compensate_that_was_given_before_the_pivot_failed_and_came_after_is_ignored() -> None:
@@ -229,7 +229,7 @@ def test_compensate_that_was_given_before_the_pivot_failed_and_came_after_is_ign
     case.advance(seconds=10)
     case.deliver("compensate")
     [(message_id, message)] = case.stored.messages.items()
-    case.stored.messages[message_id] = message._replace(posted_at=given_at)
+    case.stored.messages[message_id] = message._replace(delivered_at=given_at)
     case.advance()
     assert (case.status, case.attention, case.compensated(), case.messages) == (Status.FAILED, True, [], [])
 
@@ -275,9 +275,9 @@ def test_mark_done_counts_a_waiting_step_as_done(step: Step) -> None:
 @pytest.mark.parametrize(
     ("verb", "because"),
     [
-        ("retry", "nothing has failed, and nothing waits for another attempt"),
-        ("mark_done", "nothing has failed, and nothing is waited for"),
-        ("dance", "there is no such order; there are retry, compensate, mark_done"),
+        ("retry", "no step has failed, and no step waits for another attempt"),
+        ("mark_done", "no step has failed, and no step is waited for"),
+        ("dance", "there is no such command; there are retry, compensate, mark_done"),
     ],
 )
 def test_an_operator_command_that_changes_nothing_is_answered_with_the_reason(verb: str, because: str) -> None:

@@ -44,7 +44,7 @@ class Stock:
 
     async def act(self, asked: Event) -> CommandOutcome:
         async with self.shop.store.transaction() as tx:
-            return await self.barrier.act(tx, asked, self._do)
+            return await self.barrier.execute(tx, asked, self._do)
 
     async def compensate(self, asked: Event) -> CommandOutcome:
         async with self.shop.store.transaction() as tx:
@@ -202,7 +202,7 @@ async def test_an_event_that_is_no_command_is_rejected_permanently() -> None:
         await stock.act(command(step="x" * 1000))
     with pytest.raises(Permanent, match=r"let its handler call compensate\(\)"):
         await stock.act(command("compensation"))
-    with pytest.raises(Permanent, match=r"let its handler call act\(\)"):
+    with pytest.raises(Permanent, match=r"let its handler call execute\(\)"):
         await stock.compensate(command())
     assert stock.done == []
 
@@ -211,7 +211,7 @@ async def test_a_handler_must_return_its_reply() -> None:
     stock = Stock()
     async with stock.shop.store.transaction() as tx:
         with pytest.raises(UsageError, match="returned None; return the reply"):
-            await stock.barrier.act(tx, command(), lambda asked, tx: None)
+            await stock.barrier.execute(tx, command(), lambda asked, tx: None)
         with pytest.raises(UsageError, match="cannot reject"):
             await stock.barrier.compensate(
                 tx, command("compensation"), lambda asked, tx: Rejection(NOTHING), nothing=NOTHING
@@ -222,7 +222,7 @@ async def test_a_handler_that_hides_an_error_is_reported_when_the_command_comes_
     stock = Stock()
     async with stock.shop.store.transaction() as tx:
         with pytest.raises(UsageError):
-            await stock.barrier.act(tx, command(), lambda asked, tx: None)
+            await stock.barrier.execute(tx, command(), lambda asked, tx: None)
     with pytest.raises(Permanent, match="committed without a reply"):
         await stock.act(command())
 

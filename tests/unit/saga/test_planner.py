@@ -200,8 +200,8 @@ def test_a_rejection_does_not_wait_for_events_timers_and_what_was_rolled_back() 
     case.declines("a")
     assert case.status is Status.COMPENSATED
     assert [case.entry(step).error for step in "bcd"] == [
-        "not awaited any more, as another step was rejected",
-        "not awaited any more, as another step was rejected",
+        "no longer awaited, because another step was rejected",
+        "no longer awaited, because another step was rejected",
         "broke",
     ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import InvalidState
 from outrider.saga.state.codec import check_type
-from outrider.saga.state.roundtrip import opened, sealed
+from outrider.saga.state.roundtrip import dump_state, load_state
 
 pydantic: Any = pytest.importorskip("pydantic", reason="it is no dependency of ours")
 
@@ -67,8 +67,8 @@ def test_a_model_that_leaves_fields_out_or_masks_them_is_rejected_when_the_saga_
 
 def test_a_model_that_reveals_its_secret_may_keep_it() -> None:
     check_type(Revealed)
-    stored = sealed(Revealed, Revealed(password="hunter2"))
-    secret: Any = opened(Revealed, stored).state.password
+    stored = dump_state(Revealed, Revealed(password="hunter2"))
+    secret: Any = load_state(Revealed, stored).state.password
     assert secret.get_secret_value() == "hunter2"
 
 
@@ -91,16 +91,16 @@ def model(**attributes: Any) -> Any:
     ],
 )
 def test_what_a_model_would_lose_is_rejected_with_its_path_even_if_its_text_is_the_same(name: str, value: Any) -> None:
-    stored = sealed(Model, Model())
+    stored = dump_state(Model, Model())
     with pytest.raises(InvalidState, match=rf"Model\.{name}: .* would come back as"):
-        opened(Model, stored).closed(model(**{name: value}))
+        load_state(Model, stored).dump(model(**{name: value}))
     with pytest.raises(InvalidState, match=rf"Holding\.model\.{name}: .* would come back as"):
-        sealed(Holding, Holding(model(**{name: value})))
+        dump_state(Holding, Holding(model(**{name: value})))
 
 
 def test_a_model_that_could_not_be_read_back_is_rejected_when_it_is_written() -> None:
-    with pytest.raises(InvalidState, match="could not be read back"), pytest.warns(UserWarning, match="serializer"):
-        sealed(Base, model_of_nonsense())
+    with pytest.raises(InvalidState, match="cannot be read back"), pytest.warns(UserWarning, match="serializer"):
+        dump_state(Base, model_of_nonsense())
 
 
 def model_of_nonsense() -> Any:
@@ -111,4 +111,4 @@ def model_of_nonsense() -> Any:
 
 def test_a_model_comes_back_as_it_was() -> None:
     state = Holding(model(price=1.5, extra={"tags": ["a"]}))
-    assert opened(Holding, sealed(Holding, state)).state == state
+    assert load_state(Holding, dump_state(Holding, state)).state == state

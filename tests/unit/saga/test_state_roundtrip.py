@@ -13,7 +13,7 @@ import pytest
 
 from outrider.errors import InvalidState
 from outrider.saga.model import Status
-from outrider.saga.state.roundtrip import opened, sealed
+from outrider.saga.state.roundtrip import dump_state, load_state
 from tests.support.saga_shop import Order, Shop, begun, local, order_saga, request
 
 
@@ -108,17 +108,17 @@ def loose(**attributes: Any) -> Loose:
 def test_what_would_be_lost_is_rejected_with_its_path(name: str, value: Any, problem: str) -> None:
     state = loose(**{name: value})
     with pytest.raises(InvalidState) as caught:
-        opened(Loose, b'{"order_id": "a"}').closed(state)
+        load_state(Loose, b'{"order_id": "a"}').dump(state)
     assert caught.value.path == f"Loose.{name}"
     assert problem in str(caught.value)
     with pytest.raises(InvalidState):
-        sealed(Loose, state)
+        dump_state(Loose, state)
 
 
 def test_what_a_class_makes_again_by_itself_is_not_lost() -> None:
     state = loose(weight=3, placed_at=datetime(2020, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")))
     assert state.length == 1
-    assert json.loads(sealed(Loose, state))["placed_at"] == "2020-10-25T02:30:00+01:00"
+    assert json.loads(dump_state(Loose, state))["placed_at"] == "2020-10-25T02:30:00+01:00"
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Doubling:
 
 def test_a_class_that_changes_its_fields_each_time_it_is_made_is_rejected_at_the_start() -> None:
     with pytest.raises(InvalidState, match=r"Doubling\.amount: 4 would come back as 8"):
-        sealed(Doubling, Doubling(2))
+        dump_state(Doubling, Doubling(2))
 
 
 @dataclass
@@ -155,27 +155,27 @@ NEWER = {
 
 
 def test_fields_that_this_definition_does_not_know_are_kept_as_they_are() -> None:
-    before = opened(Basket, json.dumps(NEWER).encode())
-    assert json.loads(before.closed(before.state)) == NEWER
+    before = load_state(Basket, json.dumps(NEWER).encode())
+    assert json.loads(before.dump(before.state)) == NEWER
     before.state.basket_id = "A-8"
     before.state.first = Line("b")
     changed = {**NEWER, "basket_id": "A-8", "first": {"article": "b", "gift": True}}
-    assert json.loads(before.closed(before.state)) == changed
+    assert json.loads(before.dump(before.state)) == changed
 
 
 def test_a_list_that_holds_what_is_not_known_here_is_not_changed() -> None:
-    before = opened(Basket, json.dumps(NEWER).encode())
+    before = load_state(Basket, json.dumps(NEWER).encode())
     before.state.lines.append(Line("b"))
     with pytest.raises(InvalidState, match=r"Basket\.lines\[0\]\.gift: it is stored, is not known here"):
-        before.closed(before.state)
+        before.dump(before.state)
     before.state.lines.clear()
     with pytest.raises(InvalidState, match=r"Basket\.lines\[0\]\.gift"):
-        before.closed(before.state)
+        before.dump(before.state)
 
 
 def test_a_field_that_was_added_is_stored_with_its_default() -> None:
-    before = opened(Basket, b'{"basket_id": "A-7"}')
-    assert json.loads(before.closed(before.state)) == {"basket_id": "A-7", "lines": [], "first": None}
+    before = load_state(Basket, b'{"basket_id": "A-7"}')
+    assert json.loads(before.dump(before.state)) == {"basket_id": "A-7", "lines": [], "first": None}
 
 
 async def test_workers_with_and_without_a_new_field_of_the_state_take_turns_at_one_saga() -> None:

@@ -13,7 +13,7 @@ from pymongo import errors as mongo
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError, WriteConflict
 from outrider.event import Event, OutboxRow, Stream, lane_of
 from outrider.outbox.model import OptimisticClaim, StagedRow, StageRequest, State
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.stores.mongo.database import (
     ceiling,
     check_handler,
@@ -23,9 +23,9 @@ from outrider.stores.mongo.database import (
     milliseconds,
     translation,
 )
-from outrider.stores.mongo.documents import departed, drafted, to_event
-from outrider.stores.mongo.operations import Operation, Steps
-from outrider.stores.mongo.outbox_settle import marker_of
+from outrider.stores.mongo.documents import departed, new_row, to_event
+from outrider.stores.mongo.operations import Operation, Operations
+from outrider.stores.mongo.outbox_settle import skip_marker
 from outrider.stores.mongo.schema import Collection, Index, command_of, steps
 from outrider.stores.mongo.staging import stage
 from tests.support.outbox_rows import staged
@@ -138,8 +138,10 @@ def test_a_step_is_known_by_its_text() -> None:
 
 
 def test_an_event_comes_back_as_it_was_staged() -> None:
-    [draft] = drafts([Event("a", {"n": 1}, aggregate_id="A", priority=9, created_at=NOW)], StagingRules()).plain
-    event = to_event(drafted(draft, Stream(3, draft.topic, "A"), 7, NOW), NOW)
+    [draft] = validate_events(
+        [Event("a", {"n": 1}, aggregate_id="A", priority=9, created_at=NOW)], StagingRules()
+    ).plain
+    event = to_event(new_row(draft, Stream(3, draft.topic, "A"), 7, NOW), NOW)
     assert (event.position, event.event_id, event.payload, event.key) == (7, draft.event_id, b'{"n":1}', "A")
     assert (event.state, event.readiness, event.suspect, event.attempts) == ("pending", "ready", False, 0)
     gone = departed(event, lanes=32)
@@ -150,8 +152,8 @@ def test_an_event_comes_back_as_it_was_staged() -> None:
 
 @pytest.mark.parametrize(("held", "readiness"), [(1, "optimistic"), (0, "ready"), (-1, "ready")])
 def test_an_optimistic_claim_counts_until_its_last_millisecond(held: int, readiness: str) -> None:
-    [draft] = drafts([Event("a", 1)], StagingRules()).plain
-    row = drafted(draft, Stream(3, draft.topic, "A"), 7, NOW)
+    [draft] = validate_events([Event("a", 1)], StagingRules()).plain
+    row = new_row(draft, Stream(3, draft.topic, "A"), 7, NOW)
     row |= {"state": "optimistic", "claimed_by": "w", "claimed_until": NOW + timedelta(milliseconds=held)}
     assert to_event(row, NOW).readiness == readiness
 
@@ -159,12 +161,12 @@ def test_an_optimistic_claim_counts_until_its_last_millisecond(held: int, readin
 def test_a_marker_has_the_position_and_the_sequence_and_no_content() -> None:
     event: OutboxRow = staged(9)._replace(sequence=4, attempts=3)
     dead = {**departed(event, 32), "failure": "{}", "policy": "skip", "reason": "x", "dead_lettered_at": NOW}
-    marker = marker_of(dead, State.FAILED)
+    marker = skip_marker(dead, State.FAILED)
     assert marker is not None
     assert (marker["position"], marker["sequence"], marker["waiting"], marker["attempts"]) == (9, 4, event.lane, 0)
     assert json.loads(marker["headers"]) == {"skipped": str(event.event_id)}
     assert marker.keys().isdisjoint({"policy", "reason", "dead_lettered_at", "failure", "fetchable"})
-    assert marker_of({**dead, **marker}, State.FAILED) is None
+    assert skip_marker({**dead, **marker}, State.FAILED) is None
 
 
 class Server:
@@ -175,31 +177,31 @@ class Server:
         self.known = known
         self.inserted: list[dict[str, Any]] = []
 
-    def run(self, work: Steps[list[StagedRow]]) -> list[StagedRow]:
+    def run(self, work: Operations[list[StagedRow]]) -> list[StagedRow]:
         answer: Any = None
         while True:
             try:
                 step = work.send(answer)
             except StopIteration as end:
-                placed: list[StagedRow] = end.value
-                return placed
+                inserted: list[StagedRow] = end.value
+                return inserted
             self.asked.append(step)
             answer = self._answer(step)
 
     def _answer(self, step: Operation) -> Any:
         if step.collection == "outbox_meta":
             return [{"value": 32, "now": NOW}]
-        if step.verb == "find_one_and_update":
+        if step.method == "find_one_and_update":
             return {"_id": step.args[0]["_id"], "position": 1_000, "sequence": 50}
-        if step.verb == "insert_many":
+        if step.method == "insert_many":
             self.inserted += step.args[0]
-        if step.collection == "outbox_counter" and step.verb == "find":
+        if step.collection == "outbox_counter" and step.method == "find":
             return [{"_id": found, "position": 1_000, "sequence": 50} for found in step.args[0]["_id"]["$in"]]
         return self.known.get(step.collection, [])
 
 
 def _drafts(*events: Event) -> StageRequest:
-    return drafts(events, StagingRules())
+    return validate_events(events, StagingRules())
 
 
 def test_events_of_a_stream_take_the_last_positions_and_numbers_in_order() -> None:
@@ -207,13 +209,13 @@ def test_events_of_a_stream_take_the_last_positions_and_numbers_in_order() -> No
     server.run(stage(_drafts(*[Event("a", n, key="K", sequence="auto") for n in range(3)]), None))
     assert [row["position"] for row in server.inserted] == [998, 999, 1_000]
     assert [row["sequence"] for row in server.inserted] == [48, 49, 50]
-    assert [step.verb for step in server.asked] == ["find", "find_one_and_update", "insert_many"]
+    assert [step.method for step in server.asked] == ["find", "find_one_and_update", "insert_many"]
 
 
 def test_counters_are_locked_in_one_order_whatever_order_events_come_in() -> None:
     server = Server()
     server.run(stage(_drafts(Event("b", 1, key="Z"), Event("a", 2, key="Y"), Event("a", 3, key="X")), None))
-    [locks] = [step.args[0] for step in server.asked if step.verb == "bulk_write"]
+    [locks] = [step.args[0] for step in server.asked if step.method == "bulk_write"]
     keys = [lock._filter["_id"]["key"] for lock in locks]
     assert keys == ["X", "Y", "Z"]
 
@@ -240,7 +242,7 @@ def test_when_all_ids_are_known_nothing_is_counted_or_written() -> None:
     known = UUID(int=1, version=4)
     server = Server(outbox=[{"_id": known}])
     assert server.run(stage(_drafts(Event("a", 1, key="K", event_id=known)), None)) == []
-    assert {step.verb for step in server.asked} == {"find"}
+    assert {step.method for step in server.asked} == {"find"}
 
 
 def test_a_missing_outbox_is_reported_before_anything_is_written() -> None:
@@ -255,8 +257,8 @@ BLOCK = OptimisticClaim("writer", 4.0)
 
 def test_an_idle_stream_is_claimed_until_the_servers_time_plus_the_claim() -> None:
     server = Server()
-    [placed] = server.run(stage(_drafts(Event("a", 1, key="K")), BLOCK))
-    assert placed.optimistic
+    [inserted] = server.run(stage(_drafts(Event("a", 1, key="K")), BLOCK))
+    assert inserted.optimistic
     [row] = server.inserted
     assert (row["state"], row["claimed_by"], row["claimed_until"]) == (
         "optimistic",
@@ -280,5 +282,5 @@ def test_a_stream_with_something_before_it_is_left_to_the_relay(busy: str) -> No
 
 def test_an_event_without_a_key_is_claimed_whatever_else_is_in_its_lane() -> None:
     server = Server(outbox=[{"_id": lane} for lane in range(96)])
-    [placed] = server.run(stage(_drafts(Event("a", 1)), BLOCK))
-    assert placed.optimistic
+    [inserted] = server.run(stage(_drafts(Event("a", 1)), BLOCK))
+    assert inserted.optimistic

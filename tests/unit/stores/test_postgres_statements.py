@@ -10,17 +10,17 @@ import pytest
 from outrider import Event, Transient, UsageError
 from outrider.drivers.base import translating, translating_async
 from outrider.outbox.model import OptimisticClaim, StagedRow
-from outrider.outbox.validation import StagingRules, drafts
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.stores.postgres import statements
-from outrider.stores.postgres.statements import SCRIPTS, Script, stage
+from outrider.stores.postgres.statements import OPERATIONS, Statements, stage
 from outrider.stores.statements import run_statements, run_statements_async
 
 SQL = {sql: name for name, sql in statements.load("outrider").items()}
 KNOWN = uuid4()
 
 
-def staging(*events: Event, hold: OptimisticClaim | None = None) -> Script[list[StagedRow]]:
-    return stage("outrider", drafts(events, StagingRules()), hold)
+def staging(*events: Event, claim: OptimisticClaim | None = None) -> Statements[list[StagedRow]]:
+    return stage("outrider", validate_events(events, StagingRules()), claim)
 
 
 def event(**fields: Any) -> Event:
@@ -53,7 +53,7 @@ class Failure(Exception):
 
 
 @pytest.mark.parametrize(
-    ("events", "hold", "asked"),
+    ("events", "claim", "asked"),
     [
         ([], None, []),
         ([event()], None, ["stage_one"]),
@@ -66,11 +66,11 @@ class Failure(Exception):
     ],
 )
 def test_as_few_statements_are_run_as_will_do(
-    events: list[Event], hold: OptimisticClaim | None, asked: list[str]
+    events: list[Event], claim: OptimisticClaim | None, asked: list[str]
 ) -> None:
     server = Server()
-    placed = run_statements(staging(*events, hold=hold), translating(server.execute, "outrider"))
-    assert (server.asked, len(placed)) == (asked, len(events))
+    inserted = run_statements(staging(*events, claim=claim), translating(server.execute, "outrider"))
+    assert (server.asked, len(inserted)) == (asked, len(events))
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ async def test_errors_are_translated_by_their_code_awaited_or_not(
 ) -> None:
     failure = Failure(code)
 
-    def script() -> Script[list[StagedRow]]:
+    def statements() -> Statements[list[StagedRow]]:
         return staging(event(sequence="auto"), event(sequence="auto")) if numbered else staging(event())
 
     with pytest.raises(expected) as raised:
-        run_statements(script(), translating(Server(failure).execute, "outrider"))
+        run_statements(statements(), translating(Server(failure).execute, "outrider"))
     with pytest.raises(expected) as raised_awaited:
-        await run_statements_async(script(), translating_async(Server(failure).aexecute, "outrider"))
+        await run_statements_async(statements(), translating_async(Server(failure).aexecute, "outrider"))
     assert expected is Failure or (raised.value.__cause__ is failure and raised_awaited.value.__cause__ is failure)
 
 
 def test_every_operation_has_a_script() -> None:
-    assert set(SCRIPTS) == {"stage", "start_saga", "deliver_messages", "participant_enter", "participant_keep"}
+    assert set(OPERATIONS) == {"stage", "start_saga", "deliver_messages", "participant_enter", "participant_save_reply"}

@@ -33,7 +33,7 @@ ONLY_POSTGRES = {
         "netted": "the archive is partitioned",
         "partitions": "the archive is partitioned",
         "prune_net": "the archive is partitioned; SQLite has `prune_archive`",
-        "release_holds": "rows may be changed by hand beside transactions that are open",
+        "unblock_without_dead_letter": "rows may be changed by hand beside transactions that are open",
         "today": "the archive is partitioned by the day of the server",
     },
     "schema": {

@@ -154,13 +154,13 @@ async def test_a_handler_that_is_cancelled_leaves_no_trace(bench: SqliteInboxBen
     service = Inbox(bench.store)
     for handler in (wait, block):
         begun.clear()
-        handling = asyncio.create_task(service.process(once, handler, consumer="billing"))
+        executor = asyncio.create_task(service.process(once, handler, consumer="billing"))
         await begun.wait()
-        handling.cancel()
+        executor.cancel()
         # A thread cannot be interrupted: its work is rolled back once it has ended.
         loop.call_soon(go_on.set)
         with pytest.raises(asyncio.CancelledError):
-            await handling
+            await executor
     assert await service.process(once, bench.handler, consumer="billing") is Result.APPLIED
     assert await bench.effects() == ["A-1:1"]
 
@@ -195,7 +195,7 @@ async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteInboxB
     headers = {"\0": b"\0\xff", "\ud800": b"", "é\n": b"\x80" * 3, "key": "naïve".encode()}
     raw = Delivery("or\0ders\ud800" * 80, b"\xff\0", b"\0\xfe", headers, partition="s\0\udfff", position="p\0/7")
     service = Inbox(bench.store)
-    assert await service.process(raw, print, consumer="billing") is Result.BURIED
+    assert await service.process(raw, print, consumer="billing") is Result.DEAD_LETTERED
     assert await service.process(raw, print, consumer="billing") is Result.DUPLICATE
     [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
     assert (dead_letter["headers"], dead_letter["body"], dead_letter["position"]) == (headers, raw.body, "p\\0/7")
@@ -317,5 +317,5 @@ async def test_a_transaction_that_the_database_rolled_back_itself_counts_no_atte
     billing = bench.consumer()
     billing.routes.handlers["orders", "order.placed"] = Route(fill)
     assert await billing.deliver(delivery(1)) == 0
-    assert bench.notebook.of(HandlerRetried) == []
-    assert "the database file cannot be used" in bench.notebook.of(ConsumerUnavailable)[0].error
+    assert bench.observer.of(HandlerRetried) == []
+    assert "the database file cannot be used" in bench.observer.of(ConsumerUnavailable)[0].error

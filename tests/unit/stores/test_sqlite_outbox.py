@@ -56,7 +56,7 @@ def conn(path: Path) -> Iterator[sqlite3.Connection]:
 
 @pytest.fixture
 async def lease(store: SqliteStore) -> Lease:
-    await store.heartbeat("relay", 60, joining=True)
+    await store.heartbeat("relay", 60, first=True)
     return await store.claim("relay", ALL_LANES)
 
 
@@ -120,7 +120,7 @@ async def test_the_topic_a_relay_resolved_is_found_again_through_the_stream(
     head, follower = (await store.fetch(lease, QUOTAS)).events
     assert (
         await store.settle(
-            lease, Settlements.of([settled(head, Retry(0, {"kind": "refused"})), settled(follower, PARK)])
+            lease, Settlements.of([settled(head, Retry(0, {"kind": "nacked"})), settled(follower, PARK)])
         )
         == 2
     )
@@ -181,8 +181,8 @@ async def test_a_relay_cannot_settle_an_event_that_a_writer_still_claims(
 ) -> None:
     with conn:
         conn.execute("BEGIN")
-        (placed,) = stage(conn, plain(draft()), OptimisticClaim("writer", 60))
-    assert placed.optimistic
+        (inserted,) = stage(conn, plain(draft()), OptimisticClaim("writer", 60))
+    assert inserted.optimistic
     (event,) = (await store.fetch(lease, QUOTAS)).events
     assert event.readiness == "optimistic"
     assert await store.settle(lease, Settlements.of([settled(event, CONFIRMED)])) == 0
@@ -218,7 +218,7 @@ def test_staging_leaves_the_callers_connection_as_it_was(conn: sqlite3.Connectio
     assert (conn.row_factory, conn.text_factory, conn.isolation_level) == (sqlite3.Row, bytes, "")
     conn.commit()
     rows = conn.execute("SELECT event_id, sequence FROM outbox ORDER BY id").fetchall()
-    assert [tuple(row) for row in rows] == [(str(placed.event_id).encode(), n) for n, placed in enumerate(first, 1)]
+    assert [tuple(row) for row in rows] == [(str(inserted.event_id).encode(), n) for n, inserted in enumerate(first, 1)]
 
 
 def test_rolling_back_leaves_neither_events_nor_numbers(conn: sqlite3.Connection) -> None:
@@ -245,9 +245,9 @@ async def test_a_busy_database_is_a_transient_error(path: Path, monkeypatch: pyt
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Transient):
-            await store.heartbeat("relay", 60, joining=True)
+            await store.heartbeat("relay", 60, first=True)
         other.execute("ROLLBACK")
-    assert await store.heartbeat("relay", 60, joining=True) is not None
+    assert await store.heartbeat("relay", 60, first=True) is not None
     await store.close()
 
 

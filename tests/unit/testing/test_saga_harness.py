@@ -58,10 +58,10 @@ async def test_a_rejection_is_compensated_as_far_as_it_was_done() -> None:
     order = _order()
     harness = SagaHarness([order])
     await harness.start(order, Order("A-7"), "A-7")
-    await harness.refuse("reserve", {"reason": "sold out"})
+    await harness.reject("reserve", {"reason": "sold out"})
     seen = await harness.saga("A-7")
     assert seen.status is Status.COMPENSATED
-    assert any("sold out" in reason for reason in seen.why)
+    assert any("sold out" in reason for reason in seen.reasons)
     assert harness.staged[-1].event_type == "order.cancelled"
 
 
@@ -91,7 +91,7 @@ async def test_a_person_can_give_operator_commands_and_set_missing_fields() -> N
     order = _order()
     harness = SagaHarness(order)
     await harness.start(order, Order("A-7"), "A-7")
-    await harness.order("mark_done", "A-7", reservation="R-9")
+    await harness.send_command("mark_done", "A-7", reservation="R-9")
     seen = await harness.saga("A-7")
     assert (seen.state.reservation, seen.current_step) == ("R-9", "parcel")
 

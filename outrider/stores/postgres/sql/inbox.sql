@@ -18,7 +18,7 @@ unnest($2::text[], $3::text[], $4::smallint[]) WITH ORDINALITY AS g (topic, key,
 consumer, topic, key, band, seen, cause, waiting, since
 
 -- fragment: merged
--- A stream that had no row was not locked, and one may have come meanwhile: what it has seen and what waits in it is
+-- A stream without a row was not locked, and a row may exist by now: its last sequence and its held events are
 -- added to, never overwritten. For a locked row that makes no difference.
 ON CONFLICT (consumer, topic, key, band) DO UPDATE SET
     seen = greatest(s.seen, excluded.seen), cause = excluded.cause, waiting = s.waiting + excluded.waiting,
@@ -48,8 +48,8 @@ FROM first AS f LEFT JOIN receipt AS r USING (event_id)
 -- What a consumer does, inside the transaction of its handler unless said otherwise. $1 is the consumer.
 
 -- name: record_receipt
--- The most common call: one receipt, and then its stream's row if there is one, locked. One that waits already gets no
--- receipt, so that it cannot stand in the way of whoever lets it go. The statement looks at a moment before it may have
+-- The most common call: one receipt, and then its stream's row if there is one, locked. A held event gets no
+-- receipt, so that it cannot delay the drain of its stream. The statement looks at a moment before it may have
 -- had to wait for the receipt, so a stream's very first row can be missed: it is as if it had come earlier.
 -- Indexes: inbox_held_event, consumer_inbox_pkey, inbox_stream_pkey.
 WITH receipt AS (
@@ -67,7 +67,7 @@ FROM receipt LEFT JOIN LATERAL (
 ) AS s ON true
 
 -- name: record_receipts
--- Receipts of several arrivals, in the order of their ids. LIMIT keeps the planner from hashing whatever waits.
+-- Receipts of several events, in the order of their ids. LIMIT keeps the planner from hashing all held events.
 -- Indexes: inbox_held_event, consumer_inbox_pkey.
 INSERT INTO {schema}.consumer_inbox ({receipt_columns})
 SELECT $1, g.event_id, g.event_type, g.topic, g.key, g.sequence, {schema}.outbox_clock()
@@ -79,14 +79,14 @@ ON CONFLICT (consumer, event_id) DO NOTHING
 RETURNING event_id, txid_current() AS transaction
 
 -- name: create_streams
--- A gate counts, so its streams have rows from their first event on.
+-- With an ordering, streams have rows from their first event on.
 INSERT INTO {schema}.inbox_stream (consumer, topic, key, band, waiting, since)
 SELECT $1, g.topic, g.key, g.band, 0, {schema}.outbox_clock() FROM {given_streams}
 ORDER BY g.ord
 ON CONFLICT (consumer, topic, key, band) DO NOTHING
 
 -- name: lock_streams
--- Begins after the receipts are there: a hold that was committed meanwhile is seen. Index: inbox_stream_pkey.
+-- Starts after the receipts are written: a block that was committed meanwhile is seen. Index: inbox_stream_pkey.
 SELECT g.ord, s.seen, s.cause, s.waiting
 FROM (SELECT * FROM {given_streams} ORDER BY ord) AS g CROSS JOIN LATERAL (
     SELECT seen, cause, waiting FROM {schema}.inbox_stream
@@ -95,7 +95,7 @@ FROM (SELECT * FROM {given_streams} ORDER BY ord) AS g CROSS JOIN LATERAL (
 ) AS s
 
 -- name: withdraw_held
--- An event that has come to wait while its second delivery stood in line for the receipt: that one is no news.
+-- Events that are held already, while a second delivery waited for the receipt: the second one is a duplicate.
 -- Indexes: consumer_inbox_pkey, inbox_held_event.
 DELETE FROM {schema}.consumer_inbox AS r
 WHERE r.consumer = $1 AND r.event_id = ANY ($2::uuid[])
@@ -103,7 +103,8 @@ WHERE r.consumer = $1 AND r.event_id = ANY ($2::uuid[])
 RETURNING r.event_id
 
 -- name: lock_unless_taken
--- A stream, unless another has it. Its cause is no condition, or the wrong index could be used. Index: inbox_stream_pkey.
+-- A stream, unless another has it. Its cause is no condition, or the wrong index could be used. Index:
+-- inbox_stream_pkey.
 SELECT seen, cause, waiting, txid_current() AS transaction FROM {schema}.inbox_stream
 WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
 FOR UPDATE SKIP LOCKED
@@ -143,8 +144,8 @@ WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here}
 RETURNING r.event_id
 
 -- name: finish_and_save_stream
--- What a gate writes for every event, in one statement. Less than half the cost of the general one, which is planned anew
--- each time. Indexes: inbox_stream_pkey, consumer_inbox_pkey.
+-- The write of an ordering for every event, in one statement. Less than half the cost of the general one, which is
+-- planned anew each time. Indexes: inbox_stream_pkey, consumer_inbox_pkey.
 WITH stood AS (
     INSERT INTO {schema}.inbox_stream AS s ({stream_columns})
     VALUES ($1, $2, $3, $4, $5, $6, $7, {schema}.outbox_clock())
@@ -178,7 +179,7 @@ ORDER BY g.ord
 ON CONFLICT (consumer, event_id) DO NOTHING
 
 -- name: dead_letter
--- Events go from those that wait to the dead letters, and keep their places. A second burial of an event replaces the
+-- Held events become dead letters, with their positions. A second dead letter of an event replaces the
 -- first. Index: inbox_held_event.
 WITH gone AS (
     DELETE FROM {schema}.inbox_held AS w
@@ -232,7 +233,7 @@ DELETE FROM {schema}.consumer_inbox WHERE consumer = $1 AND event_id = ANY (ARRA
     FOR UPDATE SKIP LOCKED))
 
 -- name: prune_dead_letters
--- A bounded step. A held dead letter is all that lets its stream go on. Index: inbox_dead_letter_age.
+-- A bounded step. A blocking dead letter stays, because it is needed to drain its stream. Index: inbox_dead_letter_age.
 DELETE FROM {schema}.inbox_dead_letter WHERE id = ANY (ARRAY(
     SELECT id FROM {schema}.inbox_dead_letter
     WHERE consumer = $1 AND policy = 'skip'
@@ -241,7 +242,8 @@ DELETE FROM {schema}.inbox_dead_letter WHERE id = ANY (ARRAY(
     FOR UPDATE SKIP LOCKED))
 
 -- name: adopt_orphans
--- A waiting event is found through its stream. None should ever be without one that waits; if one is, it is found again.
+-- A waiting event is found through its stream. None should ever be without one that waits; if one is, it is found
+-- again.
 INSERT INTO {schema}.inbox_stream AS s (consumer, topic, key, band, cause, waiting, since)
 SELECT w.consumer, w.topic, w.key, w.band, 'draining', count(*), {schema}.outbox_clock()
 FROM {schema}.inbox_held AS w
@@ -254,8 +256,8 @@ ON CONFLICT (consumer, topic, key, band) DO UPDATE SET
     cause = excluded.cause, waiting = excluded.waiting, since = excluded.since
 WHERE s.cause IS NULL
 
--- name: release_holds
--- Streams held for a dead letter that is no longer there, deleted by hand for instance: they go on.
+-- name: unblock_without_dead_letter
+-- Streams blocked by a dead letter that does not exist any more, for example after a manual delete, drain.
 -- Indexes: inbox_stream_cause, inbox_dead_letter_blocking.
 UPDATE {schema}.inbox_stream AS s SET cause = 'draining', since = {schema}.outbox_clock()
 WHERE s.consumer = $1 AND s.cause = 'dead_letter' AND NOT EXISTS (
@@ -330,13 +332,13 @@ ON CONFLICT (consumer, event_id) DO UPDATE SET id = excluded.id, replayed = excl
 RETURNING consumer, event_id, topic, key, band, NULL::bigint AS passed
 
 -- name: discard
--- Given up for good. Their receipts stay. The number of one that held its stream counts as passed.
+-- Discarded. The receipts stay. The number of a blocking dead letter counts as passed.
 DELETE FROM {schema}.inbox_dead_letter WHERE id = ANY ($1::bigint[])
 RETURNING consumer, event_id, topic, key, band, policy, sequence AS passed
 
--- name: go_on
--- A new statement, which sees what has left: a stream drains once no dead letter holds it. Each stream is named once.
--- Index: inbox_dead_letter_blocking.
+-- name: drain_unblocked
+-- A new statement, which sees the removed rows: a stream drains when no dead letter blocks it. Each stream is named
+-- once. Index: inbox_dead_letter_blocking.
 UPDATE {schema}.inbox_stream AS s SET
     seen = CASE WHEN s.seen IS NOT NULL THEN greatest(s.seen, g.passed) END,
     waiting = s.waiting + g.added,

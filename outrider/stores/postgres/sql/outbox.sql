@@ -5,7 +5,8 @@ coalesce(o.key, o.aggregate_id, o.event_id::text)
 
 -- fragment: fence
 -- Locks the lanes that are still the lease's own; $1 is the owner, $2 the lanes, $3 their epochs. A statement with it
--- reads, or writes what a crash may lose because it is only published again, so its commit need not wait for the disk.
+-- reads, or writes rows that a crash may lose because they are only published again, so its commit need not wait for
+-- the disk.
 l AS MATERIALIZED (
     SELECT k.lane, set_config('synchronous_commit', 'off', true)
     FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
@@ -23,7 +24,7 @@ o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.h
     o.created_at, o.available_at,
     CASE WHEN {claimed} THEN 'optimistic' WHEN o.available_at > (SELECT {schema}.outbox_clock()) THEN 'early' ELSE 'ready' END
         AS readiness,
-    coalesce(o.failure ->> 'kind' = 'unresolved', false) AS suspect
+    coalesce(o.failure ->> 'kind' = 'unknown', false) AS suspect
 
 -- fragment: waiting_rows
 SELECT FROM {schema}.outbox AS o
@@ -38,41 +39,41 @@ o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.h
     o.routing_key, o.priority, o.schema_version, o.saga_id, o.sequence, o.attempts, o.created_at,
     (SELECT {schema}.outbox_clock())
 
--- fragment: draft_columns
+-- fragment: new_event_columns
 event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic, key, routing_key, priority,
     schema_version, saga_id, max_attempts, retry, created_at, available_at, sequence
 
--- fragment: drafts
+-- fragment: new_events
 unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
     $10::smallint[], $11::integer[], $12::text[], $13::bigint[], $14::smallint[], $15::text[], $16::timestamptz[],
     $17::timestamptz[]) WITH ORDINALITY AS g (event_id, event_type, aggregate_type, aggregate_id, payload, headers,
     topic, key, routing_key, priority, schema_version, saga_id, sequence, max_attempts, retry, created_at,
     available_at, ord)
 
--- fragment: draft_values
+-- fragment: new_event_values
 g.event_id, g.event_type, g.aggregate_type, g.aggregate_id, g.payload::json, g.headers::json, g.topic, g.key,
     g.routing_key, g.priority, g.schema_version, g.saga_id, g.max_attempts, g.retry::json,
     coalesce(g.created_at, {schema}.outbox_clock()), g.available_at
 
--- fragment: one_draft
--- A single draft, without the array functions: the planner makes short work of it.
+-- fragment: one_new_event
+-- A single new event, without the array functions, which the planner handles fast.
 $1::uuid, $2::text, $3::text, $4::text, $5::text::json, $6::text::json, $7::text, $8::text, $9::text, $10::smallint,
     $11::integer, $12::text, $14::smallint, $15::text::json,
     coalesce($16::timestamptz, {schema}.outbox_clock()), $17::timestamptz
 
--- fragment: draft_lane
+-- fragment: new_event_lane
 {schema}.outbox_lane_of(coalesce(g.key, g.aggregate_id, g.event_id::text), g.priority)
 
 -- fragment: quiet
--- Asked only if there is a holder: a writer may hold an event when nothing undelivered lies before it. At a stricter
+-- Evaluated only with a claim: a writer may claim an event if no undelivered event lies before it. At a stricter
 -- isolation level the statement would look at an old snapshot, so the event is left to the relay.
 CROSS JOIN LATERAL (
     SELECT $18::text IS NOT NULL AND current_setting('transaction_isolation') = 'read committed'
         AND NOT EXISTS (
-            SELECT FROM {schema}.outbox AS o WHERE o.lane = {draft_lane} AND o.state IN ({fetchable}))
+            SELECT FROM {schema}.outbox AS o WHERE o.lane = {new_event_lane} AND o.state IN ({fetchable}))
         AND NOT EXISTS (
             SELECT FROM {schema}.outbox_blocked AS b
-            WHERE b.lane = {draft_lane} AND b.topic = g.topic
+            WHERE b.lane = {new_event_lane} AND b.topic = g.topic
                 AND b.key = coalesce(g.key, g.aggregate_id, g.event_id::text)) AS quiet
 ) AS q
 
@@ -80,7 +81,7 @@ CROSS JOIN LATERAL (
 CASE WHEN q.quiet THEN 'optimistic' ELSE 'pending' END, CASE WHEN q.quiet THEN $18 END,
     CASE WHEN q.quiet THEN {schema}.outbox_clock() + $19::float8 * interval '1 second' END
 
--- fragment: replayed_draft
+-- fragment: replayed_event
 event_id, event_type, aggregate_type, aggregate_id, payload, (headers::jsonb || '{"replayed": "true"}')::json, topic,
     key, routing_key, priority, schema_version, saga_id, max_attempts, retry, created_at, available_at, sequence
 
@@ -89,7 +90,7 @@ id, event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic,
     schema_version, saga_id, sequence, max_attempts, retry, created_at, available_at, lane, attempts, reason, failure,
     policy, dead_lettered_at
 
--- Who is alive and who owns what. Time is the database's.
+-- Living relays and owners of lanes. Time is database time.
 
 -- name: heartbeat
 -- Join ($3) or renew; says how many others live and which lanes are free. Index: outbox_relay_pkey.
@@ -116,7 +117,7 @@ SELECT
 SELECT count(*) FROM {schema}.outbox_relay WHERE alive_until > {schema}.outbox_clock()
 
 -- name: claim
--- Take free lanes; whoever holds one at this moment keeps it. Index: outbox_lane_pkey.
+-- Claim free lanes; a lane that is locked at this moment is left out. Index: outbox_lane_pkey.
 WITH free AS (
     SELECT k.lane FROM {schema}.outbox_lane AS k
     WHERE k.lane = ANY ($2::smallint[]) AND (k.owner IS NULL OR NOT EXISTS (
@@ -138,7 +139,7 @@ FROM unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch)
 WHERE k.lane = w.lane AND k.epoch = w.epoch AND k.owner = $1
 
 -- name: leave
--- End a heartbeat and free what is left of its lanes.
+-- End a heartbeat and free its remaining lanes.
 WITH gone AS (DELETE FROM {schema}.outbox_relay WHERE relay_id = $1)
 UPDATE {schema}.outbox_lane SET owner = NULL WHERE owner = $1
 
@@ -152,7 +153,7 @@ ORDER BY k.lane
 FOR SHARE OF k
 
 -- name: take_lane
--- A person changes what is in a lane: whatever its owner has in flight can no longer be written.
+-- An operator changes rows of a lane: the results in flight of the lane's owner can no longer be written.
 UPDATE {schema}.outbox_lane SET owner = NULL, epoch = epoch + 1 WHERE lane = $1
 
 -- Reading under the fence: lanes are locked first, and only rows of those lanes are touched.
@@ -244,7 +245,7 @@ WHERE o.event_id = w.event_id AND o.state IN ({retry_guard}) AND NOT {claimed}
 RETURNING o.event_id
 
 -- name: wait
--- Deferred or parked ($3). The guards of both moves are the same states.
+-- Deferred or parked ($3). Both transitions have the same source states.
 UPDATE {schema}.outbox AS o SET state = w.state, topic = w.topic, claimed_by = NULL
 FROM unnest($1::uuid[], $2::text[], $3::text[]) AS w (event_id, topic, state)
 WHERE o.event_id = w.event_id AND o.state IN ({park_guard}) AND NOT {claimed}
@@ -268,7 +269,7 @@ RETURNING event_id
 DELETE FROM {schema}.outbox WHERE event_id = ANY ($1::uuid[])
 
 -- name: mark_skipped
--- In the place of a numbered event that is skipped: same stream and number, no content.
+-- The marker of a skipped numbered event: same stream and number, no content.
 UPDATE {schema}.outbox AS o
 SET event_type = '{skipped_type}', payload = 'null', headers = json_build_object('skipped', o.event_id),
     key = {stream_key}, event_id = {schema}.outbox_uuid7(), topic = w.topic,
@@ -277,7 +278,7 @@ FROM unnest($1::uuid[], $2::text[]) AS w (event_id, topic)
 WHERE o.event_id = w.event_id
 
 -- name: block
--- Block streams, or change why they are blocked; only a person lifts a hold.
+-- Block streams, or change the cause; only an operator unblocks a stream with a dead letter.
 -- $6 is a delay in seconds, $7 a time; neither means until a person acts.
 INSERT INTO {schema}.outbox_blocked AS b (lane, topic, key, head_id, cause, until)
 SELECT lane, topic, key, head_id, cause, coalesce(at, {schema}.outbox_clock() + delay * interval '1 second')
@@ -307,7 +308,7 @@ FROM unnest($1::smallint[], $2::text[], $3::text[]) AS w (lane, topic, key)
 WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause <> 'dead_letter' AND EXISTS ({waiting_rows})
 
 -- name: renew_claim
--- A writer lengthens its hold after its commit, on rows that are still its own. Index: outbox_pkey.
+-- A writer renews its claim after its commit, on rows that are still claimed. Index: outbox_pkey.
 -- The commit need not wait for the disk: a crash that loses it lets a relay have the row sooner, and publish it again.
 UPDATE {schema}.outbox AS o SET claimed_until = {schema}.outbox_clock() + $3 * interval '1 second'
 WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.claimed_by = $1
@@ -315,7 +316,7 @@ WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.claimed_by 
 RETURNING {event_columns}
 
 -- name: confirm_claim_archive
--- What a writer delivered itself, if the row is still its own: once a hold has lapsed, a relay may have it in flight.
+-- Rows that a writer delivered, if still claimed: after the end of a claim, a relay may have the row in flight.
 -- Index: outbox_pkey.
 WITH gone AS (
     DELETE FROM {schema}.outbox AS o

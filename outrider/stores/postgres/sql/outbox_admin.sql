@@ -62,7 +62,7 @@ ORDER BY b.cause <> 'dead_letter', b.until, b.lane, b.topic, b.key
 LIMIT $1
 
 -- name: lock_streams
--- Whoever decides about a held stream goes one after another, or two could each see the other's dead letter and let the
+-- Operators decide about a blocked stream one after another; two could each see the other's dead letter and leave the
 -- stream wait for ever. Index: outbox_blocked_pkey.
 SELECT FROM {schema}.outbox_blocked AS b
 WHERE (b.lane, b.topic, b.key) IN (
@@ -71,21 +71,21 @@ ORDER BY b.lane, b.topic, b.key
 FOR UPDATE OF b
 
 -- name: resume
--- Held dead letters go back to their own place in the stream.
+-- Blocking dead letters go back to their own position in the stream.
 WITH back AS (DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY ($1::uuid[]) AND policy = 'block' RETURNING *)
-INSERT INTO {schema}.outbox (id, {draft_columns}, state)
-SELECT id, {draft_columns}, 'parked' FROM back ORDER BY id
+INSERT INTO {schema}.outbox (id, {new_event_columns}, state)
+SELECT id, {new_event_columns}, 'parked' FROM back ORDER BY id
 RETURNING event_id, lane, topic, coalesce(key, aggregate_id, event_id::text) AS stream_key
 
 -- name: stage_again
--- Skipped dead letters are late by design: a new place at the end, marked as replayed.
+-- Skipped dead letters are late by design: a new position at the end, marked as replayed.
 WITH back AS (DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY ($1::uuid[]) AND policy = 'skip' RETURNING *)
-INSERT INTO {schema}.outbox ({draft_columns}, state)
-SELECT {replayed_draft}, 'pending' FROM back ORDER BY id
+INSERT INTO {schema}.outbox ({new_event_columns}, state)
+SELECT {replayed_event}, 'pending' FROM back ORDER BY id
 RETURNING event_id
 
 -- name: discard
--- Given up for good. A numbered one of a held stream leaves a marker in its place.
+-- Discarded. A numbered dead letter of a blocked stream leaves a skip marker.
 WITH gone AS (DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY ($1::uuid[]) RETURNING *),
 marked AS (
     INSERT INTO {schema}.outbox (id, event_type, payload, headers, topic, key, priority, sequence, state)
@@ -95,7 +95,7 @@ marked AS (
 SELECT event_id, lane, topic, key AS stream_key FROM gone
 
 -- name: editable
--- One dead letter that a person edits, locked. Index: outbox_dead_letter_pkey.
+-- One dead letter that an operator edits, locked. Index: outbox_dead_letter_pkey.
 SELECT event_id, lane, topic, key AS stream_key, headers FROM {schema}.outbox_dead_letter WHERE event_id = $1 FOR UPDATE
 
 -- name: leave_marker
@@ -106,14 +106,15 @@ FROM {schema}.outbox_dead_letter
 WHERE event_id = $1 AND policy = 'block' AND sequence IS NOT NULL AND event_type <> '{skipped_type}'
 
 -- name: edit
--- Change a dead letter. With another topic it leaves its stream, and its number with it. Index: outbox_dead_letter_pkey.
+-- Change a dead letter. With another topic it leaves its stream, and its number with it. Index:
+-- outbox_dead_letter_pkey.
 UPDATE {schema}.outbox_dead_letter
 SET payload = coalesce($2::text::json, payload), headers = $3::text::json, topic = coalesce($4::text, topic),
     sequence = CASE WHEN $5::boolean THEN NULL ELSE sequence END, policy = CASE WHEN $5 THEN 'skip' ELSE policy END
 WHERE event_id = $1
 
 -- name: drain_held
--- A held stream goes on once none of its dead letters is held; its owner removes the row.
+-- A blocked stream drains when no dead letter blocks it any more; its owner removes the row.
 UPDATE {schema}.outbox_blocked AS b SET cause = 'draining', head_id = NULL, until = {schema}.outbox_clock()
 FROM unnest($1::smallint[], $2::text[], $3::text[]) AS w (lane, topic, key)
 WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause = 'dead_letter' AND NOT EXISTS (
@@ -161,8 +162,8 @@ WHERE i.inhparent = '{schema}.outbox_archive'::regclass ORDER BY c.relname
 -- Whether the default partition caught rows of a day; that day then has no partition of its own.
 SELECT EXISTS (SELECT FROM {schema}.outbox_archive_default WHERE sent_at >= $1 AND sent_at < $2)
 
--- name: release_holds
--- Streams held for a dead letter that is no longer there, deleted by hand for instance: they go on.
+-- name: unblock_without_dead_letter
+-- Streams blocked by a dead letter that does not exist any more, for example after a manual delete, drain.
 UPDATE {schema}.outbox_blocked AS b SET cause = 'draining', head_id = NULL, until = {schema}.outbox_clock()
 WHERE b.cause = 'dead_letter' AND NOT EXISTS (
     SELECT FROM {schema}.outbox_dead_letter AS d
@@ -184,7 +185,8 @@ DELETE FROM {schema}.outbox_archive_default WHERE ctid = ANY (ARRAY(
     WHERE sent_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') LIMIT $2))
 
 -- name: prune_dead_letters
--- A held dead letter is all that lets its stream go on, so it stays until a person acts. Index: outbox_dead_letter_age.
+-- A blocking dead letter is needed to drain its stream, so it stays until an operator acts. Index:
+-- outbox_dead_letter_age.
 DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
     SELECT event_id FROM {schema}.outbox_dead_letter
     WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))

@@ -35,10 +35,11 @@ SELECT saga_id, started_at, NULL, 'started', NULL, 'started', 'application', '',
 RETURNING saga_id
 
 -- name: deliver
--- Mail to sagas that may still read it and are of the type meant, sorted, so that two who post the same wait for each other and never in a circle.
--- LIMIT keeps the planner from reading all instances. Indexes: saga_instance_pkey, saga_mailbox_event.
+-- Mail to sagas that may still read it and are of the type meant, sorted, so that two who post the same wait for each
+-- other and never in a circle. LIMIT keeps the planner from reading all instances. Indexes: saga_instance_pkey,
+-- saga_mailbox_event.
 INSERT INTO {schema}.saga_mailbox (
-    saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
+    saga_id, event_id, kind, name, key, body, delivered_at, saga_type, definition_version)
 SELECT g.saga_id, g.event_id, g.kind, g.name, g.key, g.body::json, {schema}.outbox_clock(), i.saga_type,
     i.definition_version
 FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[])
@@ -54,9 +55,9 @@ ON CONFLICT (saga_id, event_id) DO NOTHING
 RETURNING message_id
 
 -- name: claim
--- Take what is due, and what has unseen mail and no owner, of the definitions given; what another is writing is left
--- out. The two kinds come in turn, so neither waits for the end of the other.
--- Indexes: saga_instance_due, saga_mailbox_unseen, saga_instance_pkey.
+-- Claim sagas of the given definitions that are due, or have unseen messages and no owner; rows locked by others are
+-- left out. The two kinds come in turn, so neither waits for the end of the other. Indexes: saga_instance_due,
+-- saga_mailbox_unseen, saga_instance_pkey.
 WITH {moment}, definition AS (
     SELECT * FROM unnest($2::text[], $3::integer[]) AS d (saga_type, definition_version)
 ), due AS MATERIALIZED (
@@ -119,7 +120,7 @@ SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS
 SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction FROM {schema}.saga_instance AS i WHERE i.saga_id = $1 FOR UPDATE
 
 -- name: journal
--- A new statement, which sees what the last owner wrote. Index: saga_step_pkey.
+-- A new statement, which sees the writes of the last owner. Index: saga_step_pkey.
 SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
     SELECT step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
         command_event_id, reply_event_id
@@ -131,7 +132,7 @@ SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL 
 -- name: messages
 -- Index: saga_mailbox_event.
 SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
-    SELECT message_id, kind, name, key, body::text AS body, event_id, posted_at FROM {schema}.saga_mailbox
+    SELECT message_id, kind, name, key, body::text AS body, event_id, delivered_at FROM {schema}.saga_mailbox
     WHERE saga_id = g.saga_id
     ORDER BY message_id
 ) AS m
@@ -175,8 +176,8 @@ WITH {moment}, held AS (
 SELECT {now} AS now, txid_current() AS transaction FROM held
 
 -- name: undelivered
--- Where events are that have not left. LIMIT keeps the planner from hashing the whole outbox for a few ids.
--- Indexes: outbox_pkey, outbox_dead_letter_pkey.
+-- The tables of events that have not left the outbox. LIMIT keeps the planner from hashing the whole outbox for a few
+-- ids. Indexes: outbox_pkey, outbox_dead_letter_pkey.
 SELECT g.event_id, found.location FROM unnest($1::uuid[]) AS g (event_id) CROSS JOIN LATERAL (
     SELECT 'waiting' FROM {schema}.outbox AS o WHERE o.event_id = g.event_id
     UNION ALL
@@ -185,7 +186,7 @@ SELECT g.event_id, found.location FROM unnest($1::uuid[]) AS g (event_id) CROSS 
 ) AS found (location)
 
 -- name: prune_sagas
--- A bounded step: sagas that ended long ago, with their journals and mail.
+-- A bounded step: sagas that ended long ago, with their journals and messages.
 -- Indexes: saga_instance_age, saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
 WITH old AS MATERIALIZED (
     SELECT saga_id FROM {schema}.saga_instance
@@ -199,7 +200,7 @@ WITH old AS MATERIALIZED (
 )
 DELETE FROM {schema}.saga_instance WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM old))
 
--- name: prune_notes
+-- name: prune_audit
 -- A bounded step: old lines of the trail, once their saga is gone. Indexes: saga_audit_age, saga_instance_pkey.
 WITH allowed AS MATERIALIZED (
     SELECT set_config('outrider.pruning', 'on', true)
@@ -228,7 +229,7 @@ SELECT coalesce(has_table_privilege(b.name, 'SELECT') AND has_table_privilege(b.
 FROM (SELECT to_regclass('{schema}.saga_barrier') AS name) AS b
 
 -- name: drop_unread_messages
--- Mail that was posted at the very moment its saga ended: nobody will read it. Indexes: saga_mailbox_unseen,
+-- Messages that were delivered while their saga ended; no turn will read them. Indexes: saga_mailbox_unseen,
 -- saga_instance_pkey.
 DELETE FROM {schema}.saga_mailbox AS m
 WHERE NOT m.seen AND coalesce((
@@ -243,7 +244,7 @@ ON CONFLICT (key, participant, phase) DO NOTHING
 RETURNING barred
 
 -- name: enter_compensation
--- Bar the action first, unless it has come: then it is what there is to compensate. Index: saga_barrier_pkey.
+-- Bar the action first, unless it arrived before; then it is compensated. Index: saga_barrier_pkey.
 WITH action AS (
     INSERT INTO {schema}.saga_barrier (participant, key, phase, barred, at)
     VALUES ($1, $2, 'action', true, {schema}.outbox_clock())
@@ -256,17 +257,17 @@ ON CONFLICT (key, participant, phase) DO NOTHING
 RETURNING barred
 
 -- name: participant_reply
--- A new statement, which sees what another has committed meanwhile. Index: saga_barrier_pkey.
+-- A new statement, which sees rows committed meanwhile. Index: saga_barrier_pkey.
 SELECT barred, reply::text AS reply FROM {schema}.saga_barrier WHERE participant = $1 AND key = $2 AND phase = $3
 
--- name: keep_reply
+-- name: save_reply
 -- Index: saga_barrier_pkey.
 UPDATE {schema}.saga_barrier SET reply = $4::text::json WHERE participant = $1 AND key = $2 AND phase = $3
 
 -- What people ask about sagas.
 
 -- name: find
--- Those that need attention first. Stuck are those that nobody works on: overdue, or with mail that nobody has seen.
+-- Sagas that need attention come first. Stuck sagas have no worker: overdue, or with unseen messages.
 SELECT {instance} FROM {schema}.saga_instance AS i
 WHERE (cardinality($1::uuid[]) = 0 OR i.saga_id = ANY ($1)) AND ($2::text IS NULL OR i.saga_type = $2)
     AND ($3::text IS NULL OR i.correlation_id = $3) AND ($4::text IS NULL OR i.status = $4)
@@ -275,7 +276,7 @@ WHERE (cardinality($1::uuid[]) = 0 OR i.saga_id = ANY ($1)) AND ($2::text IS NUL
         i.wake_at < (SELECT {schema}.outbox_clock() - $6 * interval '1 second')
         OR i.owner IS NULL AND i.saga_id IN (
             SELECT m.saga_id FROM {schema}.saga_mailbox AS m
-            WHERE NOT m.seen AND m.posted_at < (SELECT {schema}.outbox_clock() - $6 * interval '1 second'))))
+            WHERE NOT m.seen AND m.delivered_at < (SELECT {schema}.outbox_clock() - $6 * interval '1 second'))))
 ORDER BY i.needs_attention DESC, i.updated_at DESC, i.saga_id
 LIMIT $7
 

@@ -1,7 +1,7 @@
--- Keeping the record of migrations. These texts take no parameters: whoever installs brings a driver of their own.
+-- The record of migrations. The texts take no parameters, because every installer has its own driver.
 
 -- name: take_turn
--- One migrator at a time, to the end of its transaction; whoever waited finds the steps recorded and goes on.
+-- One migrator at a time, to the end of its transaction; a waiting migrator then finds the steps recorded.
 SELECT pg_advisory_xact_lock(hashtextextended('outrider:{schema}', 0))
 
 -- name: create_schema
@@ -57,10 +57,10 @@ BEGIN
 END
 $outrider$
 
--- Taking a migration back: what would be lost, and the statements that take it away, each ending with a semicolon.
+-- Reverting a migration: the rows that would be lost, and the statements, each ending with a semicolon.
 
 -- name: outbox_unfinished
--- Events that no broker has, and dead letters that nobody has decided about.
+-- Undelivered events, and dead letters without a decision of an operator.
 SELECT (SELECT count(*) FROM {schema}.outbox) + (SELECT count(*) FROM {schema}.outbox_dead_letter)
 
 -- name: outbox

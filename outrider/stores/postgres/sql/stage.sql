@@ -1,22 +1,23 @@
--- Staging, inside the caller's transaction. $1..$17 are the columns of a draft; $18 is the holder and $19 its seconds.
+-- Staging, inside the caller's transaction. $1..$17 are the columns of a new event; $18 is the claiming writer and $19
+-- its seconds.
 
 -- name: stage
 -- Many events in one statement; a known id that is still undelivered is left alone. Index: outbox_pkey.
-INSERT INTO {schema}.outbox ({draft_columns}, state, claimed_by, claimed_until)
-SELECT {draft_values}, g.sequence, {staged_state}
-FROM {drafts} {quiet}
+INSERT INTO {schema}.outbox ({new_event_columns}, state, claimed_by, claimed_until)
+SELECT {new_event_values}, g.sequence, {staged_state}
+FROM {new_events} {quiet}
 ORDER BY g.ord
 ON CONFLICT (event_id) DO NOTHING
 RETURNING event_id, state
 
 -- name: stage_one
--- The most common call: one event, held by nobody. Half the cost of the general statement. Index: outbox_pkey.
-INSERT INTO {schema}.outbox ({draft_columns}) VALUES ({one_draft}, $13::bigint)
+-- The most common call: one event without a claim. Half the cost of the general statement. Index: outbox_pkey.
+INSERT INTO {schema}.outbox ({new_event_columns}) VALUES ({one_new_event}, $13::bigint)
 ON CONFLICT (event_id) DO NOTHING
 RETURNING event_id, state
 
 -- name: stage_numbered_one
--- One event with an id of ours, which nobody can have staged before: lock, count and insert at once.
+-- One event with a generated id, which cannot be staged already: lock, count and insert at once.
 -- The position is taken after the counter's lock, because the row comes out of `counted`.
 WITH counted AS (
     INSERT INTO {schema}.outbox_counter AS c (topic, key, band, sequence)
@@ -26,11 +27,11 @@ WITH counted AS (
     ON CONFLICT (topic, key, band) DO UPDATE SET sequence = c.sequence + 1
     RETURNING sequence
 )
-INSERT INTO {schema}.outbox ({draft_columns}) SELECT {one_draft}, counted.sequence FROM counted
+INSERT INTO {schema}.outbox ({new_event_columns}) SELECT {one_new_event}, counted.sequence FROM counted
 RETURNING event_id, state
 
 -- name: retract
--- Ids chosen by the caller may be delivered or buried already; a new statement sees what has moved meanwhile.
+-- Ids chosen by the caller may be delivered or dead-lettered already; a new statement sees rows that moved meanwhile.
 -- LIMIT keeps the planner from hashing the whole archive for a few ids, here and below.
 -- Indexes: outbox_archive_event_id, outbox_dead_letter_pkey.
 DELETE FROM {schema}.outbox AS o
@@ -51,7 +52,7 @@ ON CONFLICT (topic, key, band) DO UPDATE SET sequence = c.sequence WHERE false
 WITH fresh AS MATERIALIZED (
     SELECT g.*, coalesce(g.key, g.aggregate_id) AS stream_key,
         (CASE WHEN g.priority >= 7 THEN 0 WHEN g.priority >= 3 THEN 1 ELSE 2 END)::smallint AS band
-    FROM {drafts}
+    FROM {new_events}
     WHERE (SELECT true FROM {schema}.outbox AS o WHERE o.event_id = g.event_id LIMIT 1) IS NULL
         AND (SELECT true FROM {schema}.outbox_archive AS a WHERE a.event_id = g.event_id LIMIT 1) IS NULL
         AND (SELECT true FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = g.event_id LIMIT 1) IS NULL
@@ -64,8 +65,8 @@ WITH fresh AS MATERIALIZED (
     FROM (SELECT topic, stream_key, band, max(number) AS last FROM numbered GROUP BY topic, stream_key, band) AS n
     WHERE c.topic = n.topic AND c.key = n.stream_key AND c.band = n.band
 )
-INSERT INTO {schema}.outbox ({draft_columns}, state, claimed_by, claimed_until)
-SELECT {draft_values}, g.number, {staged_state}
+INSERT INTO {schema}.outbox ({new_event_columns}, state, claimed_by, claimed_until)
+SELECT {new_event_values}, g.number, {staged_state}
 FROM numbered AS g {quiet}
 ORDER BY g.ord
 RETURNING event_id, state

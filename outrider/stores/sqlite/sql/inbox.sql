@@ -10,7 +10,7 @@ WHERE :waits OR NOT EXISTS (SELECT 1 FROM inbox_held WHERE consumer = :consumer 
 ON CONFLICT (consumer, event_id) DO NOTHING;
 
 -- name: lock_stream
--- Where a stream stands; the primary key.
+-- The state of a stream; the primary key.
 SELECT seen, cause, waiting FROM inbox_stream
 WHERE consumer = :consumer AND topic = :topic AND key = :key AND band = :band;
 
@@ -49,7 +49,7 @@ VALUES (
 ON CONFLICT (consumer, event_id) DO NOTHING;
 
 -- name: dead_letter
--- Copy an event from those that wait to the dead letters; it keeps its place, and its id is told. The unique index.
+-- Copy a held event to the dead letters, with its position; the id is returned. The unique index.
 INSERT OR REPLACE INTO inbox_dead_letter (id, {inbox_event}, reason, failure, policy, attempts, dead_lettered_at)
 SELECT id, {inbox_event}, :reason, :failure, :policy, :attempts, :now FROM inbox_held
 WHERE consumer = :consumer AND event_id = :event_id
@@ -60,7 +60,7 @@ RETURNING id;
 DELETE FROM inbox_held WHERE consumer = :consumer AND event_id = :event_id;
 
 -- name: save_streams
--- Where a stream stands now; the primary key.
+-- The current state of a stream; the primary key.
 INSERT INTO inbox_stream (consumer, topic, key, band, seen, cause, waiting, since)
 VALUES (:consumer, :topic, :key, :band, :seen, :cause, :waiting, :now)
 ON CONFLICT (consumer, topic, key, band) DO UPDATE SET
@@ -93,14 +93,15 @@ DELETE FROM consumer_inbox WHERE consumer = :consumer AND event_id IN (
 );
 
 -- name: prune_dead_letters
--- A bounded step; a held dead letter is all that lets its stream go on. inbox_dead_letter_age.
+-- A bounded step; a blocking dead letter stays, because it is needed to drain its stream. inbox_dead_letter_age.
 DELETE FROM inbox_dead_letter WHERE id IN (
     SELECT id FROM inbox_dead_letter
     WHERE consumer = :consumer AND policy = 'skip' AND dead_lettered_at < :before LIMIT :limit
 );
 
--- name: release_holds
--- Streams held for a dead letter that is no longer there go on; inbox_stream_cause and inbox_dead_letter_blocking.
+-- name: unblock_without_dead_letter
+-- Streams blocked by a dead letter that does not exist any more drain; inbox_stream_cause and
+-- inbox_dead_letter_blocking.
 UPDATE inbox_stream SET cause = 'draining', since = :now
 WHERE consumer = :consumer AND cause = 'dead_letter' AND NOT EXISTS (
     SELECT 1 FROM inbox_dead_letter AS dead
@@ -109,7 +110,8 @@ WHERE consumer = :consumer AND cause = 'dead_letter' AND NOT EXISTS (
 );
 
 -- name: adopt_orphans
--- A waiting event is found through its stream. None should ever be without one that waits; if one is, it is found again.
+-- A waiting event is found through its stream. None should ever be without one that waits; if one is, it is found
+-- again.
 INSERT INTO inbox_stream (consumer, topic, key, band, cause, waiting, since)
 SELECT consumer, topic, key, band, 'draining', count(*), :now FROM inbox_held AS orphan
 WHERE consumer = :consumer AND NOT EXISTS (
@@ -122,7 +124,7 @@ ON CONFLICT (consumer, topic, key, band) DO UPDATE SET
     cause = excluded.cause, waiting = excluded.waiting, since = excluded.since;
 
 -- name: counts
--- What waits, and what was buried; inbox_stream_cause and the unique index of dead letters.
+-- Held events and dead letters; inbox_stream_cause and the unique index of dead letters.
 SELECT coalesce(sum(waiting), 0), count(*),
     (SELECT count(*) FROM inbox_dead_letter WHERE :consumer IS NULL OR consumer = :consumer)
 FROM inbox_stream WHERE cause IS NOT NULL AND (:consumer IS NULL OR consumer = :consumer);
@@ -143,7 +145,7 @@ WHERE (:ids IS NULL OR id IN (SELECT value FROM json_each(:ids))) AND (:consumer
 ORDER BY id LIMIT :limit;
 
 -- name: blocked_streams
--- Streams that wait, held ones first, because they wait for a person; inbox_stream_cause.
+-- Blocked streams, those with a dead letter first, because they wait for an operator; inbox_stream_cause.
 SELECT consumer, topic, key, band, seen, cause, waiting, since FROM inbox_stream
 WHERE cause IS NOT NULL AND (:consumer IS NULL OR consumer = :consumer)
 ORDER BY cause <> 'dead_letter', since LIMIT :limit;
@@ -154,17 +156,18 @@ SELECT id, event_id, policy, sequence, consumer, topic, key, band FROM inbox_dea
 WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY id;
 
 -- name: replay
--- Back to its place among those that wait. One that was skipped is late by design, and marked so. The primary key.
+-- Back to its position among the held events. A skipped event is late by design, and marked as replayed. The primary
+-- key.
 INSERT OR REPLACE INTO inbox_held (id, {inbox_event})
 SELECT id, {inbox_event_but_replayed}, replayed OR policy = 'skip', received_at
 FROM inbox_dead_letter WHERE id = :id;
 
 -- name: discard
--- Take a dead letter away; the primary key.
+-- Delete a dead letter; the primary key.
 DELETE FROM inbox_dead_letter WHERE id = :id;
 
--- name: go_on
--- A stream drains once no dead letter holds it; the primary key and inbox_dead_letter_blocking.
+-- name: drain_unblocked
+-- A stream drains when no dead letter blocks it; the primary key and inbox_dead_letter_blocking.
 INSERT INTO inbox_stream (consumer, topic, key, band, seen, cause, waiting, since)
 SELECT
     :consumer, :topic, :key, :band, NULL,
@@ -205,5 +208,5 @@ UPDATE inbox_stream SET seen = :sequence - 1, cause = 'draining', since = :now
 WHERE consumer = :consumer AND topic = :topic AND key = :key AND band = :band;
 
 -- name: record
--- Write down what a person did.
+-- Record the command of an operator.
 INSERT INTO outbox_operation (at, actor, verb, event_id, consumer) VALUES (:now, :actor, :verb, :event_id, :consumer);

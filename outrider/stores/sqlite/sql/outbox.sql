@@ -12,7 +12,7 @@ UPDATE outbox_relay SET alive_until = :until WHERE relay_id = :relay AND alive_u
 SELECT count(*) FROM outbox_relay WHERE alive_until > :now;
 
 -- name: free_lanes
--- Lanes that nobody alive owns.
+-- Lanes without a living owner.
 SELECT lane FROM outbox_lane
 WHERE owner IS NULL OR owner NOT IN (SELECT relay_id FROM outbox_relay WHERE alive_until > :now)
 ORDER BY lane;
@@ -50,7 +50,7 @@ UPDATE outbox_lane SET owner = NULL WHERE owner = :relay;
 SELECT {event} FROM outbox WHERE lane = :lane AND state IN ({fetchable}) ORDER BY id LIMIT :limit;
 
 -- name: blocked
--- Which of the streams, by place in the list, are blocked; the primary key.
+-- The blocked streams, by index in the list; the primary key.
 SELECT given.key FROM json_each(:streams) AS given
 CROSS JOIN outbox_blocked AS blocked
     ON blocked.lane = json_extract(given.value, '$[0]')
@@ -77,12 +77,12 @@ WHERE state = 'optimistic' AND claimed_by = :owner AND claimed_until > :now
 ORDER BY given.key;
 
 -- name: renew_claim
--- Lengthen a writer's hold; the unique index.
+-- Renew the claim of a writer; the unique index.
 UPDATE outbox SET claimed_until = :until
 WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state = 'optimistic' AND claimed_by = :owner AND claimed_until > :now;
 
 -- name: claimed_positions
--- Those of the rows that are still the writer's own: once a hold has lapsed, a relay may have them in flight.
+-- The rows that are still claimed by the writer: after the end of a claim, a relay may have them in flight.
 -- The unique index.
 SELECT id FROM outbox
 WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({confirm_optimistic_guard})
@@ -140,7 +140,7 @@ FROM outbox WHERE id = :id AND lane = :lane AND state IN ({dead_letter_guard});
 DELETE FROM outbox WHERE id = :id AND lane = :lane AND state IN ({dead_letter_guard});
 
 -- name: mark_skipped
--- Put a marker in the place of a numbered dead letter: same place and number, no content; the unique index.
+-- Insert the marker of a numbered dead letter: same position and number, no content; the unique index.
 INSERT INTO outbox (
     id, event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic, key, routing_key, priority,
     schema_version, saga_id, sequence, max_attempts, retry, created_at, lane, state
@@ -152,7 +152,7 @@ FROM outbox_dead_letter
 WHERE event_id = :event_id AND sequence IS NOT NULL AND event_type <> :marker_type;
 
 -- name: block
--- Block a stream, or change why it is blocked; only a person lifts a hold. The primary key.
+-- Block a stream, or change the cause; only an operator unblocks a stream with a dead letter. The primary key.
 INSERT INTO outbox_blocked (lane, topic, key, head_id, cause, until)
 VALUES (:lane, :topic, :key, :head, :cause, :until)
 ON CONFLICT (lane, topic, key) DO UPDATE SET head_id = excluded.head_id, cause = excluded.cause, until = excluded.until

@@ -53,7 +53,7 @@ UNION SELECT '', topic, NULL FROM (SELECT topic FROM outbox_blocked LIMIT :look)
 SELECT relay_id FROM outbox_lane JOIN outbox_relay ON relay_id = owner WHERE lane = :lane AND alive_until > :now;
 
 -- name: blocked_streams
--- List blocked streams, held ones first, with how many events wait; outbox_waiting.
+-- List blocked streams, those with a dead letter first, with the number of waiting events; outbox_waiting.
 SELECT lane, topic, key, cause, until, (
     SELECT count(*) FROM outbox
     WHERE outbox.lane = blocked.lane AND outbox.topic = blocked.topic AND stream_key = blocked.key AND state IN ({waiting})
@@ -67,7 +67,7 @@ SELECT event_id, lane, topic, stream_key, policy FROM outbox_dead_letter
 WHERE event_id IN (SELECT value FROM json_each(:ids)) ORDER BY id, rowid;
 
 -- name: resume
--- Put a dead letter back in its place, at the head of its held stream; the unique index.
+-- Replay a dead letter at its old position, the head of its blocked stream; the unique index.
 INSERT INTO outbox ({copied_but_attempts}, attempts, state)
 SELECT {copied_but_attempts}, 0, 'parked' FROM outbox_dead_letter WHERE event_id = :event_id AND policy = 'block';
 
@@ -78,11 +78,11 @@ SELECT {copied_but_position_headers_attempts}, json_set(headers, '$.replayed', '
 FROM outbox_dead_letter WHERE event_id = :event_id AND policy = 'skip';
 
 -- name: remove_dead_letter
--- Take a dead letter away; the unique index.
+-- Delete a dead letter; the unique index.
 DELETE FROM outbox_dead_letter WHERE event_id = :event_id;
 
 -- name: drain_held
--- A held stream drains once none of its dead letters is held; outbox_dead_letter_blocking.
+-- A blocked stream drains when no dead letter blocks it any more; outbox_dead_letter_blocking.
 UPDATE outbox_blocked SET cause = 'draining', head_id = NULL, until = :now
 WHERE lane = :lane AND topic = :topic AND key = :key AND cause = 'dead_letter'
     AND NOT EXISTS (
@@ -91,7 +91,7 @@ WHERE lane = :lane AND topic = :topic AND key = :key AND cause = 'dead_letter'
     );
 
 -- name: editable
--- One dead letter that a person edits; the unique index.
+-- One dead letter that an operator edits; the unique index.
 SELECT lane, topic, stream_key, policy, headers FROM outbox_dead_letter WHERE event_id = :event_id;
 
 -- name: edit
@@ -112,7 +112,7 @@ SELECT id, event_type, topic, routing_key, state FROM outbox
 WHERE lane = :lane AND state IN ({fetchable}) AND stream_key = :key AND id < :id;
 
 -- name: record
--- Write down what a person did.
+-- Record the command of an operator.
 INSERT INTO outbox_operation (at, actor, verb, event_id) VALUES (:now, :actor, :verb, :event_id);
 
 -- name: dead_relays
@@ -136,7 +136,7 @@ DELETE FROM outbox_archive WHERE rowid IN (
 );
 
 -- name: prune_dead_letters
--- Remove the oldest dead letters; a held one is what lets its stream go on, so it stays until a person acts.
+-- Remove the oldest dead letters; a blocking one is needed to drain its stream, so it stays until an operator acts.
 -- outbox_dead_letter_buried.
 DELETE FROM outbox_dead_letter WHERE rowid IN (
     SELECT rowid FROM outbox_dead_letter WHERE policy = 'skip' AND dead_lettered_at < :before ORDER BY dead_lettered_at LIMIT :limit

@@ -15,8 +15,9 @@ VALUES (
 ON CONFLICT DO NOTHING;
 
 -- name: deliver
--- Mail to a saga that may still read it and is of the type meant, once; the primary key of sagas and the unique index of mail.
-INSERT INTO saga_mailbox (saga_id, event_id, kind, name, key, body, posted_at, saga_type, definition_version)
+-- A message to a saga of the given type that has not ended, once; the primary key of sagas and the unique index of
+-- messages.
+INSERT INTO saga_mailbox (saga_id, event_id, kind, name, key, body, delivered_at, saga_type, definition_version)
 SELECT saga_id, :event_id, :kind, :name, :key, :body, :now, saga_type, definition_version FROM saga_instance
 WHERE saga_id = :saga_id AND status NOT IN ('completed', 'compensated')
     AND saga_type = coalesce(:saga_type, saga_type)
@@ -29,7 +30,7 @@ WHERE saga_type = :saga_type AND definition_version = :definition_version AND wa
 ORDER BY wake_at LIMIT :limit;
 
 -- name: claim_messaged
--- Sagas of a definition that have unseen mail and no owner; saga_mailbox_unseen and the primary key.
+-- Sagas of a definition with unseen messages and no owner; saga_mailbox_unseen and the primary key.
 SELECT mail.message_id, mail.saga_id FROM saga_mailbox AS mail CROSS JOIN saga_instance AS saga USING (saga_id)
 WHERE mail.saga_type = :saga_type AND mail.definition_version = :definition_version AND NOT mail.seen
     AND saga.owner IS NULL AND saga.status NOT IN ('completed', 'compensated')
@@ -55,8 +56,8 @@ FROM saga_step
 WHERE saga_id = :saga_id ORDER BY phase, position, step;
 
 -- name: messages
--- Its mail, as it came; the unique index.
-SELECT message_id, kind, name, key, body, event_id, posted_at FROM saga_mailbox
+-- Its messages, in order of arrival; the unique index.
+SELECT message_id, kind, name, key, body, event_id, delivered_at FROM saga_mailbox
 WHERE saga_id = :saga_id ORDER BY message_id;
 
 -- name: save
@@ -86,11 +87,11 @@ ON CONFLICT (saga_id, step, phase) DO UPDATE SET
 DELETE FROM saga_mailbox WHERE message_id = ? AND saga_id = ?;
 
 -- name: save_seen
--- Mail that stays, and wakes nobody again; the primary key.
+-- Messages that stay and wake no worker again; the primary key.
 UPDATE saga_mailbox SET seen = 1 WHERE message_id = ? AND saga_id = ? AND NOT seen;
 
--- name: save_note
--- A line of the audit trail, with the saga's trace; the primary key.
+-- name: save_audit
+-- A line of the audit log, with the saga's trace; the primary key.
 INSERT INTO saga_audit_log (saga_id, at, old_status, new_status, step, what, actor, detail, traceparent)
 SELECT saga_id, :now, :old_status, :new_status, :step, :what, :actor, :detail, traceparent FROM saga_instance
 WHERE saga_id = :saga_id;
@@ -122,7 +123,7 @@ DELETE FROM saga_instance WHERE saga_id = ?;
 -- The mark by which the trail knows pruning; it never outlives the transaction.
 INSERT INTO outbox_meta (name, value) VALUES ('saga_pruning', 1);
 
--- name: prune_notes
+-- name: prune_audit
 -- A bounded step: old lines of the trail, once their saga is gone; saga_audit_age and the primary keys.
 DELETE FROM saga_audit_log WHERE id IN (
     SELECT id FROM saga_audit_log AS note
@@ -141,7 +142,7 @@ DELETE FROM saga_barrier WHERE (participant, key, phase) IN (
 );
 
 -- name: drop_unread_messages
--- Unseen mail of sagas that have ended: nobody will read it. saga_mailbox_unseen and the primary key.
+-- Unseen messages of sagas that have ended; no turn will read them. saga_mailbox_unseen and the primary key.
 DELETE FROM saga_mailbox WHERE NOT seen AND coalesce((
     SELECT status IN ('completed', 'compensated') FROM saga_instance AS saga WHERE saga.saga_id = saga_mailbox.saga_id
 ), 1);
@@ -155,12 +156,12 @@ ON CONFLICT (participant, key, phase) DO NOTHING;
 -- What became of it, as numbers and bytes, whatever the connection makes of texts; the primary key.
 SELECT barred, CAST(reply AS BLOB) FROM saga_barrier WHERE participant = :participant AND key = :key AND phase = :phase;
 
--- name: keep_reply
+-- name: save_reply
 -- What was answered; the primary key.
 UPDATE saga_barrier SET reply = :reply WHERE participant = :participant AND key = :key AND phase = :phase;
 
 -- name: find
--- Those that need attention first. Stuck are those that nobody works on: overdue, or with mail that nobody has seen.
+-- Sagas that need attention come first. Stuck sagas have no worker: overdue, or with unseen messages.
 SELECT {saga} FROM saga_instance AS saga
 WHERE (:ids IS NULL OR saga_id IN (SELECT value FROM json_each(:ids)))
     AND (:saga_type IS NULL OR saga_type = :saga_type)
@@ -169,7 +170,7 @@ WHERE (:ids IS NULL OR saga_id IN (SELECT value FROM json_each(:ids)))
     AND (:before IS NULL OR status NOT IN ('completed', 'compensated', 'failed') AND (
         wake_at < :before OR owner IS NULL AND EXISTS (
             SELECT 1 FROM saga_mailbox AS mail
-            WHERE mail.saga_id = saga.saga_id AND NOT mail.seen AND mail.posted_at < :before)))
+            WHERE mail.saga_id = saga.saga_id AND NOT mail.seen AND mail.delivered_at < :before)))
 ORDER BY needs_attention DESC, updated_at DESC, saga_id LIMIT :limit;
 
 -- name: counts

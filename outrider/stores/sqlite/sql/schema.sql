@@ -1,4 +1,4 @@
--- Keeping the record of migrations. These texts take no parameters: whoever installs brings a driver of their own.
+-- The record of migrations. The texts take no parameters, because every installer has its own driver.
 
 -- name: create_record
 -- Where applied steps are written down.
@@ -31,10 +31,10 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'outbox_meta'
 -- The number of lanes in each band.
 SELECT value FROM outbox_meta WHERE name = 'lanes';
 
--- Taking a migration back: what would be lost, and the statements that take it away, each ending with a semicolon.
+-- Reverting a migration: the rows that would be lost, and the statements, each ending with a semicolon.
 
 -- name: outbox_unfinished
--- Events that no broker has, and dead letters that nobody has decided about.
+-- Undelivered events, and dead letters without a decision of an operator.
 SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM outbox_dead_letter);
 
 -- name: outbox

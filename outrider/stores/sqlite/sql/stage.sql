@@ -1,5 +1,5 @@
 -- name: lock
--- Take the database's write lock without writing: what is read from here on stays true until the commit.
+-- Take the write lock of the database without writing: later reads stay valid until the commit.
 UPDATE outbox_meta SET value = value WHERE 0;
 
 -- name: lanes
@@ -7,14 +7,14 @@ UPDATE outbox_meta SET value = value WHERE 0;
 SELECT value FROM outbox_meta WHERE name = 'lanes';
 
 -- name: known
--- Which of the ids, by their place in the list, exist already; the unique index of each table.
+-- The ids that exist already, by index in the list; the unique index of each table.
 SELECT given.key FROM json_each(:ids) AS given
 WHERE EXISTS (SELECT 1 FROM outbox WHERE event_id = given.value)
     OR EXISTS (SELECT 1 FROM outbox_archive WHERE event_id = given.value)
     OR EXISTS (SELECT 1 FROM outbox_dead_letter WHERE event_id = given.value);
 
 -- name: counters
--- The last number of each stream, by its place in the list; the primary key.
+-- The last number of each stream, by index in the list; the primary key.
 SELECT given.key, counter.sequence FROM json_each(:streams) AS given
 CROSS JOIN outbox_counter AS counter
     ON counter.topic = json_extract(given.value, '$[0]')
@@ -27,7 +27,7 @@ INSERT INTO outbox_counter (topic, key, band, sequence) VALUES (:topic, :key, :b
 ON CONFLICT (topic, key, band) DO UPDATE SET sequence = excluded.sequence;
 
 -- name: quiet
--- Which of the streams, by place in the list, have nothing undelivered before a new event; outbox_fetchable,
+-- The streams without an undelivered event before a new event, by index in the list; outbox_fetchable,
 -- outbox_laneless (a row without a lane could be in any of them) and the primary key of outbox_blocked.
 SELECT given.key FROM json_each(:streams) AS given
 WHERE NOT EXISTS (SELECT 1 FROM outbox WHERE lane IS NULL)
@@ -42,7 +42,7 @@ WHERE NOT EXISTS (SELECT 1 FROM outbox WHERE lane IS NULL)
     );
 
 -- name: last_position
--- The highest position ever given out; safe to count on from, because the write lock is held.
+-- The highest position ever assigned; counting on from it is safe under the write lock.
 SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'outbox';
 
 -- name: stage

@@ -1,11 +1,11 @@
--- Sagas: instances, their journal, their mailbox, the audit trail, and the barriers of participants.
+-- Sagas: instances, their journal, their mailbox, the audit log, and the barriers of participants.
 --
--- Most instances have ended, and most mail has been taken. What a worker looks for is in partial indexes that hold the
--- few others, by definition first: sagas that nobody here can run are not read again and again.
+-- Most instances have ended, and most messages have been read. Workers use partial indexes, which hold the
+-- few others, by definition first: sagas that no worker here can run are not read again and again.
 
 -- name: saga_instance
 -- `wake_at` is when an instance is next of interest to anybody: due, or the end of its owner's claim. Only the owner of
--- a claim writes the row, which happens often: the room left in each page keeps it in its place.
+-- a claim writes the row, which happens often: the free room in each page keeps the row in its page.
 CREATE TABLE {schema}.saga_instance (
     saga_id            uuid PRIMARY KEY,
     saga_type          text NOT NULL CHECK (saga_type <> ''),
@@ -59,7 +59,7 @@ CREATE TABLE {schema}.saga_step (
 ) WITH (fillfactor = 80)
 
 -- name: saga_mailbox
--- What others have to say to a saga. Its definition is copied here, so that mail leads straight to who can read it.
+-- The messages to a saga. The definition is copied here, so that a worker finds its messages by definition.
 CREATE TABLE {schema}.saga_mailbox (
     message_id         bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     saga_id            uuid NOT NULL,
@@ -68,7 +68,7 @@ CREATE TABLE {schema}.saga_mailbox (
     name               text NOT NULL,
     key                text,
     body               json NOT NULL,
-    posted_at          timestamptz NOT NULL,
+    delivered_at          timestamptz NOT NULL,
     seen               boolean NOT NULL DEFAULT false,
     saga_type          text NOT NULL,
     definition_version integer NOT NULL,
@@ -76,7 +76,7 @@ CREATE TABLE {schema}.saga_mailbox (
 )
 
 -- name: saga_mailbox_unseen
--- The mail that wakes somebody.
+-- The messages that wake a worker.
 CREATE INDEX saga_mailbox_unseen ON {schema}.saga_mailbox (saga_type, definition_version, message_id) WHERE NOT seen
 
 -- name: saga_audit_log
@@ -101,7 +101,7 @@ CREATE INDEX saga_audit_age ON {schema}.saga_audit_log (at)
 -- name: saga_audit_refuse
 CREATE FUNCTION {schema}.saga_audit_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'the audit trail of sagas is append only; % is refused', TG_OP
+    RAISE EXCEPTION 'the audit log of sagas is append only; % is rejected', TG_OP
     USING ERRCODE = 'check_violation', HINT = 'Old lines are removed by the upkeep of saga workers.';
 END $$
 
@@ -120,7 +120,7 @@ CREATE TRIGGER saga_audit_whole BEFORE TRUNCATE ON {schema}.saga_audit_log FOR E
 EXECUTE FUNCTION {schema}.saga_audit_refuse()
 
 -- name: saga_barrier
--- At a participant: which commands have come, and what was answered. A barred action came after its compensation, or
+-- At a participant: the commands that arrived, and their replies. A barred action came after its compensation, or
 -- never; a barred compensation found nothing to compensate.
 CREATE TABLE {schema}.saga_barrier (
     participant text NOT NULL,

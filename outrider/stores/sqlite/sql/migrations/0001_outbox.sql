@@ -1,7 +1,7 @@
 -- name: outbox
 -- What is not yet delivered. Only event_type and payload are required, so a plain INSERT from any language works.
 -- Times are seconds since 1970, UTC, from 1900 to 9000. A lane that is NULL is filled in by a relay before it fetches.
--- One row that cannot be read would stop its whole lane, so what cannot be read is refused here.
+-- An unreadable row would stop its whole lane, so unreadable values are rejected here.
 CREATE TABLE outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     event_id TEXT NOT NULL UNIQUE DEFAULT (lower(
@@ -51,9 +51,9 @@ CREATE INDEX outbox_waiting ON outbox (lane, topic, stream_key, id) WHERE state 
 CREATE INDEX outbox_laneless ON outbox (id) WHERE lane IS NULL;
 
 -- name: outbox_moves
--- The table of moves, kept by the database itself.
+-- The permitted transitions, enforced by the database.
 CREATE TRIGGER outbox_moves BEFORE UPDATE OF state ON outbox
-WHEN old.state <> new.state AND (old.state, new.state) NOT IN (VALUES {stored_moves})
+WHEN old.state <> new.state AND (old.state, new.state) NOT IN (VALUES {stored_transitions})
 BEGIN
     SELECT RAISE(ABORT, 'outbox: an event may not change its state in this way');
 END;
@@ -166,7 +166,7 @@ CREATE TABLE outbox_dead_letter (
 CREATE INDEX outbox_dead_letter_position ON outbox_dead_letter (id);
 
 -- name: outbox_dead_letter_blocking
--- The dead letters that hold a stream.
+-- The dead letters that block a stream.
 CREATE INDEX outbox_dead_letter_blocking ON outbox_dead_letter (lane, topic, stream_key) WHERE policy = 'block';
 
 -- name: outbox_dead_letter_buried
@@ -188,7 +188,7 @@ CREATE TABLE outbox_operation (
 CREATE INDEX outbox_operation_at ON outbox_operation (at);
 
 -- name: outbox_duty
--- When each upkeep duty is due again.
+-- The time at which each maintenance duty is due again.
 CREATE TABLE outbox_duty (
     name TEXT PRIMARY KEY,
     due_at REAL NOT NULL

@@ -17,7 +17,7 @@ CREATE TABLE consumer_inbox (
 CREATE INDEX consumer_inbox_age ON consumer_inbox (consumer, received_at);
 
 -- name: inbox_stream
--- Where a stream stands at a consumer: one row per stream with a gate, else only while events of it wait.
+-- The state of a stream at a consumer: one row per stream with an ordering, else only while events are held.
 CREATE TABLE inbox_stream (
     consumer TEXT NOT NULL,
     topic TEXT NOT NULL,
@@ -36,7 +36,7 @@ CREATE INDEX inbox_stream_cause ON inbox_stream (consumer, cause, since) WHERE c
 
 -- name: inbox_held
 -- Events that wait, whole as they came: their bytes, and their headers as an object of base64. Dead letters take their
--- id from here too, so that one that is replayed has its old place.
+-- id from here as well, so that a replayed event has its old position.
 CREATE TABLE inbox_held (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     consumer TEXT NOT NULL,
@@ -91,11 +91,11 @@ CREATE TABLE inbox_dead_letter (
 );
 
 -- name: outbox_operation_consumer
--- Whose dead letter it was; an operation on the outbox has no consumer.
+-- The consumer of the dead letter; an operation on the outbox has none.
 ALTER TABLE outbox_operation ADD COLUMN consumer TEXT;
 
 -- name: inbox_dead_letter_blocking
--- The dead letters that hold a stream.
+-- The dead letters that block a stream.
 CREATE INDEX inbox_dead_letter_blocking ON inbox_dead_letter (consumer, topic, key, band) WHERE policy = 'block';
 
 -- name: inbox_dead_letter_age

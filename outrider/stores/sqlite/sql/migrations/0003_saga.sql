@@ -52,7 +52,7 @@ CREATE TABLE saga_step (
 ) WITHOUT ROWID;
 
 -- name: saga_mailbox
--- What others have to say to a saga. Its definition is copied here, so that mail leads straight to who can read it.
+-- The messages to a saga. The definition is copied here, so that a worker finds its messages by definition.
 CREATE TABLE saga_mailbox (
     message_id INTEGER PRIMARY KEY AUTOINCREMENT,
     saga_id TEXT NOT NULL,
@@ -61,7 +61,7 @@ CREATE TABLE saga_mailbox (
     name TEXT NOT NULL,
     key TEXT,
     body TEXT NOT NULL CHECK (json_valid(body)),
-    posted_at REAL NOT NULL,
+    delivered_at REAL NOT NULL,
     seen INTEGER NOT NULL DEFAULT 0,
     saga_type TEXT NOT NULL,
     definition_version INTEGER NOT NULL,
@@ -69,7 +69,7 @@ CREATE TABLE saga_mailbox (
 );
 
 -- name: saga_mailbox_unseen
--- The mail that wakes somebody.
+-- The messages that wake a worker.
 CREATE INDEX saga_mailbox_unseen ON saga_mailbox (saga_type, definition_version, message_id) WHERE NOT seen;
 
 -- name: saga_audit_log
@@ -99,7 +99,7 @@ CREATE INDEX saga_audit_age ON saga_audit_log (at);
 -- The trail is append only.
 CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE ON saga_audit_log
 BEGIN
-    SELECT RAISE(ABORT, 'the audit trail of sagas is append only; UPDATE is refused');
+    SELECT RAISE(ABORT, 'the audit log of sagas is append only; UPDATE is rejected');
 END;
 
 -- name: saga_audit_kept
@@ -107,19 +107,19 @@ END;
 CREATE TRIGGER saga_audit_kept BEFORE DELETE ON saga_audit_log
 WHEN NOT EXISTS (SELECT 1 FROM outbox_meta WHERE name = 'saga_pruning')
 BEGIN
-    SELECT RAISE(ABORT, 'the audit trail of sagas is append only; DELETE is refused');
+    SELECT RAISE(ABORT, 'the audit log of sagas is append only; DELETE is rejected');
 END;
 
 -- name: saga_audit_placed
--- REPLACE would put a line in the place of another without any of the above.
+-- REPLACE would replace a line without any of the triggers above.
 CREATE TRIGGER saga_audit_placed BEFORE INSERT ON saga_audit_log
 WHEN EXISTS (SELECT 1 FROM saga_audit_log WHERE id = new.id)
 BEGIN
-    SELECT RAISE(ABORT, 'the audit trail of sagas is append only; REPLACE is refused');
+    SELECT RAISE(ABORT, 'the audit log of sagas is append only; REPLACE is rejected');
 END;
 
 -- name: saga_barrier
--- At a participant: which commands have come, and what was answered. A barred action came after its compensation, or
+-- At a participant: the commands that arrived, and their replies. A barred action came after its compensation, or
 -- never; a barred compensation found nothing to compensate.
 CREATE TABLE saga_barrier (
     participant TEXT NOT NULL,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from examples.order_saga.places import RELAY, SERVICES, Places, Service
+from examples.order_saga.services import RELAY, SERVICES, Locations, Service
 from outrider import OutriderError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SHUTDOWN_TIMEOUT_SECONDS = 20.0
 
 
-def outrider(places: Places, service: Service, *arguments: str) -> str:
-    """Run a command that ends, such as `outrider saga why`, and return what it says."""
+def outrider(locations: Locations, service: Service, *arguments: str) -> str:
+    """Run a command that ends, such as `outrider saga reasons`, and return what it says."""
     done = subprocess.run(
         [sys.executable, "-m", "outrider", *arguments],
         cwd=ROOT,
-        env=places.environment(service),
+        env=locations.environment(service),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -36,10 +36,10 @@ def outrider(places: Places, service: Service, *arguments: str) -> str:
 
 
 @dataclass(slots=True)
-class Crew:
+class ProcessGroup:
     """Processes that run until they are told to stop."""
 
-    places: Places
+    locations: Locations
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, service: Service, *arguments: str) -> None:
@@ -50,7 +50,7 @@ class Crew:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-m", "outrider", *arguments, *options],
                 cwd=ROOT,
-                env=self.places.environment(service),
+                env=self.locations.environment(service),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -62,9 +62,9 @@ class Crew:
         """One that ends unasked is a finding."""
         for name, process in self.running.items():
             if (code := process.poll()) is not None:
-                raise OutriderError(f"{name} ended by itself with exit code {code}: {self.last_words(name)}")
+                raise OutriderError(f"{name} ended by itself with exit code {code}: {self.last_line(name)}")
 
-    def last_words(self, name: str) -> str:
+    def last_line(self, name: str) -> str:
         """Return the last line that one has said."""
         lines = self._output(name).read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip(" |+-")), "it said nothing")
@@ -73,27 +73,27 @@ class Crew:
         """Ask all for a clean stop, and end those that take too long."""
         for process in self.running.values():
             process.terminate()
-        give_up = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
         for process in self.running.values():
             try:
-                process.wait(max(0.0, give_up - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
         self.running.clear()
 
     def _output(self, name: str) -> Path:
-        return self.places.directory / f"{name}.txt"
+        return self.locations.directory / f"{name}.txt"
 
 
 @contextmanager
-def everybody(places: Places) -> Iterator[Crew]:
+def run_services(locations: Locations) -> Iterator[ProcessGroup]:
     """Run all services around the block; afterwards no process is left."""
-    crew = Crew(places)
+    processes = ProcessGroup(locations)
     try:
         for service in SERVICES:
-            crew.start(service.name, service, *service.command)
-            crew.start(f"{service.name}-relay", service, *RELAY)
-        yield crew
+            processes.start(service.name, service, *service.command)
+            processes.start(f"{service.name}-relay", service, *RELAY)
+        yield processes
     finally:
-        crew.stop()
+        processes.stop()

@@ -47,12 +47,12 @@ RELAY = ("relay", "--poll-seconds-max", "0.2")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Locations:
     """The databases and the broker of a run.
 
-    >>> Places(Path("/shop")).store_url(STOCK)
+    >>> Locations(Path("/shop")).store_url(STOCK)
     'sqlite:////shop/stock.db'
-    >>> Places(Path("/shop"), "postgresql://db/shop").store_url(STOCK)
+    >>> Locations(Path("/shop"), "postgresql://db/shop").store_url(STOCK)
     'postgresql://db/shop?search_path=example_stock'
     """
 
@@ -127,9 +127,9 @@ def make_topics(url: str) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    place = urlsplit(url)
+    parts = urlsplit(url)
     # What goes wrong is in the answers; librdkafka would say it on standard error as well, many times a second.
-    admin = AdminClient({"bootstrap.servers": place.netloc, "log_level": "0", **dict(parse_qsl(place.query))})
+    admin = AdminClient({"bootstrap.servers": parts.netloc, "log_level": "0", **dict(parse_qsl(parts.query))})
     wanted = [NewTopic(topic, num_partitions=PARTITIONS) for topic in sorted(set(topics()))]
     for making in admin.create_topics(wanted, request_timeout=ANSWER_SECONDS_MAX).values():
         try:
