@@ -35,7 +35,7 @@ class Range(NamedTuple):
 
     def __str__(self) -> str:
         bounds = {"from": self.least, "above": self.above, "to": self.most, "to below": self.below}
-        said = [f"{word} {bound:.15g}" for word, bound in bounds.items() if bound is not None]
+        said = [f"{word} {bound:,.15g}" for word, bound in bounds.items() if bound is not None]
         return " ".join(["a whole number" if self.whole else "a number", *said])
 
 

@@ -12,6 +12,7 @@ from outrider.errors import InvalidSetting
 from outrider.event import OnDeadLetter
 from outrider.inbox.model import InboxBlockReason
 from outrider.retry import RetryPolicy
+from outrider.settings_checks import Range, check_ranges
 
 
 class Ordering(StrEnum):
@@ -31,6 +32,23 @@ class FirstSequence(StrEnum):
 
     FIRST_SEEN = "first_seen"
     ONE = "one"
+
+
+COUNT, SECONDS = Range(1, whole=True), Range(0)
+
+RANGES = {
+    "held_per_stream_max": COUNT,
+    "batch_max": COUNT,
+    "concurrency": COUNT,
+    "in_flight_max": COUNT,
+    "gap_timeout_seconds": SECONDS,
+    "handler_timeout_seconds": Range(above=0, optional=True),
+    "shutdown_timeout_seconds": SECONDS,
+    "maintenance_interval_seconds": Range(above=0),
+    "receipt_days": Range(above=0),
+    "dead_letter_days": Range(0),
+    "participant_memory_days": Range(above=0, optional=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +81,15 @@ class ConsumerSettings:
     maintenance_interval_seconds: float = 5.0
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        if not isinstance(retry := self.retry, RetryPolicy):
+            raise InvalidSetting(f"retry = {retry!r} is no RetryPolicy; write retry=RetryPolicy(max_attempts=5)")
+        check_ranges(self, RANGES)
         for name, kind in (("ordering", Ordering), ("first_sequence", FirstSequence), ("on_dead_letter", OnDeadLetter)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
                 valid = ", ".join(kind)
                 raise InvalidSetting(f"{name} = {getattr(self, name)!r} is not known (valid: {valid})") from None
-        for name in (*_COUNTS, "receipt_days", "participant_memory_days", "maintenance_interval_seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise InvalidSetting(f"{name} = {value} cannot work; it must be above 0")
         if self.batch_max > self.in_flight_max:
             raise InvalidSetting(
                 f"batch_max ({self.batch_max}) is more than in_flight_max ({self.in_flight_max}), so that no batch "
@@ -93,30 +109,6 @@ class ConsumerSettings:
     def ordered(self) -> bool:
         """Return whether sequences of streams are tracked."""
         return self.ordering is not Ordering.OFF
-
-
-_COUNTS = ("held_per_stream_max", "batch_max", "concurrency", "in_flight_max")
-_SECONDS = (
-    "gap_timeout_seconds",
-    "handler_timeout_seconds",
-    "shutdown_timeout_seconds",
-    "maintenance_interval_seconds",
-)
-_DAYS = ("receipt_days", "dead_letter_days", "participant_memory_days")
-_OPTIONAL = ("handler_timeout_seconds", "participant_memory_days")
-
-
-def _check_types(settings: ConsumerSettings) -> None:
-    """Reject values of a wrong type early, with the name of the setting."""
-    if not isinstance(retry := settings.retry, RetryPolicy):
-        raise InvalidSetting(f"retry = {retry!r} is no RetryPolicy; write retry=RetryPolicy(max_attempts=5)")
-    for name in (*_COUNTS, *_SECONDS, *_DAYS):
-        value = getattr(settings, name)
-        kinds = (int,) if name in _COUNTS else (int, float)
-        none_allowed = name in _OPTIONAL and value is None
-        if not none_allowed and (isinstance(value, bool) or not isinstance(value, kinds)):
-            wanted = "a whole number" if name in _COUNTS else "a number"
-            raise InvalidSetting(f"{name} = {value!r} is not {wanted}, without quotes, such as {name}=10")
 
 
 def changed(settings: ConsumerSettings, options: Mapping[str, Any]) -> ConsumerSettings:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from outrider.errors import InvalidSetting
+from outrider.settings_checks import Range, check_ranges
 
 HIGHEST, DAYS_MAX = 1_000_000, 36_500
 """Upper limits far beyond any sensible value, and small enough for all clocks and calendars."""
@@ -16,6 +15,21 @@ LEASE_MARGIN = 0.9
 
 RENEWALS = 3
 """The number of renewals within a lease, so that one renewal may fail."""
+
+
+SECONDS, DAYS = Range(above=0, most=HIGHEST), Range(above=0, most=DAYS_MAX)
+
+RANGES = {
+    "concurrency": Range(1, HIGHEST, whole=True),
+    "lease_seconds": SECONDS,
+    "poll_seconds_min": SECONDS,
+    "poll_seconds_max": SECONDS,
+    "shutdown_timeout_seconds": SECONDS,
+    "maintenance_interval_seconds": SECONDS,
+    "saga_days": DAYS,
+    "audit_days": DAYS,
+    "participant_memory_days": DAYS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +54,7 @@ class SagaSettings:
     participant_memory_days: float = 90.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _check_number(field.name, getattr(self, field.name))
+        check_ranges(self, RANGES)
         self._check_relations()
 
     def _check_relations(self) -> None:
@@ -59,7 +72,7 @@ class SagaSettings:
         if self.audit_days < self.saga_days:
             raise InvalidSetting(
                 f"audit_days ({self.audit_days}) is less than saga_days ({self.saga_days}), so that a saga would be "
-                "there without its trail; raise audit_days"
+                "there without its audit log; raise audit_days"
             )
         if self.saga_days < self.participant_memory_days:
             raise InvalidSetting(
@@ -73,12 +86,3 @@ class SagaSettings:
     def renew_seconds(self) -> float:
         """Return the time between two renewals."""
         return self.lease_seconds / RENEWALS
-
-
-def _check_number(name: str, value: Any) -> None:
-    whole = name == "concurrency"
-    highest = DAYS_MAX if name.endswith("_days") else HIGHEST
-    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 < value <= highest:
-        kind = "a whole number" if whole else "a number"
-        raise InvalidSetting(f"{name} = {value!r} cannot work; it must be {kind} above 0, at most {highest:,}")

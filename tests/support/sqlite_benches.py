@@ -66,6 +66,6 @@ class SqliteSagaBench(SagaBench):
         yield store
         await store.close()
 
-    async def drive(self, verb: str, tx: Any, *args: Any) -> Any:
-        timed = {} if verb == "participant_keep" else {"clock": self.clock}
+    async def call_driver(self, verb: str, tx: Any, *args: Any) -> Any:
+        timed = {} if verb == "participant_save_reply" else {"clock": self.clock}
         return driver.OPERATIONS[verb](connection_of(tx), *args, **timed)

@@ -240,7 +240,5 @@ def test_an_error_of_the_connection_names_no_topic() -> None:
 
 
 def test_a_message_after_a_rejected_one_of_its_stream_is_nacked() -> None:
-    results = nack_after_failures(
-        [message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED]
-    )
+    results = nack_after_failures([message(1), message(2), message(3, key="B")], [Rejected("no"), CONFIRMED, CONFIRMED])
     assert results == [Rejected("no"), Nacked("an earlier message of its stream failed"), CONFIRMED]

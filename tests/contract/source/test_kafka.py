@@ -9,7 +9,7 @@ import pytest
 from outrider.brokers.base import CONFIRMED
 from outrider.brokers.kafka import KafkaBroker, KafkaSource
 from outrider.event import Message
-from outrider.testing.contracts import MovingShardsContract, SourceBench
+from outrider.testing.contracts import MovingPartitionsContract, SourceBench
 from outrider.testing.servers.kafka import kafka_bootstrap
 from tests.contract.source.bounded_contract import BoundedContract
 from tests.support.kafka_client import make_topic
@@ -39,7 +39,7 @@ class KafkaBench(SourceBench):
 
 
 @pytest.mark.kafka
-class TestKafkaSource(MovingShardsContract, BoundedContract):
+class TestKafkaSource(MovingPartitionsContract, BoundedContract):
     @pytest.fixture
     async def bench(self, bootstrap: str) -> AsyncIterator[SourceBench]:
         broker = KafkaBroker(bootstrap)
