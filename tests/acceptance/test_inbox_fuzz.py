@@ -40,9 +40,9 @@ COUNT, COUNT_BY_WIRE = 2000, 400
 PATIENCE_SECONDS = 90.0
 WAIT_SECONDS = 0.01
 GATES: dict[str, dict[str, Any]] = {
-    "no gate, dead letters hold": {"ordering": "off", "on_dead_letter": "block"},
+    "no ordering, dead letters block": {"ordering": "off", "on_dead_letter": "block"},
     "monotonic, dead letters are skipped": {"ordering": "monotonic", "on_dead_letter": "skip"},
-    "strict, dead letters hold, batches": {"ordering": "strict", "on_dead_letter": "block", "batch_max": 20},
+    "strict, dead letters block, batches": {"ordering": "strict", "on_dead_letter": "block", "batch_max": 20},
     "strict, dead letters are skipped, batches": {"ordering": "strict", "on_dead_letter": "skip", "batch_max": 20},
 }
 

@@ -100,7 +100,9 @@ class Operator:
         free = [event["event_id"] for event in found if (event["lane"], event["key"]) not in held]
         if free:
             event_id, policy = self.rng.choice(free), self.rng.choice(list(OnDeadLetter))
-            await self._act("bury", event_id, lambda: self.store.admin.dead_letter(event_id, "operator", {}, policy))
+            await self._act(
+                "dead-letter", event_id, lambda: self.store.admin.dead_letter(event_id, "operator", {}, policy)
+            )
 
     async def _act(self, verb: str, event_id: UUID, act: Callable[[], object]) -> None:
         entry = self.record.entries.get(event_id)

@@ -122,10 +122,10 @@ class Graveyard(dict[UUID, DeadRow]):
 
     def __setitem__(self, event_id: UUID, dead: DeadRow) -> None:
         record, name = self._record, self._record.label(dead.row.event)
-        record.note("store", f"bury {dead.policy}", (name, dead.reason))
+        record.note("store", f"dead-letter {dead.policy}", (name, dead.reason))
         if dead.policy == OnDeadLetter.SKIP:
             record.skipped[event_id] = name
         entry = record.entries.get(event_id)
         if dead.reason != DeadLetterReason.BY_HAND and entry is not None and not entry.fate.poison:
-            record.crashes.append(f"{name} was buried, but only the weather was bad")
+            record.crashes.append(f"{name} was dead-lettered, but only the network failed")
         super().__setitem__(event_id, dead)

@@ -34,7 +34,7 @@ class RelayGroup:
     record: Record
     settings: RelaySettings
     weather: Weather
-    dice: Callable[[str], random.Random]
+    new_rng: Callable[[str], random.Random]
     capabilities: Capabilities
     members: dict[str, Member] = field(default_factory=dict)
     gone: list[Member] = field(default_factory=list)
@@ -48,8 +48,8 @@ class RelayGroup:
             return
         self.hired += 1
         name = f"r{self.hired}"
-        rng = self.dice(name)
-        wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
+        rng = self.new_rng(name)
+        wire = Wire(self.loop, name, self.new_rng(f"{name}/wire"), self.weather, self.record)
         broker = ModelBroker(self.broker_model, wire, self.capabilities, lambda: self._swoon(name, rng))
         relay = Relay(
             DistantStore(self.store, wire, self.record),

@@ -36,15 +36,23 @@ def shared_report(seed: int) -> Report:
 @pytest.mark.parametrize("first", range(0, 100, 50))
 def test_a_clean_restart_delivers_nothing_twice(first: int) -> None:
     for seed in range(first, first + 50):
-        report = run(seed, Options(trouble=False))
+        report = run(seed, Options(faults=False))
         assert report.duplicates == 0, f"seed {seed} delivered {report.duplicates} messages twice"
 
 
 def test_the_worlds_have_the_failures_that_they_claim() -> None:
     verbs = [step.verb for seed in SHARED_SEEDS for step in shared_report(seed).trace]
-    for verb in ("frozen", "killed", "vanished", "asked to stop", "down", "rollback", "savepoint undone"):
+    for verb in ("frozen", "killed", "vanished", "asked to stop", "down", "rollback", "savepoint rolled back"):
         assert verbs.count(verb) > 20, verb
-    for verb in ("bury block", "bury skip", "replay", "discard", "bury", "settle lost its answer", "claim"):
+    for verb in (
+        "dead-letter block",
+        "dead-letter skip",
+        "replay",
+        "discard",
+        "dead-letter",
+        "settle lost its answer",
+        "claim",
+    ):
         assert verbs.count(verb) > 5, verb
 
 

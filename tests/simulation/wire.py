@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Trace(Protocol):
-    """The place where a wire notes each request."""
+    """The trace in which a wire notes each request."""
 
     def note(self, actor: str, verb: str, ids: Sequence[object] = ()) -> None:
         """Add a line."""

@@ -23,7 +23,7 @@ from tests.simulation.writers import Scene, StreamPlan, Writer
 STORM_SECONDS = 40.0
 DRAIN_SECONDS = 900.0
 LEASE_SECONDS = 6.0
-HOLDING, SKIPPING = "orders", "mails"
+BLOCKING, SKIPPING = "orders", "mails"
 MODES = ("numbered", "numbered", "locked", "free", "keyless")
 
 
@@ -37,7 +37,7 @@ class Options:
 
     claims_order: bool | None = None
     ordered: bool | None = None
-    trouble: bool = True
+    faults: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +77,31 @@ class World:
     def __init__(self, seed: int, loop: VirtualLoop, options: Options) -> None:
         self.seed, self.loop = seed, loop
         self.record = Record(loop)
-        rng = self.dice("world")
+        rng = self.new_rng("world")
         self.rng = rng
-        self.trouble = options.trouble
+        self.faults = options.faults
         self.store = MemoryStore(lanes=rng.choice((1, 2, 3)), clock=VirtualClock(loop))
         self.store.tables.dead = Graveyard(self.record)
         ordered = rng.random() < 0.25 if options.ordered is None else options.ordered
-        self.broker_model = BrokerModel(self.record, self.dice("broker"), ordered)
-        self.weather = _weather(rng) if options.trouble else Weather(slow=0.1)
+        self.broker_model = BrokerModel(self.record, self.new_rng("broker"), ordered)
+        self.weather = _weather(rng) if options.faults else Weather(slow=0.1)
         capabilities = Capabilities(ordered=ordered if options.claims_order is None else options.claims_order)
         self.relays = RelayGroup(
-            loop, self.store, self.broker_model, self.record, _settings(rng), self.weather, self.dice, capabilities
+            loop, self.store, self.broker_model, self.record, _settings(rng), self.weather, self.new_rng, capabilities
         )
-        mischief = rng.choice((0.5, 1.0, 2.0)) if options.trouble else 0.0
+        mischief = rng.choice((0.5, 1.0, 2.0)) if options.faults else 0.0
         self.scene = Scene(self.store, self.record, _plans(rng), late=rng.choice((0.05, 0.2)), mischief=mischief)
         self.scene.breaking = int(rng.random() < 0.3)
         self.violations: list[str] = []
         self.ended_at = 0.0
 
-    def dice(self, name: str) -> random.Random:
+    def new_rng(self, name: str) -> random.Random:
         """Give every actor chances of its own, so that one actor's draws do not change another's."""
         return random.Random(f"{self.seed}/{name}")
 
     async def live(self) -> None:
         """Let it all happen."""
-        operator = Operator(self.store, self.record, self.dice("operator"))
+        operator = Operator(self.store, self.record, self.new_rng("operator"))
         try:
             await self._storm(operator)
             await self._calm(operator)
@@ -111,8 +111,8 @@ class World:
     async def _storm(self, operator: Operator) -> None:
         for _ in range(self.rng.choice((2, 2, 3))):
             self.relays.add()
-        maker = FaultMaker(self.relays, self.broker_model, self.record, self.dice("faults"), [HOLDING, SKIPPING])
-        makers = [maker.run(self.rng.choice((3, 6, 12))), operator.run(6)] if self.trouble else [self._restarts()]
+        maker = FaultMaker(self.relays, self.broker_model, self.record, self.new_rng("faults"), [BLOCKING, SKIPPING])
+        makers = [maker.run(self.rng.choice((3, 6, 12))), operator.run(6)] if self.faults else [self._restarts()]
         tasks = [self.loop.create_task(make) for make in makers]
         writers = [self._writer(f"w{n}") for n in range(3)]
         gap = STORM_SECONDS / 8
@@ -123,7 +123,7 @@ class World:
 
     def _writer(self, name: str) -> Writer:
         """A writer has its own line to the store and to the broker; only some publish after their commit."""
-        wire = Wire(self.loop, name, self.dice(f"{name}/wire"), self.weather, self.record)
+        wire = Wire(self.loop, name, self.new_rng(f"{name}/wire"), self.weather, self.record)
         store, broker = (
             DistantStore(self.store, wire, self.record),
             ModelBroker(self.broker_model, wire, self.relays.capabilities),
@@ -135,7 +135,7 @@ class World:
             enabled=self.rng.random() < 0.4,
             clock=VirtualClock(self.loop, self.rng.uniform(-1000, 1000)),
         )
-        return Writer(self.scene, name, self.dice(name), sender)
+        return Writer(self.scene, name, self.new_rng(name), sender)
 
     async def _restarts(self) -> None:
         """The only disturbance in a world without faults: relays that are stopped cleanly and replaced."""
@@ -166,7 +166,7 @@ def _plans(rng: random.Random) -> list[StreamPlan]:
     keys = ("a", "b", "c")
     return [
         StreamPlan(topic, key, rng.choice((1, 5, 5, 5, 8)), rng.choice(MODES))
-        for topic in (HOLDING, SKIPPING)
+        for topic in (BLOCKING, SKIPPING)
         for key in rng.sample(keys, 2)
     ]
 

@@ -126,7 +126,7 @@ class Writer:
                 await self._stage(tx, batch, plans, 0)
                 raise RollBack
         except RollBack:
-            self.scene.record.note(self.name, "savepoint undone")
+            self.scene.record.note(self.name, "savepoint rolled back")
 
     async def _stage(
         self, tx: MemoryTransaction, batch: OptimisticBatch, chosen: list[StreamPlan], number: int

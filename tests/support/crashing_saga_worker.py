@@ -44,7 +44,7 @@ INTENTS = {
     ("cool_down", "action"): "charge done, timer set",
     ("ship", "action"): "timer passed, ship started",
     ("confirm", "action"): "ship done, confirm started",
-    ("charge", "compensation"): "ship refused, refund started",
+    ("charge", "compensation"): "ship rejected, refund started",
     ("reserve", "compensation"): "refund done, release asked",
     ("create", "compensation"): "release taken in, cancel started",
 }

@@ -77,10 +77,10 @@ async def draining(inbox: InboxStore, *numbers: int) -> list[ReceivedEvent]:
 
 async def finish_draining(inbox: InboxStore, tx: Any) -> None:
     """Apply everything that waits; the stream's row goes with it."""
-    resumed = await inbox.claim_held(tx, "billing", STREAM, by_sequence=False, limit=10)
-    assert resumed is not None
-    back = [decode(w.delivery)._replace(waiting_id=w.waiting_id) for w in resumed.waiting]
-    assert {a.event_id for a in back} == resumed.fresh
+    claimed = await inbox.claim_held(tx, "billing", STREAM, by_sequence=False, limit=10)
+    assert claimed is not None
+    back = [decode(w.delivery)._replace(waiting_id=w.waiting_id) for w in claimed.waiting]
+    assert {a.event_id for a in back} == claimed.fresh
     await inbox.record_outcomes(tx, "billing", [EventOutcome(a, Applied()) for a in back], {STREAM: StreamState()})
 
 
@@ -114,7 +114,7 @@ class InboxLocks:
         await inbox.record_receipts(await first.__aenter__(), "billing", [once], ordered=ordered)
         second = asyncio.create_task(record_receipts(inbox, *batch, ordered=ordered))
         await meets()
-        assert not await first.__aexit__(RuntimeError, RuntimeError("undone"), None)
+        assert not await first.__aexit__(RuntimeError, RuntimeError("rolled back"), None)
         admitted = await second
         assert admitted.fresh == {a.event_id for a in batch}
         assert admitted.states == ({a.stream: StreamState() for a in batch} if ordered else {})
@@ -228,6 +228,6 @@ class InboxLocks:
         assert await replay == 1
         assert await row(inbox) == (None, "draining", 2)
         async with inbox.transaction() as tx:
-            resumed = await inbox.claim_held(tx, "billing", STREAM, by_sequence=False, limit=10)
-        assert resumed is not None
-        assert [w.event_id for w in resumed.waiting] == [head.event_id, follower.event_id]
+            claimed = await inbox.claim_held(tx, "billing", STREAM, by_sequence=False, limit=10)
+        assert claimed is not None
+        assert [w.event_id for w in claimed.waiting] == [head.event_id, follower.event_id]

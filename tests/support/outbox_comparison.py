@@ -176,9 +176,9 @@ class Pair:
         assert applied[0] == applied[1]
 
     async def run_admin_command(self) -> None:
-        verb = self.rng.choice(["replay", "discard", "bury", "none"])
+        verb = self.rng.choice(["replay", "discard", "dead_letter", "none"])
         chosen = self.rng.sample(self.ids, min(len(self.ids), 3))
-        if verb == "bury":
+        if verb == "dead_letter":
             policy = self.rng.choice(list(OnDeadLetter))
             # The memory store lets a skip lift another event's hold; the SQLite store does not. Kept out of the way.
             held = {held.stream for held in await self.memory.admin.blocked_streams(10_000)}

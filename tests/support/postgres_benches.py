@@ -89,8 +89,8 @@ class PostgresSagaBench(SagaBench):
         return self._other
 
     def outside(self) -> AbstractAsyncContextManager[Any]:
-        lent: AbstractAsyncContextManager[Any] = self._pool.acquire()
-        return lent
+        connection: AbstractAsyncContextManager[Any] = self._pool.acquire()
+        return connection
 
     @asynccontextmanager
     async def outbox(self) -> AsyncIterator[PostgresStore]:

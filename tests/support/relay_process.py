@@ -95,7 +95,7 @@ async def everything(*logs: Path) -> list[Message]:
 
 
 def first_deliveries(messages: list[Message]) -> dict[str, list[int]]:
-    """Return the sequence numbers per key, duplicates removed, in the order of arrival."""
+    """Return the sequence numbers per key, duplicates removed, in the order in which they came."""
     seen: set[str] = set()
     order: dict[str, list[int]] = defaultdict(list)
     for message in messages:

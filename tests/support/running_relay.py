@@ -28,22 +28,22 @@ class SignallingObserver(RecordingObserver):
 
     def __init__(self) -> None:
         super().__init__()
-        self._news = asyncio.Event()
+        self._emitted = asyncio.Event()
 
     def emit(self, fact: TelemetryEvent) -> None:
         """Record the telemetry event, and wake waiting tests."""
         super().emit(fact)
-        self._news.set()
-        self._news = asyncio.Event()
+        self._emitted.set()
+        self._emitted = asyncio.Event()
 
     async def until(self, true: Callable[[], Awaitable[bool]]) -> None:
         """Wait for telemetry events until the condition is true."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
-                news = self._news
+                emitted = self._emitted
                 if await true():
                     return
-                await news.wait()
+                await emitted.wait()
 
 
 @dataclass

@@ -124,19 +124,19 @@ class Rig:
         self.effects: list[str] = []
         self.under_way: Counter[str] = Counter()
         self.failing: dict[str, list[BaseException]] = defaultdict(list)
-        self._gates: dict[str, asyncio.Event] = {}
+        self._held_until: dict[str, asyncio.Event] = {}
         plain = {"retry": RetryPolicy(base_seconds=0.001, cap_seconds=0.001, jitter=0, max_attempts=3)}
         routes = Routes("billing", ConsumerSettings(**{**plain, **settings}), {("orders", "t"): Route(self.handle)})
         self.consumer = Consumer(self.source, self.store, routes, observer=self.observer)
 
     def hold(self, *names: str) -> None:
         """Let the handler wait in these, until they are let go."""
-        self._gates |= {name: asyncio.Event() for name in names}
+        self._held_until |= {name: asyncio.Event() for name in names}
 
     def let_go(self, *names: str) -> None:
         """Let the handler go on."""
-        for name in names or list(self._gates):
-            self._gates[name].set()
+        for name in names or list(self._held_until):
+            self._held_until[name].set()
 
     async def handle(self, event: Event, tx: Any) -> None:
         """Write the event's name as the effect; wait or fail first, as the test decides."""
@@ -145,8 +145,8 @@ class Rig:
         self.under_way[str(event.key)] += 1
         self.happened()
         try:
-            if gate := self._gates.get(name):
-                await gate.wait()
+            if held_until := self._held_until.get(name):
+                await held_until.wait()
             if errors := self.failing[name]:
                 raise errors.pop(0)
             tx.on_commit.append(lambda: self.effects.append(name))

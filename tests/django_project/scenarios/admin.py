@@ -34,13 +34,13 @@ def _user(*permissions: str) -> Client:
 
 
 def _dead_letter(*event_ids: UUID) -> None:
-    async def buried() -> None:
+    async def add_dead_letters() -> None:
         store = await open_store(store_url("default"))
         for event_id in event_ids:
             assert await store.admin.dead_letter(event_id, "test", {"error": "no such topic"}, "block")
         await store.close()
 
-    asyncio.run(buried())
+    asyncio.run(add_dead_letters())
 
 
 def _stage(*numbers: str) -> list[UUID]:

@@ -127,10 +127,10 @@ async def test_an_unroutable_message_is_dead_lettered_and_other_routing_keys_go_
         await relay.stage(*(event(n) for n in range(50)))
         await relay.until_sent(50)
         await relay.until_emitted(EventDeadLettered)
-    [buried] = relay.observer.of(EventDeadLettered)
-    assert str(buried.event_id) == lost
-    assert buried.error.startswith("unroutable: NO_ROUTE")
-    assert buried.error.endswith("bind a queue for it, then: outrider dead-letters replay --topic nowhere")
+    [dead_lettered] = relay.observer.of(EventDeadLettered)
+    assert str(dead_lettered.event_id) == lost
+    assert dead_lettered.error.startswith("unroutable: NO_ROUTE")
+    assert dead_lettered.error.endswith("bind a queue for it, then: outrider dead-letters replay --topic nowhere")
     assert relay.observer.of(BreakerOpened) == []
     await broker.close()
 

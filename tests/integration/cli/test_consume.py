@@ -213,9 +213,9 @@ def test_what_a_handler_failed_with_and_where_is_shown(service: Service) -> None
     service.deliver("a", broken=True)
     _, log = service.run("consume", "handlers:inbox", "--consumer", "billing", "--until-idle", "0.5")
     where = "handlers.py:13 in bill"
-    [buried] = [line for line in log.splitlines() if "consumer dead lettered" in line]
+    [dead_lettered] = [line for line in log.splitlines() if "consumer dead lettered" in line]
     for words in ('error="ValueError: no such price"', "kind=ValueError", f'where="{where}"', "dead_letter=1"):
-        assert words in buried
+        assert words in dead_lettered
     assert json.loads(service.run("inbox", "show", "1", "--json")[0])["failure"] == {
         "error": "ValueError: no such price",
         "kind": "ValueError",

@@ -169,9 +169,9 @@ async def test_what_comes_is_handled_without_looking_at_what_waits(watched: Watc
 
 async def _resume(inbox: MongoInbox, stream: InboxStream, by_sequence: bool) -> int:
     async with inbox.transaction() as tx:
-        resumed = await inbox.claim_held(tx, "billing", stream, by_sequence=by_sequence, limit=10, early=True)
-        assert resumed is not None
-        back = [decode(w.delivery)._replace(waiting_id=w.waiting_id, event_id=w.event_id) for w in resumed.waiting]
+        claimed = await inbox.claim_held(tx, "billing", stream, by_sequence=by_sequence, limit=10, early=True)
+        assert claimed is not None
+        back = [decode(w.delivery)._replace(waiting_id=w.waiting_id, event_id=w.event_id) for w in claimed.waiting]
         entries = [EventOutcome(event, Applied()) for event in back]
         await inbox.record_outcomes(
             tx, "billing", entries, {stream: StreamState(None, InboxBlockReason.DRAINING, MANY - len(back))}

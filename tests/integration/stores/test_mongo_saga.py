@@ -218,7 +218,7 @@ async def test_text_that_looks_like_an_expression_is_kept_as_it_is(sagas: MongoS
     assert (kept.last_error, kept.current_step, kept.state) == ("$owner", "$$NOW", b'"$state"')
 
 
-@pytest.mark.parametrize("what", ["a saga", "mail"])
+@pytest.mark.parametrize("what", ["a saga", "a message"])
 async def test_a_commit_of_anybody_wakes_workers(
     client: AsyncMongoClient[Any], sagas: MongoSagas, mongo_schema: str, what: str
 ) -> None:
@@ -229,7 +229,7 @@ async def test_a_commit_of_anybody_wakes_workers(
         await woken.get()
         await woken.get()
         async with client.start_session() as session, await session.start_transaction():
-            if what == "mail":
+            if what == "a message":
                 await driver.run(session, "deliver_messages", ([reply(new_saga("A-0").saga_id)],), mongo_schema)
             else:
                 await driver.run(session, "start_saga", (new_saga("new"),), mongo_schema)

@@ -177,9 +177,8 @@ async def test_whatever_returns_something_to_wait_for_is_a_handler(inbox: Postgr
 
 
 async def test_a_plain_function_is_rejected_before_anything_is_received(bench: PostgresInboxBench, conn: Any) -> None:
-    remedy = (
-        r"the handler tests\.integration\.test_postgres_handlers\._plain is a plain function.*write it as `async def`"
-    )
+    name = r"tests\.integration\.stores\.test_postgres_handlers\._plain"
+    remedy = rf"the handler {name} is a plain function.*write it as `async def`"
     with pytest.raises(UsageError, match=remedy):
         await Inbox(bench.store).process(delivery(1), _plain, consumer="billing")
     billing = bench.routes()

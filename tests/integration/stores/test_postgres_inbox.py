@@ -186,9 +186,9 @@ async def test_any_bytes_and_any_names_are_kept_as_they_came(inbox: PostgresInbo
     assert await inbox.admin.replay([dead_letter["id"]], "ann") == 1
     [stream] = await inbox.draining("billing", 10)
     async with inbox.transaction() as tx:
-        resumed = await inbox.claim_held(tx, "billing", stream, by_sequence=True, limit=1)
-    assert resumed is not None
-    back = resumed.waiting[0].delivery
+        claimed = await inbox.claim_held(tx, "billing", stream, by_sequence=True, limit=1)
+    assert claimed is not None
+    back = claimed.waiting[0].delivery
     assert (back.key, back.body, back.headers) == (raw.key, raw.body, headers)
     assert (back.partition, back.position) == ("s\\0?", "p\\0/7")
 
@@ -241,8 +241,8 @@ async def test_a_draining_stream_without_held_events_is_repaired(
         "INSERT INTO outrider.inbox_stream VALUES ('billing', 'orders', 'A-1', 1, $1, 'draining', 2, now())", seen
     )
     async with inbox.transaction() as tx:
-        resumed = await inbox.claim_held(tx, "billing", STREAM, by_sequence=False, limit=10)
-    assert resumed == (StreamState(seen), [], frozenset())
+        claimed = await inbox.claim_held(tx, "billing", STREAM, by_sequence=False, limit=10)
+    assert claimed == (StreamState(seen), [], frozenset())
     assert await inbox.draining("billing", 10) == []
     assert await inbox.admin.counts() == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
 

@@ -170,8 +170,8 @@ async def test_interrupted_migrations_continue_and_run_once(empty_database: str)
         await schema.migrate()
     assert (await schema.status())[0].state == "partial"
     await conn.execute("DROP TABLE shop.outbox_blocked")
-    resumed = await schema.migrate()
-    assert 0 < len(resumed) < len(planned)
+    continued = await schema.migrate()
+    assert 0 < len(continued) < len(planned)
     assert await schema.migrate() == await schema.plan() == []
     assert (await schema.status())[0].state == "applied"
     store = await PostgresStore.open(url, schema="shop")

@@ -90,7 +90,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 @pytest.fixture
-def held(shell: Shell) -> Shell:
+def blocked(shell: Shell) -> Shell:
     """Two dead letters block their streams, and one event waits behind the first."""
     assert shell.receive(broken(1, "A"), broken(2, "B"), delivery(3, "A")) == [
         "dead_lettered",
@@ -110,34 +110,34 @@ def test_a_store_without_an_inbox_is_wrong_usage(tmp_path: Path) -> None:
     assert "outrider db migrate" in Shell(tmp_path).json("list", code=2)["error"]
 
 
-def test_dead_letters_are_listed_oldest_first_and_without_their_bytes(held: Shell) -> None:
-    rows = held.json("list")
+def test_dead_letters_are_listed_oldest_first_and_without_their_bytes(blocked: Shell) -> None:
+    rows = blocked.json("list")
     assert [(row["id"], row["key"], row["reason"]) for row in rows] == [
         (1, "A", "poison_message"),
         (2, "B", "poison_message"),
     ]
     assert not rows[0].keys() & {"headers", "body"}
-    assert str(UUID(int=1)) in held("list").stdout
+    assert str(UUID(int=1)) in blocked("list").stdout
 
 
-def test_dead_letters_are_filtered(held: Shell) -> None:
-    held.receive(broken(9), consumer=STATS)
-    assert [row["event_id"] for row in held.json("list", "--consumer", STATS)] == [str(UUID(int=9))]
-    assert [row["id"] for row in held.json("list", "--key", "B")] == [2]
-    assert [row["id"] for row in held.json("list", "--topic", ORDERS, "--limit", "1")] == [1]
-    assert held.json("list", "--topic", "parcels") == held.json("list", "--reason", "by_hand") == []
-    assert "did you mean poison_message?" in held.json("list", "--reason", "poison_mesage", code=2)["error"]
+def test_dead_letters_are_filtered(blocked: Shell) -> None:
+    blocked.receive(broken(9), consumer=STATS)
+    assert [row["event_id"] for row in blocked.json("list", "--consumer", STATS)] == [str(UUID(int=9))]
+    assert [row["id"] for row in blocked.json("list", "--key", "B")] == [2]
+    assert [row["id"] for row in blocked.json("list", "--topic", ORDERS, "--limit", "1")] == [1]
+    assert blocked.json("list", "--topic", "parcels") == blocked.json("list", "--reason", "by_hand") == []
+    assert "did you mean poison_message?" in blocked.json("list", "--reason", "poison_mesage", code=2)["error"]
 
 
-def test_one_dead_letter_is_shown_with_its_bytes_if_asked(held: Shell) -> None:
-    output = held.json("show", "1")
+def test_one_dead_letter_is_shown_with_its_bytes_if_asked(blocked: Shell) -> None:
+    output = blocked.json("show", "1")
     assert (output["consumer"], output["failure"]["error"]) == (BILLING, "body: not JSON (UnicodeDecodeError)")
     assert not output.keys() & {"headers", "body"}
-    whole = held.json("show", "1", "--body")
+    whole = blocked.json("show", "1", "--body")
     assert whole["headers"]["event_type"] == "order.placed"
     assert whole["body"] == "base64:/25vIEpTT04="
-    assert "base64:/25vIEpTT04=" in held("show", "1", "--body").stdout
-    assert "no JSON" not in held("show", "1").stdout
+    assert "base64:/25vIEpTT04=" in blocked("show", "1", "--body").stdout
+    assert "no JSON" not in blocked("show", "1").stdout
 
 
 def test_a_body_that_is_text_is_shown_as_text(shell: Shell) -> None:
@@ -146,25 +146,25 @@ def test_a_body_that_is_text_is_shown_as_text(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("args", [("show", "7"), ("replay", "7"), ("discard", "7", "--yes")])
-def test_an_id_that_is_not_there_is_a_finding(held: Shell, args: tuple[str, ...]) -> None:
-    error = held.json(*args, code=1)["error"]
+def test_an_id_that_is_not_there_is_a_finding(blocked: Shell, args: tuple[str, ...]) -> None:
+    error = blocked.json(*args, code=1)["error"]
     assert "7" in error
     assert "outrider inbox list" in error
-    assert len(held.json("list")) == 2
+    assert len(blocked.json("list")) == 2
 
 
-def test_what_is_no_id_is_wrong_usage(held: Shell) -> None:
+def test_what_is_no_id_is_wrong_usage(blocked: Shell) -> None:
     for text in ("x", "0", str(2**63)):
-        assert held.json("show", text, code=2)["exit"] == 2
+        assert blocked.json("show", text, code=2)["exit"] == 2
 
 
-def test_streams_that_wait_are_listed(held: Shell) -> None:
-    first, second = held.json("streams")
+def test_streams_that_wait_are_listed(blocked: Shell) -> None:
+    first, second = blocked.json("streams")
     assert (first["key"], first["band"], first["cause"], first["waiting"]) == ("A", "normal", "dead_letter", 1)
     assert (second["key"], second["waiting"]) == ("B", 0)
-    assert held.json("streams", "--consumer", STATS) == []
-    assert len(held.json("streams", "--limit", "1")) == 1
-    assert "dead_letter" in held("streams").stdout
+    assert blocked.json("streams", "--consumer", STATS) == []
+    assert len(blocked.json("streams", "--limit", "1")) == 1
+    assert "dead_letter" in blocked("streams").stdout
 
 
 def test_a_replayed_dead_letter_comes_before_what_waited_for_it(shell: Shell) -> None:
@@ -181,53 +181,53 @@ def test_a_replayed_dead_letter_comes_before_what_waited_for_it(shell: Shell) ->
     assert (shell.json("streams")[0]["waiting"], shell.handled) == (2, [])
 
 
-def test_known_dead_letters_are_replayed_and_missing_ones_are_reported(held: Shell) -> None:
-    result = held("replay", "2", "7", "--json", code=1)
+def test_known_dead_letters_are_replayed_and_missing_ones_are_reported(blocked: Shell) -> None:
+    result = blocked("replay", "2", "7", "--json", code=1)
     assert json.loads(result.stdout) == {"replayed": 1}
     assert "no dead letter 7" in json.loads(result.stderr)["error"]
-    assert [row["id"] for row in held.json("list")] == [1]
+    assert [row["id"] for row in blocked.json("list")] == [1]
 
 
-def test_replaying_by_id_asks_nothing_and_by_filter_needs_a_yes(held: Shell) -> None:
-    assert "--yes" in held.json("replay", "--consumer", BILLING, code=2)["error"]
-    assert "replay 2 dead letters" in held.json("replay", "--all", code=2)["error"]
-    assert len(held.json("list")) == 2
-    assert "1 dead letter will be handled by the next running consumer" in held("replay", "1").stdout
-    assert held.json("replay", "--consumer", BILLING, "--yes") == {"replayed": 1}
+def test_replaying_by_id_asks_nothing_and_by_filter_needs_a_yes(blocked: Shell) -> None:
+    assert "--yes" in blocked.json("replay", "--consumer", BILLING, code=2)["error"]
+    assert "replay 2 dead letters" in blocked.json("replay", "--all", code=2)["error"]
+    assert len(blocked.json("list")) == 2
+    assert "1 dead letter will be handled by the next running consumer" in blocked("replay", "1").stdout
+    assert blocked.json("replay", "--consumer", BILLING, "--yes") == {"replayed": 1}
 
 
-def test_discarding_always_needs_a_yes(held: Shell) -> None:
-    assert "discard 1 dead letter," in held.json("discard", "1", code=2)["error"]
-    assert "there is no terminal to ask" in held("discard", "1", code=2).stderr
-    assert len(held.json("list")) == 2
-    assert held.json("discard", "1", "--yes") == {"discarded": 1}
-    [(verb, who)] = held.actors()
+def test_discarding_always_needs_a_yes(blocked: Shell) -> None:
+    assert "discard 1 dead letter," in blocked.json("discard", "1", code=2)["error"]
+    assert "there is no terminal to ask" in blocked("discard", "1", code=2).stderr
+    assert len(blocked.json("list")) == 2
+    assert blocked.json("discard", "1", "--yes") == {"discarded": 1}
+    [(verb, who)] = blocked.actors()
     assert (verb, who.startswith("cli:")) == ("inbox_discard", True)
 
 
-def test_what_waited_behind_a_discarded_one_goes_on(held: Shell) -> None:
-    held("discard", "1", "2", "--yes")
-    [stream] = held.json("streams")
+def test_what_waited_behind_a_discarded_one_goes_on(blocked: Shell) -> None:
+    blocked("discard", "1", "2", "--yes")
+    [stream] = blocked.json("streams")
     assert (stream["key"], stream["cause"], stream["waiting"]) == ("A", "draining", 1)
 
 
 @pytest.mark.parametrize("verb", ["replay", "discard"])
-def test_dead_letters_are_chosen_in_one_way_only(held: Shell, verb: str) -> None:
+def test_dead_letters_are_chosen_in_one_way_only(blocked: Shell, verb: str) -> None:
     for choice in ((), ("1", "--all"), ("1", "--key", "A"), ("--all", "--topic", ORDERS)):
-        assert f"say which dead letters to {verb}, in one way" in held.json(verb, *choice, "--yes", code=2)["error"]
-    assert len(held.json("list")) == 2
+        assert f"say which dead letters to {verb}, in one way" in blocked.json(verb, *choice, "--yes", code=2)["error"]
+    assert len(blocked.json("list")) == 2
 
 
 @pytest.mark.parametrize(("verb", "done"), [("replay", "replayed"), ("discard", "discarded")])
-def test_a_filter_that_matches_nothing_does_nothing(held: Shell, verb: str, done: str) -> None:
-    assert held.json(verb, "--topic", "parcels") == {done: 0}
+def test_a_filter_that_matches_nothing_does_nothing(blocked: Shell, verb: str, done: str) -> None:
+    assert blocked.json(verb, "--topic", "parcels") == {done: 0}
 
 
 def test_a_command_that_took_as_many_as_it_may_says_that_more_may_be_left(
-    held: Shell, monkeypatch: pytest.MonkeyPatch
+    blocked: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options, "CHOSEN_MAX", 1)
-    result = held("discard", "--all", "--yes", code=1)
+    result = blocked("discard", "--all", "--yes", code=1)
     assert "1 dead letter discarded" in result.stdout
     assert "run the command again" in result.stderr
 
@@ -261,9 +261,9 @@ def test_skipping_a_gap_needs_a_yes(early: Shell) -> None:
     assert "A on orders continues" in early("skip-gap", *PLACE, "--yes").stdout
 
 
-def test_a_stream_that_does_not_wait_for_a_predecessor_has_no_gap_to_skip(held: Shell) -> None:
-    assert "outrider inbox streams" in held.json("skip-gap", *PLACE, "--yes", code=1)["error"]
-    assert held.json("streams")[0]["cause"] == "dead_letter"
+def test_a_stream_that_does_not_wait_for_a_predecessor_has_no_gap_to_skip(blocked: Shell) -> None:
+    assert "outrider inbox streams" in blocked.json("skip-gap", *PLACE, "--yes", code=1)["error"]
+    assert blocked.json("streams")[0]["cause"] == "dead_letter"
 
 
 def test_a_band_that_is_none_is_wrong_usage(early: Shell) -> None:

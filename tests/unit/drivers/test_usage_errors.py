@@ -184,8 +184,8 @@ def test_an_atomic_block_that_will_be_rolled_back_is_rejected_with_the_remedy(tm
 
 
 def test_sqlalchemy_without_transactions_is_rejected_with_the_remedy() -> None:
-    refused = pytest.raises(NotInTransaction, match="isolation level AUTOCOMMIT")
-    with ENGINE.execution_options(isolation_level="AUTOCOMMIT").begin() as conn, refused:
+    rejected = pytest.raises(NotInTransaction, match="isolation level AUTOCOMMIT")
+    with ENGINE.execution_options(isolation_level="AUTOCOMMIT").begin() as conn, rejected:
         outrider.stage_sync(conn, EVENT)
 
 

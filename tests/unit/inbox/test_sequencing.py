@@ -70,8 +70,8 @@ WAITS = [
     (STRICT, received(9, skipped=True), at(seen=7), at(7, EARLY, 1)),
     # Behind a dead letter, or behind draining events, every event waits, whatever the ordering.
     *(
-        (gate, received(8, **OURS), at(7, cause, 2), at(7, cause, 3))
-        for gate, cause in product(({}, MONOTONIC, STRICT), (HELD, DRAINING))
+        (ordering, received(8, **OURS), at(7, cause, 2), at(7, cause, 3))
+        for ordering, cause in product(({}, MONOTONIC, STRICT), (HELD, DRAINING))
     ),
     ({}, received(None), at(None, HELD, 0), at(None, HELD, 1)),
     # One that waited already and is still early goes on waiting, and is not counted again.

@@ -68,10 +68,10 @@ def endless() -> dict[str, Any]:
     ],
 )
 def test_a_bad_payload_is_rejected_with_the_exact_path(payload: Any, path: str) -> None:
-    with pytest.raises(InvalidEvent) as refused:
+    with pytest.raises(InvalidEvent) as rejected:
         stage(Event("order.placed", payload))
-    assert refused.value.path == path
-    assert str(refused.value).startswith(f"{path}: ")
+    assert rejected.value.path == path
+    assert str(rejected.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize(("topic", "limit"), [("orders", 100), ("mails.eu", 20), ("mails.us", 20)])
@@ -80,9 +80,9 @@ def test_a_payload_too_large_for_its_destination_is_rejected(topic: str, limit: 
     exact = "é" * ((limit - 2) // 2)
     assert len(json.dumps(exact, ensure_ascii=False).encode()) == limit
     stage(Event("a", exact, topic=topic), **rules)
-    with pytest.raises(InvalidEvent, match=f"the destination takes {limit}") as refused:
+    with pytest.raises(InvalidEvent, match=f"the destination takes {limit}") as rejected:
         stage(Event("a", exact + "x", topic=topic), **rules)
-    assert refused.value.path == "payload"
+    assert rejected.value.path == "payload"
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ async def test_after_a_settle_that_may_still_arrive_the_lanes_are_taken_at_a_new
     assert await store.admin.counts() == {"sent": 5, "dead_letter": 0}
 
 
-@pytest.mark.parametrize("answer", [[], [CONFIRMED] * 3, [None, None]], ids=["too few", "too many", "no verdict"])
+@pytest.mark.parametrize("answer", [[], [CONFIRMED] * 3, [None, None]], ids=["too few", "too many", "no result"])
 async def test_an_adapter_that_breaks_its_contract_loses_no_event(harness: Harness, answer: list[Any]) -> None:
     await harness.stage(order(1, "A"), order(1, "B"))
     broker = MemoryBroker(ordered=True)

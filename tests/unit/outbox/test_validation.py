@@ -64,22 +64,22 @@ def stage(*events: Event, **rules: Any) -> list[NewEvent]:
     ],
 )
 def test_a_bad_field_is_rejected_by_name(field: str, value: Any) -> None:
-    with pytest.raises(InvalidEvent) as refused:
+    with pytest.raises(InvalidEvent) as rejected:
         stage(Event("order.placed", {}, **{field: value}))
-    assert refused.value.path == field
+    assert rejected.value.path == field
 
 
 @pytest.mark.parametrize("event_type", ["", None, NUL, SURROGATE, "e" * 241])
 def test_an_event_needs_a_proper_type(event_type: Any) -> None:
-    with pytest.raises(InvalidEvent) as refused:
+    with pytest.raises(InvalidEvent) as rejected:
         stage(Event(event_type, {}))
-    assert refused.value.path == "event_type"
+    assert rejected.value.path == "event_type"
 
 
 def test_a_topic_made_from_a_bad_type_is_rejected_as_topic() -> None:
-    with pytest.raises(InvalidEvent) as refused:
+    with pytest.raises(InvalidEvent) as rejected:
         stage(Event("order placed", {}))
-    assert refused.value.path == "topic"
+    assert rejected.value.path == "topic"
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_a_topic_made_from_a_bad_type_is_rejected_as_topic() -> None:
     ],
 )
 def test_a_bad_header_is_rejected_by_name(name: str, value: Any) -> None:
-    with pytest.raises(InvalidEvent) as refused:
+    with pytest.raises(InvalidEvent) as rejected:
         stage(Event("order.placed", {}, headers={name: value}))
-    assert refused.value.path == f"headers.{name}"
+    assert rejected.value.path == f"headers.{name}"
 
 
 @pytest.mark.parametrize("field", ["headers", "retry"])
 @pytest.mark.parametrize("value", [[("a", "b")], "x", 5])
 def test_headers_that_are_no_mapping_and_a_retry_that_is_no_policy_are_rejected(field: str, value: Any) -> None:
-    with pytest.raises(InvalidEvent) as refused:
+    with pytest.raises(InvalidEvent) as rejected:
         stage(Event("order.placed", {}, **{field: value}))
-    assert refused.value.path == field
+    assert rejected.value.path == field
 
 
 def test_an_event_without_headers_says_so_with_an_empty_mapping() -> None:
@@ -123,15 +123,15 @@ def test_an_event_without_headers_says_so_with_an_empty_mapping() -> None:
 
 
 def test_of_several_events_the_bad_one_is_named() -> None:
-    with pytest.raises(InvalidEvent) as refused:
+    with pytest.raises(InvalidEvent) as rejected:
         stage(Event("a", {}), Event("b", {"price": [NAN]}))
-    assert refused.value.path == "events[1].payload.price[0]"
+    assert rejected.value.path == "events[1].payload.price[0]"
 
 
 def test_something_that_is_no_event_is_rejected() -> None:
-    with pytest.raises(InvalidEvent, match="a dict is not an Event") as refused:
+    with pytest.raises(InvalidEvent, match="a dict is not an Event") as rejected:
         stage(Event("a", {}), {"event_type": "b"})  # type: ignore[arg-type]
-    assert refused.value.path == "events[1]"
+    assert rejected.value.path == "events[1]"
 
 
 def test_good_fields_pass_unchanged() -> None:
@@ -196,9 +196,9 @@ def test_only_events_with_a_key_are_counted() -> None:
 
 
 def test_a_stream_is_numbered_for_all_its_events_or_for_none() -> None:
-    with pytest.raises(InvalidEvent, match="numbered for some events only") as refused:
+    with pytest.raises(InvalidEvent, match="numbered for some events only") as rejected:
         stage(Event("a", {}, key="A", topic="t", sequence="auto"), Event("b", {}, key="A", topic="t"))
-    assert refused.value.path == "sequence"
+    assert rejected.value.path == "sequence"
 
 
 def test_the_same_key_may_be_numbered_in_one_stream_and_not_in_another() -> None:

@@ -338,8 +338,8 @@ def test_an_answer_in_the_turn_that_begins_to_compensate_its_step_does_not_repla
 
 
 def test_a_rejection_with_an_unreadable_payload_is_a_rejection() -> None:
-    mail = SagaMessage(1, MessageKind.REPLY, "no", None, b"[" * 100_000, UUID(int=1), EPOCH)
-    assert rejection_of(mail) == "answered by no"
+    message = SagaMessage(1, MessageKind.REPLY, "no", None, b"[" * 100_000, UUID(int=1), EPOCH)
+    assert rejection_of(message) == "answered by no"
 
 
 def test_a_participant_that_answers_under_the_id_of_the_command_is_heard() -> None:

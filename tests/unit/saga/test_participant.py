@@ -40,15 +40,15 @@ class Stock:
     answer: Event | Rejection = RESERVED
     done: list[str] = field(default_factory=list)
     shop: Shop = field(default_factory=lambda: Shop(_saga()))
-    barrier: Participant = field(default_factory=lambda: Participant("stock"))
+    participant: Participant = field(default_factory=lambda: Participant("stock"))
 
     async def act(self, asked: Event) -> CommandOutcome:
         async with self.shop.store.transaction() as tx:
-            return await self.barrier.execute(tx, asked, self._do)
+            return await self.participant.execute(tx, asked, self._do)
 
     async def compensate(self, asked: Event) -> CommandOutcome:
         async with self.shop.store.transaction() as tx:
-            return await self.barrier.compensate(tx, asked, self._compensate, nothing=NOTHING)
+            return await self.participant.compensate(tx, asked, self._compensate, nothing=NOTHING)
 
     async def _do(self, asked: Event, tx: Any) -> Event | Rejection:
         self.done.append("did")
@@ -211,9 +211,9 @@ async def test_a_handler_must_return_its_reply() -> None:
     stock = Stock()
     async with stock.shop.store.transaction() as tx:
         with pytest.raises(UsageError, match="returned None; return the reply"):
-            await stock.barrier.execute(tx, command(), lambda asked, tx: None)
+            await stock.participant.execute(tx, command(), lambda asked, tx: None)
         with pytest.raises(UsageError, match="cannot reject"):
-            await stock.barrier.compensate(
+            await stock.participant.compensate(
                 tx, command("compensation"), lambda asked, tx: Rejection(NOTHING), nothing=NOTHING
             )
 
@@ -222,7 +222,7 @@ async def test_a_handler_that_hides_an_error_is_reported_when_the_command_comes_
     stock = Stock()
     async with stock.shop.store.transaction() as tx:
         with pytest.raises(UsageError):
-            await stock.barrier.execute(tx, command(), lambda asked, tx: None)
+            await stock.participant.execute(tx, command(), lambda asked, tx: None)
     with pytest.raises(Permanent, match="committed without a reply"):
         await stock.act(command())
 

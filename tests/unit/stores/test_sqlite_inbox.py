@@ -202,9 +202,9 @@ async def test_any_bytes_and_any_names_are_kept_as_they_came(bench: SqliteInboxB
     assert await bench.store.admin.replay([dead_letter["id"]], "ann") == 1
     [stream] = await bench.store.draining("billing", 10)
     async with bench.store.transaction() as tx:
-        resumed = await bench.store.claim_held(tx, "billing", stream, by_sequence=True, limit=1)
-    assert resumed is not None
-    back = resumed.waiting[0].delivery
+        claimed = await bench.store.claim_held(tx, "billing", stream, by_sequence=True, limit=1)
+    assert claimed is not None
+    back = claimed.waiting[0].delivery
     assert (back.key, back.body, back.headers) == (raw.key, raw.body, headers)
 
 
@@ -249,8 +249,8 @@ async def test_maintenance_unblocks_a_stream_whose_dead_letter_is_gone(bench: Sq
 async def test_a_draining_stream_without_held_events_is_repaired(bench: SqliteInboxBench, path: Path) -> None:
     _write(path, "INSERT INTO inbox_stream VALUES ('billing', 'orders', 'A-1', 1, 7, 'draining', 2, 0)")
     async with bench.store.transaction() as tx:
-        resumed = await bench.store.claim_held(tx, "billing", InboxStream("orders", "A-1"), by_sequence=False, limit=10)
-    assert resumed == (StreamState(7), [], frozenset())
+        claimed = await bench.store.claim_held(tx, "billing", InboxStream("orders", "A-1"), by_sequence=False, limit=10)
+    assert claimed == (StreamState(7), [], frozenset())
     assert await bench.store.draining("billing", 10) == []
 
 

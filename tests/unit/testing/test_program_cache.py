@@ -71,9 +71,9 @@ def test_a_cache_that_cannot_be_written_makes_a_server_missing(cache: Path) -> N
 
 def test_the_first_error_that_a_fetching_program_prints_is_the_reason(tmp_path: Path) -> None:
     program = "print('trying'); print('ERROR: no such thing'); print('see the manual'); raise SystemExit(1)"
-    with pytest.raises(ServerMissing, match=r"could not be fetched \(ERROR: no such thing\)") as refused:
+    with pytest.raises(ServerMissing, match=r"could not be fetched \(ERROR: no such thing\)") as rejected:
         fetch("Kafka", [sys.executable, "-c", program], tmp_path)
-    assert "see the manual" in refused.value.__notes__[0]
+    assert "see the manual" in rejected.value.__notes__[0]
 
 
 def test_a_fetching_program_that_is_absent_is_a_reason_too(tmp_path: Path) -> None:
