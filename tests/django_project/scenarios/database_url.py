@@ -44,7 +44,7 @@ def forms() -> None:
         assert store_url("default") == url, (store_url("default"), url)
     connection.vendor = "sqlite"
     connection.settings_dict = {**usual, "NAME": ":memory:"}
-    with pytest.raises(UsageError, match="nobody else can open it"):
+    with pytest.raises(UsageError, match="other processes cannot open it"):
         store_url("default")
 
 

@@ -130,7 +130,7 @@ class TestQueues:
         await asyncio.to_thread(server.ctl, "set_permissions", name, "^$", "^$", ".*")
         url = f"amqp://{name}:secret@127.0.0.1:{server.port}/"
         with pytest.raises(
-            UsageError, match=r"does not tell whether it has \(ACCESS_REFUSED.*grant the right to configure"
+            UsageError, match=r"does not report it \(ACCESS_REFUSED.*grant the right to configure"
         ):
             await RabbitSource(url, name, ["orders"], exclusive=True).start(nobody)
         async with reading(RabbitSource(url, name, ["orders"])):
