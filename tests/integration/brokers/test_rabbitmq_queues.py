@@ -129,9 +129,7 @@ class TestQueues:
         await asyncio.to_thread(server.ctl, "add_user", name, "secret")
         await asyncio.to_thread(server.ctl, "set_permissions", name, "^$", "^$", ".*")
         url = f"amqp://{name}:secret@127.0.0.1:{server.port}/"
-        with pytest.raises(
-            UsageError, match=r"does not report it \(ACCESS_REFUSED.*grant the right to configure"
-        ):
+        with pytest.raises(UsageError, match=r"does not report it \(ACCESS_REFUSED.*grant the right to configure"):
             await RabbitSource(url, name, ["orders"], exclusive=True).start(nobody)
         async with reading(RabbitSource(url, name, ["orders"])):
             pass
