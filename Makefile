@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help demo example shop test test-quick prove coverage check audit format docs bench services clean
