@@ -181,7 +181,7 @@ class TurnTransaction:
     saved_at: float = float("-inf")
     """The worker's clock at the last save request. The saved claim lasts at least one lease from this time."""
 
-    async def run(self, given: TurnInput) -> TurnResult:
+    async def run(self, turn_input: TurnInput) -> TurnResult:
         """Run a turn in one transaction, and commit only if the result is `Saved`.
 
         Raises Transient if the store fails, and ConcurrencyError if the claim is lost.
@@ -189,8 +189,8 @@ class TurnTransaction:
         store = self.context.store
         result: TurnResult
         try:
-            async with store.transactions.open() if given.local else store.transaction() as tx:
-                result = await self._stages(tx, given)
+            async with store.transactions.open() if turn_input.local else store.transaction() as tx:
+                result = await self._stages(tx, turn_input)
                 if not isinstance(result, Saved):
                     raise _RollBack
         except _RollBack:
@@ -200,35 +200,35 @@ class TurnTransaction:
         except RAISED as error:
             # A save that fails after a local function was caused by the function, for example by a row that violates a
             # constraint.
-            if given.local is None:
+            if turn_input.local is None:
                 raise
-            return StepAtFault(given.local, self.executor.failed_on_save(given.local, error))
+            return StepAtFault(turn_input.local, self.executor.failed_on_save(turn_input.local, error))
         if result.change:
             self.version = result.record.instance.version + 1
             self.seen = frozenset(result.plan.seen)
         return result
 
-    async def _stages(self, tx: Any, given: TurnInput) -> TurnResult:
+    async def _stages(self, tx: Any, turn_input: TurnInput) -> TurnResult:
         """Load, execute the local step, plan, and write: build the change, save, stage."""
-        record = given.record or await self._load(tx, lock=given.local is not None)
+        record = turn_input.record or await self._load(tx, lock=turn_input.local is not None)
         if record is None:
             return Conflict()
-        if given.stop is not None:
-            return await self._stop(tx, record, given.stop)
-        outcomes = list(given.outcomes)
+        if turn_input.stop is not None:
+            return await self._stop(tx, record, turn_input.stop)
+        outcomes = list(turn_input.outcomes)
         late = overdue(record)
         undelivered = await self.context.store.undelivered(tx, late) if late else {}
-        if given.local:
-            given.local_ran = True
-            outcome = await self.executor.local(record.instance, given.local, tx)
+        if turn_input.local:
+            turn_input.local_ran = True
+            outcome = await self.executor.local(record.instance, turn_input.local, tx)
             if not isinstance(outcome.result, Succeeded):
-                return StepAtFault(given.local, outcome.result)
+                return StepAtFault(turn_input.local, outcome.result)
             outcomes.append(outcome)
         try:
-            record, plan = self._plan(given, record, outcomes, undelivered)
+            record, plan = self._plan(turn_input, record, outcomes, undelivered)
         except RAISED as error:
             return Unplannable(f"{UNPLANNABLE}: {describe(error)}")
-        return await self._write(tx, given, record, plan, outcomes)
+        return await self._write(tx, turn_input, record, plan, outcomes)
 
     async def _stop(self, tx: Any, record: SagaRecord, reason: str) -> Saved:
         plan = stopped(record, reason)
@@ -237,12 +237,12 @@ class TurnTransaction:
         return Saved(record, plan, change)
 
     async def _write(
-        self, tx: Any, given: TurnInput, record: SagaRecord, plan: Plan, outcomes: Sequence[StepOutcome]
+        self, tx: Any, turn_input: TurnInput, record: SagaRecord, plan: Plan, outcomes: Sequence[StepOutcome]
     ) -> Saved | StepAtFault | StagingFailed:
-        deferred = given.deferred(record)
+        deferred = turn_input.deferred(record)
         if self._is_unchanged(record, plan) and not deferred:
             return Saved(record, plan)
-        built = self._build(given, record, plan)
+        built = self._build(turn_input, record, plan)
         if isinstance(built, StepAtFault):
             return built
         instance, staged = built
@@ -250,7 +250,7 @@ class TurnTransaction:
         change = SagaChange(instance, plan.entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
         await self._save(tx, change)
         staged = [*(_Staged(outcome.action, outcome.staged) for outcome in outcomes), *staged]
-        failure = await self._stage(tx, given, instance, [one for one in staged if one.events])
+        failure = await self._stage(tx, turn_input, instance, [one for one in staged if one.events])
         return Saved(record, plan, change, deferred) if failure is None else failure
 
     async def _load(self, tx: Any, *, lock: bool) -> SagaRecord | None:
@@ -261,18 +261,24 @@ class TurnTransaction:
 
     def _plan(
         self,
-        given: TurnInput,
+        turn_input: TurnInput,
         record: SagaRecord,
         outcomes: Sequence[StepOutcome],
         undelivered: Mapping[UUID, Undelivered],
     ) -> tuple[SagaRecord, Plan]:
         clashes, record = overwrites(record, outcomes), with_states(record, outcomes)
-        inputs = [*given.inputs, *(outcome.result for outcome in outcomes), *failed_reply_inputs(given, record)]
+        inputs = [
+            *turn_input.inputs,
+            *(outcome.result for outcome in outcomes),
+            *failed_reply_inputs(turn_input, record),
+        ]
         plan = advance(self.executor.saga.definition, record, inputs, self.context.rng, undelivered)
         plan = replace(plan, notes=(*clashes, *plan.notes)) if clashes else plan
-        return record, plan if given.leaving is None else hand_over(plan, record, given.leaving)
+        return record, plan if turn_input.leaving is None else hand_over(plan, record, turn_input.leaving)
 
-    def _build(self, given: TurnInput, record: SagaRecord, plan: Plan) -> tuple[Instance, list[_Staged]] | StepAtFault:
+    def _build(
+        self, turn_input: TurnInput, record: SagaRecord, plan: Plan
+    ) -> tuple[Instance, list[_Staged]] | StepAtFault:
         """Apply replies to the state and build commands, in the order of the plan: a command sees earlier replies."""
         staged: list[_Staged] = []
         instance = plan.instance
@@ -284,7 +290,7 @@ class TurnTransaction:
                         return StepAtFault(action, applied)
                     instance = replace(instance, state=applied.state)
                     staged.append(_Staged(action, applied.staged))
-                case SendCommand() if (action.step, action.phase) not in given.failed_commands:
+                case SendCommand() if (action.step, action.phase) not in turn_input.failed_commands:
                     is_answered = answered((*record.journal, *plan.entries), action)
                     command = self.executor.command(instance, action, answered=is_answered)
                     if isinstance(command, Result):
@@ -297,10 +303,10 @@ class TurnTransaction:
         await self.context.store.save(tx, self.claim, change, self.context.settings.lease_seconds)
 
     async def _stage(
-        self, tx: Any, given: TurnInput, instance: Instance, staged: Sequence[_Staged]
+        self, tx: Any, turn_input: TurnInput, instance: Instance, staged: Sequence[_Staged]
     ) -> StepAtFault | StagingFailed | None:
         """Stage all events in one call. If staging fails, stage them per action to find the cause."""
-        if not given.stage_separately:
+        if not turn_input.stage_separately:
             try:
                 events = [event for one in staged for event in one.events]
                 if events:
@@ -380,7 +386,7 @@ def _is_awaited(record: SagaRecord, step_key: StepKey) -> bool:
     return any(entry.status in OPEN or entry.is_unresolved for entry in found)
 
 
-def failed_reply_inputs(given: TurnInput, record: SagaRecord) -> list[Result]:
+def failed_reply_inputs(turn_input: TurnInput, record: SagaRecord) -> list[Result]:
     """Return results for replies that could not be applied.
 
     For a step that starts in this turn, the result only marks the reply as early; `TurnInput.deferred` has the actual
@@ -390,7 +396,7 @@ def failed_reply_inputs(given: TurnInput, record: SagaRecord) -> list[Result]:
         result
         if _is_awaited(record, step_key)
         else Raised(*step_key, "its reply came early, and cannot be taken in", reply=True)
-        for step_key, result in given.failed_replies.items()
+        for step_key, result in turn_input.failed_replies.items()
     ]
 
 
