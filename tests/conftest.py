@@ -23,7 +23,13 @@ from outrider.stores.mongo import MongoSchema
 from outrider.stores.postgres import PostgresStore
 from outrider.testing import servers
 from tests.support import postgres_databases
-from tests.support.postgres_databases import DatabasePool, create_database, drop_database, name_of
+from tests.support.postgres_databases import (
+    DatabasePool,
+    create_database,
+    drop_database,
+    end_pooled_sessions,
+    name_of,
+)
 from tests.support.shared_servers import RemoteServers, ServedSet, Servers, ServerSet
 
 pytest.register_assert_rewrite(
@@ -280,11 +286,12 @@ async def empty_database(admin_url: str) -> AsyncIterator[str]:
 @pytest.fixture
 async def postgres_url(request: pytest.FixtureRequest, database_pool: DatabasePool) -> AsyncIterator[str]:
     """A database that is as the installation left it."""
-    # A pooler keeps sessions to a database, which must not meet what the next test does there.
-    reusable = "pgbouncer_url" not in request.fixturenames
-    url = await database_pool.take(fresh=not reusable)
+    url = await database_pool.take()
     yield url
-    await database_pool.give_back(url, reusable=reusable)
+    if "pgbouncer_url" in request.fixturenames:
+        # The pooler keeps sessions to the database, which must not meet what the next test does there.
+        await end_pooled_sessions(request.getfixturevalue("pgbouncer_url"), name_of(url))
+    await database_pool.give_back(url)
 
 
 @pytest.fixture

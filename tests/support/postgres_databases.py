@@ -254,6 +254,13 @@ async def drop_database(admin_url: str, name: str) -> None:
     await _execute(admin_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
+async def end_pooled_sessions(pgbouncer_url: str, name: str) -> None:
+    """End the sessions that PgBouncer has with a database, through its own console."""
+    console = urlsplit(pgbouncer_url)._replace(path="/pgbouncer").geturl()
+    await _execute(console, f"KILL {name}")
+    await _execute(console, f"RESUME {name}")
+
+
 def name_of(url: str) -> str:
     """Return the name of the database in a URL."""
     return urlsplit(url).path[1:]
