@@ -266,7 +266,7 @@ class SqlalchemySource(ThreadedTransactionSource):
     def __init__(self, source: Any) -> None:
         engine = _engine(source)
         self.vendor, self._make = engine.dialect.name, source.connect if source is engine else source
-        super().__init__(_lendable(engine))
+        super().__init__(_check_engine(engine))
 
     def begin(self) -> OpenTransaction:
         target = self._make()
@@ -286,7 +286,7 @@ class AsyncSqlalchemySource(AsyncTransactionSource):
         self._connects = engine is not None
         engine = engine or _engine(lambda: source().sync_session)
         self.vendor = engine.dialect.name
-        super().__init__(_lendable(engine))
+        super().__init__(_check_engine(engine))
 
     async def begin(self) -> OpenTransaction:
         given = await self._source.connect() if self._connects else self._source()
@@ -325,6 +325,6 @@ def _engine(source: Any) -> Engine:
     return bind
 
 
-def _lendable(engine: Engine) -> int:
+def _check_engine(engine: Engine) -> int:
     """Return the limit of concurrent handler transactions; the overflow of a pool stays with the application."""
     return (engine.pool.size() if isinstance(engine.pool, QueuePool) else 0) or TRANSACTIONS_MAX

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.mongo
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class Installation:
     """A person at the command line, and an application beside."""
 
     url: str
@@ -46,18 +46,18 @@ class Desk:
 
 
 @pytest.fixture
-def admin(mongo_url: str, tmp_path: Path) -> Iterator[Desk]:
+def admin(mongo_url: str, tmp_path: Path) -> Iterator[Installation]:
     schema = f"test_{uuid4().hex[:12]}"
     config = tmp_path / "outrider.yaml"
     variables = {"store": mongo_url, "broker": f"embedded:///{tmp_path}/log.db", "schema": schema}
     config.write_text("".join(f"{name}: {value}\n" for name, value in variables.items()))
-    yield Desk(mongo_url, config, schema)
+    yield Installation(mongo_url, config, schema)
     with MongoClient[Any](mongo_url) as client:
         client.drop_database(schema)
         client.drop_database(services.DATABASE)
 
 
-def test_from_the_first_migration_to_the_last_effect(admin: Desk) -> None:
+def test_from_the_first_migration_to_the_last_effect(admin: Installation) -> None:
     assert {migration["state"] for migration in admin("db", "status", code=1)["migrations"]} == {"pending"}
     admin("db", "migrate")
     assert {migration["state"] for migration in admin("db", "status")["migrations"]} == {"applied"}

@@ -31,7 +31,7 @@ Meets = Callable[[], Awaitable[None]]
 """Returns once somebody has met the open transaction of somebody else."""
 
 STREAM = InboxStream("orders", "A-1")
-BURIED = InboxDeadLettered(DeadLetterReason.PERMANENT_FAILURE, {"error": "no"}, OnDeadLetter.BLOCK, 1)
+DEAD_LETTERED = InboxDeadLettered(DeadLetterReason.PERMANENT_FAILURE, {"error": "no"}, OnDeadLetter.BLOCK, 1)
 HELD = StreamState(None, InboxBlockReason.DEAD_LETTER, 0)
 
 
@@ -49,10 +49,10 @@ async def record_receipts(inbox: InboxStore, *events: ReceivedEvent, ordered: bo
 
 
 async def dead_letter(inbox: InboxStore, tx: Any, *events: ReceivedEvent) -> None:
-    """Bury the first, and let the others wait behind it."""
+    """Dead-letter the first, and let the others wait behind it."""
     await inbox.record_receipts(tx, "billing", events, ordered=False)
     head, *others = events
-    entries = [EventOutcome(head, BURIED), *(EventOutcome(other, Held()) for other in others)]
+    entries = [EventOutcome(head, DEAD_LETTERED), *(EventOutcome(other, Held()) for other in others)]
     await inbox.record_outcomes(tx, "billing", entries, {STREAM: HELD._replace(waiting=len(others))})
 
 
@@ -179,7 +179,7 @@ class InboxLocks:
         async with inbox.transaction() as tx:
             await inbox.record_receipts(tx, "billing", [skipped], ordered=False)
             await inbox.record_outcomes(
-                tx, "billing", [EventOutcome(skipped, replace(BURIED, policy=OnDeadLetter.SKIP))], {}
+                tx, "billing", [EventOutcome(skipped, replace(DEAD_LETTERED, policy=OnDeadLetter.SKIP))], {}
             )
         async with inbox.transaction() as tx:
             await finish_draining(inbox, tx)

@@ -239,7 +239,7 @@ OUTBOX_COLLECTIONS = (
         indexes=(
             Index("outbox_dead_letter_position", ("position",)),
             Index("outbox_dead_letter_blocking", ("lane", "topic", "stream_key"), only={"policy": "block"}),
-            Index("outbox_dead_letter_buried", ("dead_lettered_at",), only={"policy": "skip"}),
+            Index("outbox_dead_letter_skipped", ("dead_lettered_at",), only={"policy": "skip"}),
         ),
     ),
     # Actions of operators, by event.

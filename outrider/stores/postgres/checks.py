@@ -209,7 +209,7 @@ def check_partitions(today: date, names: set[str], *, netted: bool, may: bool, a
         )
     wanted = [f"outbox_archive_{today + timedelta(days=ahead):%Y%m%d}" for ahead in range(DAYS_AHEAD_MIN + 1)]
     if missing := [name for name in wanted if name not in names]:
-        text = f"not there yet: {', '.join(missing)}; no relay has done its upkeep lately"
+        text = f"not there yet: {', '.join(missing)}; no relay has done its maintenance lately"
         return warn(check, text, "start a relay, or run: outrider db migrate")
     if netted:
         text = "the default partition holds rows that found no day; it is pruned row by row"

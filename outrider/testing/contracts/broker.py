@@ -76,7 +76,7 @@ class BrokerContract:
     async def test_a_probe_of_a_broker_that_works_passes(self, bench: BrokerBench) -> None:
         await bench.broker.probe(bench.broker.destination(message(1)))
 
-    async def test_an_examination_finds_the_topic_and_sends_nothing(self, bench: BrokerBench) -> None:
+    async def test_checks_find_the_topic_and_send_nothing(self, bench: BrokerBench) -> None:
         found = await bench.broker.check(["orders"])
         assert Level.ERROR not in {result.level for result in found}
         assert all(result.check and result.text for result in found)

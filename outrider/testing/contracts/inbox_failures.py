@@ -100,7 +100,7 @@ class InboxFailureRules:
         assert await bench.effects() == ["A-1:6", "A-1:7", "A-1:8"]
 
     @pytest.mark.parametrize("held", [False, True], ids=["at once", "after it waited"])
-    async def test_discarding_a_number_that_is_not_ours_does_not_move_the_gate(
+    async def test_discarding_a_number_that_is_not_ours_does_not_move_the_sequence(
         self, bench: InboxBench, held: bool
     ) -> None:
         billing = bench.consumer(ordering="strict")
@@ -180,7 +180,7 @@ class InboxFailureRules:
         await billing.deliver_all([delivery(4), failed])
         assert await bench.effects() == ["A-1:1", "A-1:3", *late, "A-1:4"]
 
-    async def test_a_permanent_error_buries_at_once(self, bench: InboxBench) -> None:
+    async def test_a_permanent_error_dead_letters_at_once(self, bench: InboxBench) -> None:
         bench.fail("A-1:1", Permanent("no such customer"))
         await bench.consumer().deliver_all([delivery(1)])
         [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())

@@ -30,7 +30,7 @@ def deciding(result: PublishResult, *ids: UUID) -> Script:
 class FailureContract:
     """Rules for stores and relays when publishing fails."""
 
-    async def test_an_hour_of_outage_spends_no_attempt_and_buries_nothing(self, harness: Harness) -> None:
+    async def test_an_hour_of_outage_counts_no_attempt_and_dead_letters_nothing(self, harness: Harness) -> None:
         await harness.stage(*orders(20, "A"), *orders(20, "B"))
         broker = MemoryBroker()
         broker.down = {""}
@@ -222,7 +222,7 @@ class FailureContract:
         assert numbers(broker.log) == [1, 2, 3]
 
     @pytest.mark.parametrize("policy", list(OnDeadLetter))
-    async def test_burying_by_hand_in_the_middle_of_a_stream_keeps_its_order(
+    async def test_dead_lettering_by_hand_in_the_middle_of_a_stream_keeps_its_order(
         self, harness: Harness, policy: OnDeadLetter
     ) -> None:
         [_, middle, _] = await harness.stage(*orders(3, "A", sequence="auto"))
@@ -250,7 +250,7 @@ class FailureContract:
         await harness.works(harness.relay(broker))
         assert [message.headers["sequence"] for message in broker.log] == ["1", "2"]
 
-    async def test_burying_by_hand_skips_or_holds_as_told(self, harness: Harness) -> None:
+    async def test_dead_lettering_by_hand_skips_or_blocks_as_asked(self, harness: Harness) -> None:
         [one, two, _] = await harness.stage(*orders(3, "A"))
         assert await harness.store.admin.dead_letter(one, "me", {"error": "not wanted"}, "skip")
         broker = MemoryBroker()

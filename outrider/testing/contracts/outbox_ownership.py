@@ -249,13 +249,13 @@ class MaintenanceContract:
 class CheckContract:
     """Rules for the checks of a store."""
 
-    async def test_an_examination_has_findings_and_a_remedy_for_each_that_is_not_fine(self, harness: Harness) -> None:
+    async def test_checks_have_results_and_a_remedy_for_each_that_is_not_fine(self, harness: Harness) -> None:
         found = await harness.store.check()
         assert found
         assert all(result.check and result.text for result in found)
         assert all(bool(result.remedy) == (result.level is not Level.OK) for result in found)
 
-    async def test_an_examination_changes_nothing(self, harness: Harness) -> None:
+    async def test_checks_change_nothing(self, harness: Harness) -> None:
         await harness.stage(order(1))
         before = await harness.store.admin.counts()
         await harness.store.check()

@@ -54,7 +54,7 @@ class Case(ABC):
 
     @abstractmethod
     def idle(self) -> AbstractAsyncContextManager[Any]:
-        """Lend a connection that would commit every statement by itself."""
+        """Open a connection that would commit every statement by itself."""
 
     @abstractmethod
     async def write(self, conn: Any, what: str) -> None:
@@ -120,7 +120,7 @@ class SyncCase(Case):
 
     @abstractmethod
     def unbegun(self) -> AbstractContextManager[Any]:
-        """Lend a connection that would commit every statement by itself."""
+        """Open a connection that would commit every statement by itself."""
 
     @abstractmethod
     def insert(self, conn: Any, what: str) -> None:

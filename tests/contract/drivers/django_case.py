@@ -59,12 +59,12 @@ class Django(SyncCase):
         # Connections are kept by thread, and threads differ from test to test.
         connections[ALIAS] = ConnectionHandler({"default": {}, ALIAS: described(self.database)})[ALIAS]
         try:
-            yield self.lend()
+            yield self.open()
         finally:
             connections[ALIAS].close()
             del connections[ALIAS]
 
-    def lend(self) -> Any:
+    def open(self) -> Any:
         return connections[ALIAS]
 
     def insert(self, conn: Any, what: str) -> None:
@@ -78,5 +78,5 @@ class Django(SyncCase):
 class DjangoProxy(Django):
     """`django.db.connection`, which stands for a connection of the thread."""
 
-    def lend(self) -> Any:
+    def open(self) -> Any:
         return ConnectionProxy(connections, ALIAS)

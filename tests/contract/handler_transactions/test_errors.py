@@ -59,7 +59,9 @@ def doing(kind: Kind, *statements: str) -> Callable[[Any, Any], Awaitable[None]]
     return act
 
 
-async def lend(store: Any, function: Callable[..., Any], then: Callable[[Any], Awaitable[Any]] | None = None) -> None:
+async def run_handler(
+    store: Any, function: Callable[..., Any], then: Callable[[Any], Awaitable[Any]] | None = None
+) -> None:
     """Let a function work in a transaction, and something else be done after it; then commit."""
     async with store.transaction() as tx:
         await tx.call(function, None)
@@ -76,8 +78,8 @@ async def test_a_connection_that_is_lost_under_a_handler_is_not_its_fault_and_is
     postgres_kind: Kind, store: Any
 ) -> None:
     with pytest.raises(TransactionLost):
-        await lend(store, doing(postgres_kind, PID))
-    await lend(store, doing(postgres_kind, "INSERT INTO effects (what) VALUES ('again')"))
+        await run_handler(store, doing(postgres_kind, PID))
+    await run_handler(store, doing(postgres_kind, "INSERT INTO effects (what) VALUES ('again')"))
     assert await effects(postgres_kind) == ["again"]
 
 
@@ -92,9 +94,9 @@ async def test_a_connection_that_is_lost_before_the_commit_leaves_nothing_and_ma
         )
 
     with pytest.raises(Transient):
-        await lend(store, doing(postgres_kind, "INSERT INTO effects (what) VALUES ('lost')"), end)
+        await run_handler(store, doing(postgres_kind, "INSERT INTO effects (what) VALUES ('lost')"), end)
     assert await effects(postgres_kind) == []
-    await lend(store, doing(postgres_kind, "SELECT 1"))
+    await run_handler(store, doing(postgres_kind, "SELECT 1"))
 
 
 @EVERY
@@ -103,7 +105,7 @@ async def test_an_error_of_the_database_is_the_handlers_own_and_rolls_back_all_i
 ) -> None:
     insert = "INSERT INTO effects (what) VALUES ({0})"
     with pytest.raises(Exception, match="null value") as caught:
-        await lend(store, doing(postgres_kind, insert.format("'half'"), insert.format("NULL")))
+        await run_handler(store, doing(postgres_kind, insert.format("'half'"), insert.format("NULL")))
     assert not isinstance(caught.value, InvalidHandler | TransactionLost)
     assert await effects(postgres_kind) == []
 
@@ -115,7 +117,7 @@ async def test_a_handlers_swallowed_error_is_reported_with_what_to_do(postgres_k
             await doing(postgres_kind, "SELECT 1 / 0")(None, given)
 
     with pytest.raises(Permanent, match="aborted") as caught:
-        await lend(store, swallow, lambda tx: tx.execute("SELECT 1"))
+        await run_handler(store, swallow, lambda tx: tx.execute("SELECT 1"))
     assert "needs a savepoint" in str(getattr(caught.value.__cause__, "__notes__", ""))
 
 
@@ -123,8 +125,8 @@ async def test_a_handlers_swallowed_error_is_reported_with_what_to_do(postgres_k
 async def test_a_deferred_constraint_is_reported_at_the_commit_as_permanent(postgres_kind: Kind, store: Any) -> None:
     await postgres_kind.database.fetch("CREATE TABLE once (what text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     with pytest.raises(Permanent, match="once_what_key"):
-        await lend(store, doing(postgres_kind, "INSERT INTO once VALUES ('a'), ('a')"))
-    await lend(store, doing(postgres_kind, "INSERT INTO once VALUES ('a')"))
+        await run_handler(store, doing(postgres_kind, "INSERT INTO once VALUES ('a'), ('a')"))
+    await run_handler(store, doing(postgres_kind, "INSERT INTO once VALUES ('a')"))
 
 
 @EVERY
@@ -140,7 +142,7 @@ async def test_functions_of_the_other_mode_are_rejected(postgres_kind: Kind, sto
     assert inner.transactions.check_handler(adapt) is None
     assert "write it as" in inner.transactions.check_handler(unfit)
     with pytest.raises(InvalidHandler, match="write it as"):
-        await lend(inner, unfit)
+        await run_handler(inner, unfit)
 
 
 @EVERY
@@ -162,7 +164,7 @@ async def test_an_interrupted_handler_is_rolled_back_and_the_store_goes_on(postg
 
     with pytest.raises(asyncio.CancelledError):
         await cut_off()
-    await lend(store, doing(postgres_kind, "INSERT INTO effects (what) VALUES ('next')"))
+    await run_handler(store, doing(postgres_kind, "INSERT INTO effects (what) VALUES ('next')"))
     assert await effects(postgres_kind) == ["next"]
 
 
@@ -200,7 +202,7 @@ async def test_what_a_session_has_not_flushed_is_the_functions_failure(postgres_
         session.add(Effect())
 
     with pytest.raises(IntegrityError):
-        await lend(store, add)
+        await run_handler(store, add)
 
 
 @ONLY_SESSIONS
@@ -211,7 +213,7 @@ async def test_a_session_that_has_swallowed_a_failed_flush_is_not_committed(post
             session.flush()
 
     with pytest.raises(PendingRollbackError):
-        await lend(store, swallow)
+        await run_handler(store, swallow)
 
 
 @ONLY_SESSIONS
@@ -223,7 +225,7 @@ async def test_a_session_that_was_committed_and_used_again_is_another_transactio
         session.execute(insert(effect_table).values(what="in another"))
 
     with pytest.raises(InvalidHandler, match="leave commit and rollback to outrider"):
-        await lend(store, commit)
+        await run_handler(store, commit)
     assert await effects(postgres_kind) == []
 
 
@@ -239,7 +241,7 @@ async def test_an_atomic_block_that_is_marked_to_be_rolled_back_is_not_taken_for
             pass
 
     with pytest.raises(django_transaction.TransactionManagementError, match="of its own"):
-        await lend(store, swallow)
+        await run_handler(store, swallow)
 
 
 @ONLY_DJANGO
@@ -251,7 +253,7 @@ async def test_a_hook_that_fails_after_the_commit_is_reported_and_the_commit_sta
         django_transaction.on_commit(lambda: 1 / 0, using=conn.alias)
 
     with pytest.raises(Permanent, match="ZeroDivisionError"):
-        await lend(store, hook)
+        await run_handler(store, hook)
     assert await effects(postgres_kind) == ["committed"]
 
 

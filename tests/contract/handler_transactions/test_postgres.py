@@ -39,20 +39,20 @@ class _Sagas:
 
 
 @MAIN
-class TestLentInbox(_Inbox, InboxContract):
+class TestHandlersInbox(_Inbox, InboxContract):
     pass
 
 
 @OTHERS
-class TestRepeatedLentInbox(_Inbox, ReceiptRules, HandlerRules):
+class TestOtherHandlersInbox(_Inbox, ReceiptRules, HandlerRules):
     pass
 
 
 @MAIN
-class TestLentSagas(_Sagas, HandlerTransactionKindRules, KindTurnRules, ConcurrencyRules):
+class TestHandlersSagas(_Sagas, HandlerTransactionKindRules, KindTurnRules, ConcurrencyRules):
     pass
 
 
 @OTHERS
-class TestRepeatedLentSagas(_Sagas, HandlerTransactionKindRules, HandlerTransactionRules):
+class TestOtherHandlersSagas(_Sagas, HandlerTransactionKindRules, HandlerTransactionRules):
     pass

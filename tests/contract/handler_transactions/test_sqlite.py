@@ -34,15 +34,15 @@ from tests.contract.handler_transactions.contract_benches import (
 from tests.contract.handler_transactions.transaction_kinds import KINDS, POSTGRES_ONLY, REPEATED, Kind
 
 MAIN = pytest.mark.parametrize("sqlite_kind", KINDS, indirect=True, ids=lambda kind: kind.__name__)
-LENT = [*KINDS, *(kind for kind in REPEATED if kind not in POSTGRES_ONLY)]
-OTHERS = pytest.mark.parametrize("sqlite_kind", LENT[len(KINDS) :], indirect=True, ids=lambda kind: kind.__name__)
+ALL_KINDS = [*KINDS, *(kind for kind in REPEATED if kind not in POSTGRES_ONLY)]
+OTHERS = pytest.mark.parametrize("sqlite_kind", ALL_KINDS[len(KINDS) :], indirect=True, ids=lambda kind: kind.__name__)
 AWAITED = pytest.mark.parametrize(
-    "sqlite_kind", [kind for kind in LENT if not kind.plain], indirect=True, ids=lambda kind: kind.__name__
+    "sqlite_kind", [kind for kind in ALL_KINDS if not kind.plain], indirect=True, ids=lambda kind: kind.__name__
 )
 """The kinds whose functions can be ended: one on a thread keeps SQLite's only writer for as long as it likes."""
 
 
-class LentSqliteInboxBench(KindInboxBench):
+class HandlerSqliteInboxBench(KindInboxBench):
     """One writer at a time."""
 
     concurrent = False
@@ -55,11 +55,11 @@ class _Inbox:
         clock = ManualClock(start=datetime.now(UTC))
         store = SqliteInbox(sqlite_kind.database.path, clock=clock)
         await store.use_transactions(transaction_source(sqlite_kind.source))
-        yield LentSqliteInboxBench(AdaptedStore(store, plain=sqlite_kind.plain), clock, sqlite_kind, None)
+        yield HandlerSqliteInboxBench(AdaptedStore(store, plain=sqlite_kind.plain), clock, sqlite_kind, None)
         await store.close()
 
 
-class LentSqliteSagaBench(Effects, SagaBench):
+class HandlerSqliteSagaBench(Effects, SagaBench):
     """Sagas written through handler transactions; from outside, through sqlite3."""
 
     def __init__(self, store: Any, other: SqliteSagas, clock: ManualClock, kind: Kind) -> None:
@@ -93,7 +93,7 @@ class _SagaBench:
         path, clock = sqlite_kind.database.path, ManualClock(start=datetime.now(UTC))
         store, other = SqliteSagas(path, clock=clock), SqliteSagas(path, clock=clock)
         await store.use_transactions(transaction_source(sqlite_kind.source))
-        yield LentSqliteSagaBench(AdaptedSagas(store, plain=sqlite_kind.plain), other, clock, sqlite_kind)
+        yield HandlerSqliteSagaBench(AdaptedSagas(store, plain=sqlite_kind.plain), other, clock, sqlite_kind)
         await store.close()
         await other.close()
 
@@ -106,26 +106,26 @@ class _Sagas(_SagaBench, HandlerTransactionKindRules):
 
 
 @MAIN
-class TestLentSqliteInbox(_Inbox, InboxContract):
+class TestHandlersSqliteInbox(_Inbox, InboxContract):
     pass
 
 
 @OTHERS
-class TestRepeatedLentSqliteInbox(_Inbox, ReceiptRules, HandlerRules):
+class TestOtherHandlersSqliteInbox(_Inbox, ReceiptRules, HandlerRules):
     pass
 
 
 @MAIN
-class TestLentSqliteSagas(_Sagas, KindTurnRules):  # type: ignore[misc]
+class TestHandlersSqliteSagas(_Sagas, KindTurnRules):  # type: ignore[misc]
     pass
 
 
 @OTHERS
-class TestRepeatedLentSqliteSagas(_Sagas, HandlerTransactionRules):  # type: ignore[misc]
+class TestOtherHandlersSqliteSagas(_Sagas, HandlerTransactionRules):  # type: ignore[misc]
     pass
 
 
 @AWAITED
-class TestAwaitedLentSqliteSagas(_SagaBench):
+class TestAwaitedHandlersSqliteSagas(_SagaBench):
     async def test_a_function_that_is_cut_off_leaves_the_store_as_it_was(self, bench: SagaBench) -> None:
         await HandlerTransactionRules().test_a_function_that_is_cut_off_leaves_the_store_as_it_was(bench)

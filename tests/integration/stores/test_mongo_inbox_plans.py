@@ -36,7 +36,7 @@ MANY = 40_000
 RECEIPTS = 5_000
 STREAMS = 2_000
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
-BURIED = InboxDeadLettered(DeadLetterReason.PERMANENT_FAILURE, {"error": "no"}, OnDeadLetter.BLOCK, 1)
+DEAD_LETTERED = InboxDeadLettered(DeadLetterReason.PERMANENT_FAILURE, {"error": "no"}, OnDeadLetter.BLOCK, 1)
 
 
 def _ago(seconds: int) -> datetime:
@@ -69,14 +69,14 @@ def _standing(number: int) -> dict[str, Any]:
 
 def _letter(number: int) -> dict[str, Any]:
     policy = "block" if number % 2 == 0 else "skip"
-    burial = {
+    dead_letter = {
         "reason": "poison_message",
         "failure": "{}",
         "policy": policy,
         "attempts": 1,
         "dead_lettered_at": _ago(number),
     }
-    return {**_event(MANY + number, f"k{number}"), **burial}
+    return {**_event(MANY + number, f"k{number}"), **dead_letter}
 
 
 def _documents() -> dict[str, list[dict[str, Any]]]:
@@ -158,7 +158,7 @@ async def _handle(inbox: MongoInbox, events: list[ReceivedEvent], conclusion: An
 
 async def test_what_comes_is_handled_without_looking_at_what_waits(watched: Watched) -> None:
     waiting = MANY
-    for count, conclusion in product((1, 50), (Applied(0.1), Held(), BURIED)):
+    for count, conclusion in product((1, 50), (Applied(0.1), Held(), DEAD_LETTERED)):
         waiting += count
         at = StreamState(None, InboxBlockReason.DRAINING, waiting)
         _, plans, looked_at = await watched.during(_handle(watched.inbox, _received(count), conclusion, at))

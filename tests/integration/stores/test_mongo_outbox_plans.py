@@ -160,7 +160,7 @@ async def test_lists_for_people_go_by_an_index(store: MongoStore, name: str, ord
     ("name", "age", "only", "index"),
     [
         ("outbox_archive", "sent_at", {}, "outbox_archive_sent"),
-        ("outbox_dead_letter", "dead_lettered_at", {"policy": "skip"}, "outbox_dead_letter_buried"),
+        ("outbox_dead_letter", "dead_lettered_at", {"policy": "skip"}, "outbox_dead_letter_skipped"),
         ("outbox_operation", "at", {}, "outbox_operation_at"),
         ("outbox_counter", "used", {}, "outbox_counter_used"),
     ],

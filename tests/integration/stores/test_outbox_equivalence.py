@@ -74,7 +74,7 @@ class MongoPair(Pair):
         assert await self.mongo.blocked(list(expected)) == blocked
         chosen: list[list[Settlement]] = [[], []]
         for stream in sorted(expected):
-            outcomes = self._course(expected[stream], waits=stream in blocked)
+            outcomes = self._outcomes(expected[stream], waits=stream in blocked)
             for side, events in enumerate((expected[stream], found[stream])):
                 chosen[side] += [Settlement(e, stream, o) for e, o in zip(events, outcomes, strict=False)]
         applied = [
@@ -83,7 +83,7 @@ class MongoPair(Pair):
         ]
         assert applied[0] == applied[1]
 
-    def _course(self, events: list[OutboxRow], *, waits: bool) -> list[Outcome]:
+    def _outcomes(self, events: list[OutboxRow], *, waits: bool) -> list[Outcome]:
         """Decide about the first events of a stream, as a relay would: what comes behind a failure is parked."""
         outcomes: list[Outcome] = []
         for event in events[: self.rng.randrange(1, 8)]:

@@ -21,7 +21,7 @@ from outrider.telemetry.events import (
 )
 from outrider.telemetry.log_observer import LogObserver, configure_logging, words
 
-BURIED = EventDeadLettered(UUID(int=1), "orders", "order.placed", "poison_message", "block", "it broke\ntwice")
+DEAD_LETTERED = EventDeadLettered(UUID(int=1), "orders", "order.placed", "poison_message", "block", "it broke\ntwice")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_every_telemetry_event_has_a_message_and_a_level_that_logging_knows(capl
 
 def test_a_telemetry_event_is_logged_at_its_own_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", "outrider"):
-        for fact in (BURIED, PassCompleted(1, 1, 1, 0.1, 0.1)):
+        for fact in (DEAD_LETTERED, PassCompleted(1, 1, 1, 0.1, 0.1)):
             LogObserver().emit(fact)
     assert [record.levelname for record in caplog.records] == ["ERROR", "DEBUG"]
 
@@ -71,7 +71,7 @@ def test_field_names_that_logging_keeps_for_itself_do_no_harm(caplog: pytest.Log
 
 def test_json_lines_are_one_object_per_record(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(json=True, level="info")
-    LogObserver().emit(BURIED)
+    LogObserver().emit(DEAD_LETTERED)
     LogObserver().emit(LanesClaimed("relay-1", (1, 2)))
     LogObserver().emit(PassCompleted(1, 1, 1, 0.1, 0.1))
     first, second = map(json.loads, capsys.readouterr().err.splitlines())
@@ -93,7 +93,7 @@ def test_which_of_many_are_meant_is_logged_only_at_debug_level(capsys: pytest.Ca
 
 def test_compact_lines_show_message_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(json=False, level="info")
-    LogObserver().emit(BURIED)
+    LogObserver().emit(DEAD_LETTERED)
     line = capsys.readouterr().err
     assert "error   event dead lettered  " in line
     assert "topic=orders" in line

@@ -1,4 +1,4 @@
--- What an examination asks. Nothing here writes.
+-- Queries of the checks. No query writes.
 
 -- name: server_facts
 -- What the server does about durability, as this session has it.

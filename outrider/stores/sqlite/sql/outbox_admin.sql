@@ -137,7 +137,7 @@ DELETE FROM outbox_archive WHERE rowid IN (
 
 -- name: prune_dead_letters
 -- Remove the oldest dead letters; a blocking one is needed to drain its stream, so it stays until an operator acts.
--- outbox_dead_letter_buried.
+-- outbox_dead_letter_skipped.
 DELETE FROM outbox_dead_letter WHERE rowid IN (
     SELECT rowid FROM outbox_dead_letter WHERE policy = 'skip' AND dead_lettered_at < :before ORDER BY dead_lettered_at LIMIT :limit
 );

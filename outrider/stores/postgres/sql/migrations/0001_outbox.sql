@@ -213,7 +213,7 @@ CREATE TABLE {schema}.outbox_operation (
 CREATE INDEX outbox_operation_age ON {schema}.outbox_operation (at)
 
 -- name: duty
--- Upkeep that one relay at a time does.
+-- Maintenance that one relay at a time does.
 CREATE TABLE {schema}.outbox_duty (
     name   text PRIMARY KEY,
     due_at timestamptz NOT NULL

@@ -102,7 +102,7 @@ CREATE INDEX saga_audit_age ON {schema}.saga_audit_log (at)
 CREATE FUNCTION {schema}.saga_audit_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'the audit log of sagas is append only; % is rejected', TG_OP
-    USING ERRCODE = 'check_violation', HINT = 'Old lines are removed by the upkeep of saga workers.';
+    USING ERRCODE = 'check_violation', HINT = 'Old lines are removed by the maintenance of saga workers.';
 END $$
 
 -- name: saga_audit_unchanged

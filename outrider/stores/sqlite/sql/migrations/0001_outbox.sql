@@ -169,9 +169,9 @@ CREATE INDEX outbox_dead_letter_position ON outbox_dead_letter (id);
 -- The dead letters that block a stream.
 CREATE INDEX outbox_dead_letter_blocking ON outbox_dead_letter (lane, topic, stream_key) WHERE policy = 'block';
 
--- name: outbox_dead_letter_buried
+-- name: outbox_dead_letter_skipped
 -- Dead letters that may be pruned, by age.
-CREATE INDEX outbox_dead_letter_buried ON outbox_dead_letter (dead_lettered_at) WHERE policy = 'skip';
+CREATE INDEX outbox_dead_letter_skipped ON outbox_dead_letter (dead_lettered_at) WHERE policy = 'skip';
 
 -- name: outbox_operation
 -- What people did, to which event.
