@@ -10,6 +10,9 @@ ARGS ?=
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+# Tests and examples start hundreds of processes, and each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo example shop test test-quick prove coverage check audit format docs bench services clean
 
 help: ## Show this list
