@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from outrider.testing.servers.rabbitmq import RabbitServer
 from tests.acceptance.end_to_end.relay_progress import (
     EMPTY,
     PACE,
+    SHARED,
     SMALL_STEPS,
     STARTED,
     delivered,
@@ -22,7 +25,7 @@ from tests.acceptance.end_to_end.relay_progress import (
     until,
     until_logged,
 )
-from tests.acceptance.end_to_end.shop import PostgresShop, Shop, deals
+from tests.acceptance.end_to_end.shop import Deal, PostgresShop, Shop, deals
 from tests.support.destinations import KafkaDestination, RabbitDestination
 from tests.support.relay_process import QUICK, RelayProcess, relays
 from tests.support.sizes import sized
@@ -42,11 +45,27 @@ def rabbit() -> Iterator[RabbitServer]:
         yield server
 
 
-async def _until_both_are_busy(shop: Shop, processes: list[RelayProcess]) -> None:
-    """Wait for the middle of a drain. A relay whose servers are gone when it starts would say so, and end."""
-    await until(shop, processes, *STARTED)
-    await until(shop, processes, *delivered(500))
-    assert await shop.count("outbox") > 0, "the backlog is too small for so quick a relay"
+@asynccontextmanager
+async def _business_goes_on(shop: Shop, processes: list[RelayProcess], topic: str) -> AsyncIterator[None]:
+    """Do deals until the block ends, which begins when both relays deliver them: however quick they are, they are busy.
+
+    A relay whose servers are gone when it starts would say so, and end.
+    """
+    over = False
+
+    def endless() -> Iterator[Deal]:
+        for seed in itertools.count(100):
+            for deal in deals(100, 100, seed=seed):
+                if over:
+                    return
+                yield deal
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(shop.work(endless(), topic))
+        await until(shop, processes, *SHARED)
+        await until(shop, processes, *delivered(500))
+        yield
+        over = True
 
 
 @pytest.mark.kafka
@@ -57,8 +76,8 @@ async def test_kafka_killed_and_restarted_during_a_drain_costs_nothing(
         destination = KafkaDestination(server.bootstrap)
         await postgres_shop.work(BACKLOG, destination.topic)
         async with relays(postgres_shop.url, destination.url, tmp_path, 2, *SMALL_STEPS) as processes:
-            await _until_both_are_busy(postgres_shop, processes)
-            await asyncio.to_thread(server.kill)
+            async with _business_goes_on(postgres_shop, processes, destination.topic):
+                await asyncio.to_thread(server.kill)
             await postgres_shop.work(MORE, destination.topic)
             await until_logged(tmp_path, processes, "breaker opened", 2)
             assert await postgres_shop.failed_attempts() == 0
@@ -76,8 +95,8 @@ async def test_the_leader_of_three_brokers_killed_during_a_drain_costs_nothing(
         leader = cluster.leader(destination.topic)
         await postgres_shop.work(BACKLOG, destination.topic)
         async with relays(postgres_shop.url, destination.url, tmp_path, 2, *SMALL_STEPS) as processes:
-            await _until_both_are_busy(postgres_shop, processes)
-            await asyncio.to_thread(leader.kill)
+            async with _business_goes_on(postgres_shop, processes, destination.topic):
+                await asyncio.to_thread(leader.kill)
             await postgres_shop.work(MORE, destination.topic)
             await until(postgres_shop, processes, *EMPTY)
         await everything_arrived(postgres_shop, await destination.ledger())
@@ -90,8 +109,8 @@ async def test_rabbitmq_stopped_for_a_while_costs_nothing(
     destination = RabbitDestination(rabbit.url)
     await postgres_shop.work(BACKLOG, destination.topic)
     async with relays(postgres_shop.url, destination.url, tmp_path, 2, *SMALL_STEPS) as processes:
-        await _until_both_are_busy(postgres_shop, processes)
-        await asyncio.to_thread(rabbit.halt)
+        async with _business_goes_on(postgres_shop, processes, destination.topic):
+            await asyncio.to_thread(rabbit.halt)
         try:
             await _do_business_during_the_outage(postgres_shop, processes, destination.topic)
         finally:
@@ -143,8 +162,10 @@ async def test_postgresql_killed_and_restarted_during_a_drain_costs_nothing(
         # An unknown settle after the crash costs a relay its lease, so a short lease ends the test sooner.
         async with relays(server.url, kafka_destination.url, tmp_path, 2, *SMALL_STEPS, *QUICK) as processes:
             async with await PostgresShop.open(server.url) as shop:
-                await _until_both_are_busy(shop, processes)
-            await asyncio.to_thread(server.kill)
+                with pytest.raises(ExceptionGroup) as lost:
+                    async with _business_goes_on(shop, processes, kafka_destination.topic):
+                        await asyncio.to_thread(server.kill)
+                assert not lost.group_contains(AssertionError)
             await asyncio.to_thread(server.start)
             async with await PostgresShop.open(server.url) as shop:
                 await shop.work(MORE, kafka_destination.topic)
