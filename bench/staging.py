@@ -10,6 +10,7 @@ import asyncpg
 
 import outrider
 from outrider import Event
+from outrider.stores.postgres import PostgresSchema
 
 BUSINESS = "INSERT INTO orders (id, body) VALUES ($1, $2)"
 BODY = {"order": 1, "pad": "x" * 480}
@@ -24,6 +25,7 @@ class Cost(NamedTuple):
 
 async def run(url: str, transactions: int) -> list[Cost]:
     """Measure a transaction with and without staging, in turns, so that both see the same machine."""
+    await PostgresSchema(url).migrate()
     conn = await asyncpg.connect(url)
     await conn.execute("DROP TABLE IF EXISTS orders; CREATE TABLE orders (id bigint PRIMARY KEY, body text)")
     kinds: dict[str, Callable[[Any, int], Awaitable[Any]]] = {
