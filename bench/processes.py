@@ -13,9 +13,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.telemetry.events import PassCompleted
+from outrider.telemetry.log_observer import words
 from outrider.testing.servers.server import children_of
 
 SHUTDOWN_TIMEOUT_SECONDS_MAX = 30
+PASS_COMPLETED = words(PassCompleted)
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -45,7 +48,7 @@ class Relays:
 def _settled(line: bytes) -> int:
     with suppress(ValueError):
         event = json.loads(line)
-        return int(event["settled"]) if event.get("message") == "passed" else 0
+        return int(event["settled"]) if event.get("message") == PASS_COMPLETED else 0
     # A warning of Python's, for instance; it should be seen.
     sys.stderr.buffer.write(line)
     return 0

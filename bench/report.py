@@ -22,7 +22,7 @@ from bench.staging import Cost
 from bench.targets import TargetResult
 
 CLIENTS = ("asyncpg", "confluent-kafka", "aio-pika", "pymongo")
-CLIENTS = ("client", "database", "broker", "all")
+COST_COLUMNS = ("client", "database", "broker", "all")
 
 
 @dataclass(slots=True)
@@ -106,11 +106,11 @@ def _cost_table(costs: Sequence[Cost]) -> Table:
 
 
 def _score_table(arena: Arena, scores: Sequence[Score]) -> Table:
-    table = Table(f"to {arena.name}", "events/s", f"times {arena.rival}", *(f"CPU µs {client}" for client in CLIENTS))
+    table = Table(f"to {arena.name}", "events/s", f"times {arena.rival}", *(f"CPU µs {who}" for who in COST_COLUMNS))
     for score in scores:
         ratio = score.times(scores)
         costs = score.cpu_microseconds
-        spent = (f"{costs[client]:,.1f}" if client in costs else "" for client in CLIENTS)
+        spent = (f"{costs[who]:,.1f}" if who in costs else "" for who in COST_COLUMNS)
         table.add_row(score.what, f"{score.events_per_second:,.0f}", f"{ratio:.2f}", *spent)
     return table
 
