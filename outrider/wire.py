@@ -18,6 +18,7 @@ from outrider.event import (
     BAND_NAMES,
     GAPLESS,
     SKIPPED_TYPE,
+    UNREADABLE,
     Delivery,
     Event,
     InboxStream,
@@ -161,6 +162,8 @@ def _identity(delivery: Delivery) -> UUID:
 
 def _headers(raw: Mapping[str, bytes]) -> dict[str, str]:
     headers = {}
+    if UNREADABLE in raw:
+        _malformed("headers", raw[UNREADABLE].decode(errors="replace"))
     for name, value in raw.items():
         try:
             headers[name] = value.decode()

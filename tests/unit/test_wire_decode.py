@@ -94,6 +94,7 @@ def test_an_event_without_extras_comes_back() -> None:
         (raw(created_at="yesterday"), "header created_at: not a time"),
         (raw(created_at="2030-01-01T00:00:00"), "header created_at: without a time zone"),
         (raw(odd=b"\xff\xfe"), "header 'odd': not UTF-8"),
+        (raw(outrider_unreadable="a name is not UTF-8"), "headers: a name is not UTF-8"),
         (raw(b"{"), "body: not JSON (JSONDecodeError)"),
         (raw(b""), "body: not JSON (JSONDecodeError)"),
         (raw(b"\xff"), "body: not JSON (UnicodeDecodeError)"),

@@ -22,6 +22,7 @@ from outrider.brokers.kafka import KafkaBroker, KafkaSource
 from outrider.errors import Transient, Unreachable, UsageError
 from outrider.event import Delivery, Event
 from outrider.inbox.consumer import Consumer
+from outrider.inbox.model import InboxCriteria
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
 from outrider.stores.memory import MemoryInbox, MemoryStore
@@ -29,7 +30,7 @@ from outrider.telemetry.events import PartitionsRevoked
 from outrider.testing import RecordingObserver
 from outrider.testing.contracts.source import Reader, by_key, eventually, message, numbers, pumping
 from outrider.testing.servers.kafka import KafkaServer, create_topic
-from tests.support.kafka_client import make_topic
+from tests.support.kafka_client import make_topic, produce_raw
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 
@@ -37,6 +38,7 @@ admin: Any = import_module("confluent_kafka.admin")
 
 # A member hears of a rebalance with its next heartbeat, and there are three of them in a session.
 QUICK = {"session.timeout.ms": "1500"}
+COUNT = 500
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,8 @@ class Worker:
         said = {**QUICK, **settings.pop("kafka", {})}
         routes = Routes("billing", ConsumerSettings(**settings), {(topic, "order.changed"): Route(self.handle)})
         source = KafkaSource(server.bootstrap, f"of-{topic}", [topic], said)
-        self.consumer = Consumer(source, MemoryInbox(MemoryStore()), routes, observer=self.observer)
+        self.inbox = MemoryInbox(MemoryStore())
+        self.consumer = Consumer(source, self.inbox, routes, observer=self.observer)
 
     async def handle(self, event: Event, tx: Any) -> None:
         await self.handled.handle(event)
@@ -383,6 +386,26 @@ async def test_what_its_producer_took_back_is_not_received_and_leaves_no_gap(ser
         assert numbers(reader.received) == [0, 2]
     async with reading(server, topic) as reader:
         assert await reader.looks() == []
+
+
+async def test_a_header_name_that_is_not_utf8_makes_a_dead_letter_with_key_and_body_and_the_rest_goes_on(
+    server: KafkaServer, broker: KafkaBroker
+) -> None:
+    topic = make_topic(server.bootstrap, partitions=1)
+    # Many, because CPython optimises a call that runs often, and the driver's broken list then comes without an error.
+    await publish(broker, topic, COUNT, keys=1)
+    names = [(b"ok", b"1"), (b"\xff\xfe", b"2"), (b"message_id", b"3")]
+    produce_raw(server.bootstrap, topic, b"k0", [b'{"n": -1}', b'{"n": -2}'], names)
+    produce_raw(server.bootstrap, topic, b"k0", [b'{"n": -3}'], [(b"\xff", b"")])
+    await publish(broker, topic, 2, start=COUNT, keys=1)
+    handled = Handled()
+    async with running(Worker(server, topic, handled, on_dead_letter="skip")) as worker:
+        await eventually(lambda: len(handled.numbers) == COUNT + 2)
+    assert handled.numbers == list(range(COUNT + 2))
+    letters = await worker.inbox.admin.dead_letters(InboxCriteria(consumer="billing"))
+    assert [(each["key"], each["body"]) for each in letters] == [("k0", b'{"n": %d}' % n) for n in (-1, -2, -3)]
+    assert {each["failure"]["error"] for each in letters} == {"headers: a name is not UTF-8"}
+    assert len({each["event_id"] for each in letters}) == 3
 
 
 async def test_a_group_that_another_program_uses_in_another_way_is_rejected(server: KafkaServer, topic: str) -> None:
