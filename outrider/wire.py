@@ -6,6 +6,7 @@ headers.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -156,8 +157,14 @@ def _try(problems: list[str], fallback: Any, read: Callable[..., Any], *args: An
 
 
 def _identity(delivery: Delivery) -> UUID:
-    """Return an id for a message without one, derived from the position, so that a second delivery is recognised."""
-    return uuid5(NAMESPACE_URL, delivery.position) if delivery.position else uuid4()
+    """Return an id for a message without one, so that a second delivery is recognised.
+
+    The id comes from position, key and body: a topic that is created anew has other messages at the same offsets.
+    """
+    if not delivery.position:
+        return uuid4()
+    key, body = (hashlib.sha256(part or b"").hexdigest() for part in (delivery.key, delivery.body))
+    return uuid5(NAMESPACE_URL, f"{delivery.position} {key} {body}")
 
 
 def _headers(raw: Mapping[str, bytes]) -> dict[str, str]:
