@@ -1,7 +1,7 @@
 """Encodes events as messages, with all headers on which a consumer may rely, and decodes deliveries.
 
 Missing headers are derived from the event id and not from random numbers, so that a second publish carries the same
-headers.
+headers. An event without a trace has no traceparent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NORMAL = BAND_NAMES[1]
 GAPLESS_ONLY = json.dumps(GAPLESS).encode()
 """The headers of most numbered events, which need no parsing."""
 
-REQUIRED_HEADERS = ("message_id", "trace_id", "traceparent", "causation_id", "correlation_id")
+REQUIRED_HEADERS = ("message_id", "trace_id", "causation_id", "correlation_id")
 
 _THREE_DIGITS = tuple(f"{number:03}" for number in range(1000))
 
@@ -53,7 +53,6 @@ def encode(event: OutboxRow, topic: str, band: str = NORMAL) -> Message:
     The band is a header unless normal: sequence numbers are counted by topic, key and band.
     """
     message_id = str(event.event_id)
-    hex_id = event.event_id.hex
     # One literal with the headers of nearly every event: this code runs for every event, and each line counts.
     headers: dict[str, str] = {
         "event_type": event.event_type,
@@ -62,8 +61,7 @@ def encode(event: OutboxRow, topic: str, band: str = NORMAL) -> Message:
         "created_at": _written(event.created_at),
         "correlation_id": event.saga_id or message_id,
         "causation_id": message_id,
-        "trace_id": hex_id,
-        "traceparent": f"00-{hex_id}-{hex_id[16:]}-01",
+        "trace_id": event.event_id.hex,
         "message_id": message_id,
     }
     if event.sequence is not None:
@@ -102,11 +100,9 @@ def _second(parts: tuple[int, ...]) -> str:
 
 
 def _add_own(headers: dict[str, str], own: dict[str, Any]) -> None:
-    """Apply the event's own headers, which win; trace id and traceparent must agree, whichever was given."""
+    """Apply the event's own headers, which win. A traceparent is never invented: it decides what a tracer records."""
     if "traceparent" in own:
         own.setdefault("trace_id", own["traceparent"][3:35])
-    elif "trace_id" in own:
-        own["traceparent"] = f"00-{own['trace_id']}-{headers['trace_id'][16:]}-01"
     message_id = headers["message_id"]
     json.dumps(own, ensure_ascii=False).encode()  # Raises for a lone surrogate, which no wire can carry.
     # An INSERT by other programs may carry numbers; on the wire every header is text.
