@@ -55,7 +55,7 @@ async def _drain(pool: asyncpg.Pool, producer: Any, lanes: range) -> None:
 async def _publish(producer: Any, rows: list[Any]) -> None:
     received: list[Any] = []
     for event_id, key, topic, event_type, kind, body, at in rows:
-        message_id, hex_id = str(event_id), event_id.hex
+        message_id = str(event_id)
         headers = {
             "event_type": event_type,
             "key": key,
@@ -63,8 +63,7 @@ async def _publish(producer: Any, rows: list[Any]) -> None:
             "created_at": at.isoformat(),
             "correlation_id": message_id,
             "causation_id": message_id,
-            "trace_id": hex_id,
-            "traceparent": f"00-{hex_id}-{hex_id[16:]}-01",
+            "trace_id": event_id.hex,
             "message_id": message_id,
             "aggregate_type": kind,
             "aggregate_id": key,

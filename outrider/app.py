@@ -131,7 +131,9 @@ ADAPTERS: dict[str, dict[str, Adapter]] = {
     "source": {
         "embedded": Adapter(f"{_EMBEDDED}:EmbeddedSource", _file_path),
         "kafka": Adapter(f"{_KAFKA}:KafkaSource.from_url", _unchanged, (), "kafka"),
-        "amqp": Adapter(f"{_RABBITMQ}:RabbitSource", _unchanged, ("in_flight_max", "exclusive"), "rabbitmq"),
+        "amqp": Adapter(
+            f"{_RABBITMQ}:RabbitSource", _unchanged, ("in_flight_max", "exclusive", "keeps_order"), "rabbitmq"
+        ),
     },
 }
 """Every adapter, by its duty and by the scheme of its URL."""
@@ -278,7 +280,12 @@ def saga_inbox(sagas: SagaRegistry, *, outbox: Outbox | None = None, observer: O
 
 def open_source(url: str, routes: Routes) -> Source:
     """Return the source of a consumer's deliveries, for the broker of a URL. The source connects when it starts."""
-    options = {"in_flight_max": routes.settings.in_flight_max, "exclusive": routes.settings.ordered}
+    settings = routes.settings
+    options = {
+        "in_flight_max": settings.in_flight_max,
+        "exclusive": settings.ordered,
+        "keeps_order": settings.keeps_order,
+    }
     opened: Source = open_adapter("source", url, routes.consumer, routes.topics, **options)
     return opened
 

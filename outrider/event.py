@@ -38,6 +38,11 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 SKIPPED_TYPE = "outrider.skipped"
 """The type of the marker that is published instead of a skipped event."""
 
+UNREADABLE = "outrider_unreadable"
+"""The header that stands for headers which a source cannot read; the value is the reason. It is stored with the rest of
+the message, so that the reason is the same when a held message is decoded again.
+"""
+
 
 TopicRule = Callable[[str, str | None, str | None], str]
 """A function (event_type, topic, routing_key) -> topic."""

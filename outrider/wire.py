@@ -1,11 +1,12 @@
 """Encodes events as messages, with all headers on which a consumer may rely, and decodes deliveries.
 
 Missing headers are derived from the event id and not from random numbers, so that a second publish carries the same
-headers.
+headers. An event without a trace has no traceparent.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from outrider.event import (
     BAND_NAMES,
     GAPLESS,
     SKIPPED_TYPE,
+    UNREADABLE,
     Delivery,
     Event,
     InboxStream,
@@ -32,7 +34,7 @@ NORMAL = BAND_NAMES[1]
 GAPLESS_ONLY = json.dumps(GAPLESS).encode()
 """The headers of most numbered events, which need no parsing."""
 
-REQUIRED_HEADERS = ("message_id", "trace_id", "traceparent", "causation_id", "correlation_id")
+REQUIRED_HEADERS = ("message_id", "trace_id", "causation_id", "correlation_id")
 
 _THREE_DIGITS = tuple(f"{number:03}" for number in range(1000))
 
@@ -51,7 +53,6 @@ def encode(event: OutboxRow, topic: str, band: str = NORMAL) -> Message:
     The band is a header unless normal: sequence numbers are counted by topic, key and band.
     """
     message_id = str(event.event_id)
-    hex_id = event.event_id.hex
     # One literal with the headers of nearly every event: this code runs for every event, and each line counts.
     headers: dict[str, str] = {
         "event_type": event.event_type,
@@ -60,8 +61,7 @@ def encode(event: OutboxRow, topic: str, band: str = NORMAL) -> Message:
         "created_at": _written(event.created_at),
         "correlation_id": event.saga_id or message_id,
         "causation_id": message_id,
-        "trace_id": hex_id,
-        "traceparent": f"00-{hex_id}-{hex_id[16:]}-01",
+        "trace_id": event.event_id.hex,
         "message_id": message_id,
     }
     if event.sequence is not None:
@@ -100,11 +100,9 @@ def _second(parts: tuple[int, ...]) -> str:
 
 
 def _add_own(headers: dict[str, str], own: dict[str, Any]) -> None:
-    """Apply the event's own headers, which win; trace id and traceparent must agree, whichever was given."""
+    """Apply the event's own headers, which win. A traceparent is never invented: it decides what a tracer records."""
     if "traceparent" in own:
         own.setdefault("trace_id", own["traceparent"][3:35])
-    elif "trace_id" in own:
-        own["traceparent"] = f"00-{own['trace_id']}-{headers['trace_id'][16:]}-01"
     message_id = headers["message_id"]
     json.dumps(own, ensure_ascii=False).encode()  # Raises for a lone surrogate, which no wire can carry.
     # An INSERT by other programs may carry numbers; on the wire every header is text.
@@ -155,12 +153,20 @@ def _try(problems: list[str], fallback: Any, read: Callable[..., Any], *args: An
 
 
 def _identity(delivery: Delivery) -> UUID:
-    """Return an id for a message without one, derived from the position, so that a second delivery is recognised."""
-    return uuid5(NAMESPACE_URL, delivery.position) if delivery.position else uuid4()
+    """Return an id for a message without one, so that a second delivery is recognised.
+
+    The id comes from position, key and body: a topic that is created anew has other messages at the same offsets.
+    """
+    if not delivery.position:
+        return uuid4()
+    key, body = (hashlib.sha256(part or b"").hexdigest() for part in (delivery.key, delivery.body))
+    return uuid5(NAMESPACE_URL, f"{delivery.position} {key} {body}")
 
 
 def _headers(raw: Mapping[str, bytes]) -> dict[str, str]:
     headers = {}
+    if UNREADABLE in raw:
+        _malformed("headers", raw[UNREADABLE].decode(errors="replace"))
     for name, value in raw.items():
         try:
             headers[name] = value.decode()

@@ -6,14 +6,16 @@ An object that only provides connections, such as a pool, is rejected. The error
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from enum import Enum
 from functools import cache, lru_cache
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from outrider.causation import continue_headers, is_handling, traceparent
 from outrider.errors import UsageError
 from outrider.handler_transactions import TransactionSource
+from outrider.outbox.model import StageRequest
 
 _CURSOR = "a cursor is not a connection; pass the connection it came from"
 
@@ -156,10 +158,35 @@ def _find(kind: Any) -> DriverInfo | str | None:
     return None
 
 
+class Driver(NamedTuple):
+    """A driver in use: its function `run`, for which see `drivers.base`."""
+
+    run: Callable[[Any, str, tuple[Any, ...], str], Any]
+
+
 @cache
-def driver(info: DriverInfo) -> ModuleType:
-    """Import the module of a driver."""
-    return import_module(info.module)
+def driver(info: DriverInfo) -> Driver:
+    """Import a driver. Events that it stages and sagas that it starts inside a handler continue the handled event."""
+    run = import_module(info.module).run
+
+    def run_continued(conn: Any, operation: str, args: tuple[Any, ...], schema: str) -> Any:
+        return run(conn, operation, _continued(operation, args) if is_handling() else args, schema)
+
+    return Driver(run_continued)
+
+
+def _continued(operation: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of an operation with the trace and the correlation of the event that is handled."""
+    subject, *rest = args
+    if isinstance(subject, StageRequest):
+        plain, numbered = (
+            [new._replace(headers=continue_headers(new.headers)) for new in events]
+            for events in (subject.plain, subject.numbered)
+        )
+        return subject._replace(plain=plain, numbered=numbered), *rest
+    if operation == "start_saga" and subject.traceparent is None:
+        return subject._replace(traceparent=traceparent()), *rest
+    return args
 
 
 def kind_of(conn: Any) -> str:

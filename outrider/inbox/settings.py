@@ -110,6 +110,11 @@ class ConsumerSettings:
         """Return whether sequences of streams are tracked."""
         return self.ordering is not Ordering.OFF
 
+    @property
+    def keeps_order(self) -> bool:
+        """Return whether the order of a key matters: sequences are tracked, or a dead letter blocks its stream."""
+        return self.ordered or self.on_dead_letter is OnDeadLetter.BLOCK
+
 
 def changed(settings: ConsumerSettings, options: Mapping[str, Any]) -> ConsumerSettings:
     """Return settings with some values replaced. An unknown name is rejected with a hint to the nearest known name.

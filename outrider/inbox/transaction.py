@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from outrider.causation import handling
 from outrider.errors import InvalidHandler, OutriderError, Permanent, TransactionLost, UsageError
 from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter, ReceivedEvent
 from outrider.inbox.model import (
@@ -289,7 +290,8 @@ async def call(route: Route, part: list[ReceivedEvent], tx: Any, limit_seconds: 
     limit = asyncio.timeout(limit_seconds)
     try:
         async with limit:
-            await tx.call(route.handler, events if route.batch else events[0])
+            with handling([event for event in events if event]):
+                await tx.call(route.handler, events if route.batch else events[0])
     except TransactionLost:
         raise
     except InvalidHandler as error:

@@ -166,8 +166,8 @@ class InboxBench(ABC):
         """End the transaction, as a handler must not do."""
 
     @abstractmethod
-    async def staged(self) -> int:
-        """Return the number of events staged in the outbox of the same database."""
+    async def staged(self) -> list[dict[str, str]]:
+        """Return the headers of the events staged in the outbox of the same database, in order."""
 
     async def advance(self, *, seconds: float) -> None:
         """Advance the clock, also for the database."""

@@ -52,8 +52,8 @@ class MemoryInboxBench(InboxBench):
     async def end(self, tx: MemoryTransaction, *, commit: bool) -> None:
         tx.commit() if commit else tx.rollback()
 
-    async def staged(self) -> int:
-        return len(self._beside.tables.rows)
+    async def staged(self) -> list[dict[str, str]]:
+        return [json.loads(row.event.headers) for row in self._beside.tables.rows.values()]
 
 
 class MemorySagaBench(SagaBench):

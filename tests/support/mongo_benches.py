@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
@@ -35,8 +36,9 @@ class MongoInboxBench(InboxBench):
     async def end(self, tx: AsyncClientSession, *, commit: bool) -> None:
         await (tx.commit_transaction() if commit else tx.abort_transaction())
 
-    async def staged(self) -> int:
-        return await self._client["outrider"]["outbox"].count_documents({})
+    async def staged(self) -> list[dict[str, str]]:
+        rows = await self._client["outrider"]["outbox"].find().sort("position").to_list()
+        return [json.loads(row["headers"]) for row in rows]
 
 
 @pytest.fixture

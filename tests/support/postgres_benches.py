@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -67,9 +68,9 @@ class PostgresInboxBench(InboxBench):
     async def end(self, tx: Any, *, commit: bool) -> None:
         await tx.execute("COMMIT" if commit else "ROLLBACK")
 
-    async def staged(self) -> int:
-        count: int = await self._pool.fetchval("SELECT count(*) FROM outrider.outbox")
-        return count
+    async def staged(self) -> list[dict[str, str]]:
+        rows = await self._pool.fetch("SELECT headers::text FROM outrider.outbox ORDER BY id")
+        return [json.loads(row[0]) for row in rows]
 
     async def advance(self, *, seconds: float) -> None:
         await super().advance(seconds=seconds)

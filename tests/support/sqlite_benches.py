@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -34,9 +35,8 @@ class SqliteInboxBench(InboxBench):
     async def end(self, tx: sqlite3.Connection, *, commit: bool) -> None:
         tx.commit() if commit else tx.rollback()
 
-    async def staged(self) -> int:
-        [(count,)] = self._read("SELECT count(*) FROM outbox")
-        return int(count)
+    async def staged(self) -> list[dict[str, str]]:
+        return [json.loads(headers) for (headers,) in self._read("SELECT headers FROM outbox ORDER BY id")]
 
     def _read(self, sql: str) -> list[tuple[str]]:
         with closing(sqlite3.connect(self._path)) as conn:

@@ -94,6 +94,7 @@ def test_an_event_without_extras_comes_back() -> None:
         (raw(created_at="yesterday"), "header created_at: not a time"),
         (raw(created_at="2030-01-01T00:00:00"), "header created_at: without a time zone"),
         (raw(odd=b"\xff\xfe"), "header 'odd': not UTF-8"),
+        (raw(outrider_unreadable="a name is not UTF-8"), "headers: a name is not UTF-8"),
         (raw(b"{"), "body: not JSON (JSONDecodeError)"),
         (raw(b""), "body: not JSON (JSONDecodeError)"),
         (raw(b"\xff"), "body: not JSON (UnicodeDecodeError)"),
@@ -123,11 +124,17 @@ def test_a_problem_never_quotes_the_payload() -> None:
     assert "secret" not in decode(raw(b'{"password": secret}')).problem
 
 
-def test_a_message_without_an_id_is_recognised_by_its_position() -> None:
-    first, again, other = (
-        decode(raw(message_id=None, position=position)) for position in ("orders/0/1", "orders/0/1", "orders/0/2")
-    )
-    assert first.event_id == again.event_id != other.event_id
+def test_a_message_without_an_id_is_recognised_by_its_position_its_key_and_its_body() -> None:
+    message = raw(message_id=None)
+    others = [
+        message._replace(position="orders/0/2"),
+        message._replace(key=b"B"),
+        message._replace(key=None),
+        message._replace(body=b"[]"),
+    ]
+    ids = {decode(other).event_id for other in others}
+    assert decode(message).event_id == decode(message).event_id
+    assert len(ids - {decode(message).event_id}) == len(others)
 
 
 def test_a_message_with_neither_id_nor_position_is_unique() -> None:

@@ -12,13 +12,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any
 
 from outrider.brokers.kafka.errors import MISSING
 from outrider.brokers.kafka.producer import check_topic, driver, log, raise_if_permanent
 from outrider.brokers.offsets import AHEAD_MAX, OffsetTracker
 from outrider.errors import InvalidSetting, Transient, Unreachable
-from outrider.event import Delivery
+from outrider.event import UNREADABLE, Delivery
 
 WAIT_SECONDS = 0.1
 
@@ -155,7 +156,7 @@ class GroupMember:
         if assigned is None:
             # The same poll revoked the partition; the next owner gets the message.
             return
-        headers = {name: value or b"" for name, value in message.headers() or ()}
+        headers = _read_headers(message)
         position, token = f"{topic}/{partition}/{offset}", (assigned.progress, assigned.progress.received(offset))
         self._prefetched.add(
             Delivery(topic, message.key(), message.value() or b"", headers, assigned.name, position, token)
@@ -348,3 +349,17 @@ class Prefetched:
     def drop(self, assigned_partitions: AbstractSet[str]) -> None:
         """Remove the deliveries of revoked partitions."""
         self._deliveries = [delivery for delivery in self._deliveries if delivery.partition not in assigned_partitions]
+
+
+# confluent-kafka's list for a name that is not UTF-8 has a hole, and reading the hole ends the process. The list comes
+# with an exception: a call from C always finds it, but CPython optimises a plain call that runs often, and misses it.
+_headers_of = methodcaller("headers")
+
+
+def _read_headers(message: Any) -> dict[str, bytes]:
+    try:
+        found = _headers_of(message)
+    except (UnicodeDecodeError, SystemError):
+        # A second call would return the list.
+        return {UNREADABLE: b"a name is not UTF-8"}
+    return {name: value or b"" for name, value in found or ()}

@@ -15,9 +15,9 @@ from pamqp import base, commands
 
 from outrider.brokers.rabbitmq.connection import AmqpConnection, ChannelClosed, connect
 from outrider.brokers.rabbitmq.management import Management, QueueInfo, Topology, reached
-from outrider.brokers.rabbitmq.queues import QUORUM, check_queue, exists, inspect
+from outrider.brokers.rabbitmq.queues import QUORUM, REORDERS_REMEDY, Queue, check_queue, exists, inspect
 from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings
-from outrider.checks import CheckResult, fail, is_loopback, ok, warn
+from outrider.checks import CheckResult, Level, fail, is_loopback, ok, warn
 from outrider.errors import Transient, UsageError
 from outrider.event import Message
 
@@ -314,36 +314,43 @@ def alarms(server: Topology) -> CheckResult:
 
 
 async def check_source_queue(
-    settings: RabbitSettings, name: str, topics: Sequence[str], *, exclusive: bool
+    settings: RabbitSettings, name: str, topics: Sequence[str], *, exclusive: bool, keeps_order: bool
 ) -> CheckResult:
     """Check a queue over AMQP, and the bindings over the management API if configured."""
     connection = await connect(settings)
     try:
-        problem = await _find_problem(connection, settings, name, exclusive=exclusive)
+        queue = await _inspect(connection, settings, name, exclusive=exclusive)
     finally:
         await connection.close()
-    if problem is not None:
-        return problem
+    if isinstance(queue, CheckResult):
+        return queue
     if settings.declare:
-        return ok(CHECK, f"{name}: the consumer makes it and binds it at its start, where need be")
-    return check_bindings(await _topology(settings), settings, name, topics)
+        found = ok(CHECK, f"{name}: the consumer makes it and binds it at its start, where need be")
+    else:
+        found = check_bindings(await _topology(settings), settings, name, topics)
+    if keeps_order and queue is not None and queue.reorders and found.level is Level.OK:
+        text = f"{name}: may deliver events of one key to several processes at once, out of order"
+        return warn(CHECK, text, REORDERS_REMEDY)
+    return found
 
 
-async def _find_problem(
+async def _inspect(
     connection: AmqpConnection, settings: RabbitSettings, name: str, *, exclusive: bool
-) -> CheckResult | None:
+) -> Queue | CheckResult | None:
+    """Return the queue, None if the consumer will make it, or a check result if the consumer could not start."""
     try:
         if not await exists(connection, name):
             remedy = "make it and bind it, or let the consumer do so: add ?declare= to the broker's URL"
             return None if settings.declare else fail(CHECK, f"{name}: there is no such queue", remedy)
-        check_queue(await inspect(connection, name), exclusive=exclusive)
+        queue = await inspect(connection, name)
+        check_queue(queue, exclusive=exclusive)
     except ChannelClosed as error:
         remedy = "grant the user the right to configure and to read it"
         return fail(CHECK, f"{name}: the server does not say how it is ({error})", remedy)
     except UsageError as error:
         text, _, remedy = str(error).rpartition("; ")
         return fail(CHECK, text, remedy)
-    return None
+    return queue
 
 
 async def _topology(settings: RabbitSettings) -> Topology | None:

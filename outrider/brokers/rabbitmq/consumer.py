@@ -59,7 +59,8 @@ _ACK_BYTES = 13
 class RabbitSource:
     """Consumes from a queue. The queue has the consumer's name by default.
 
-    `exclusive` demands a queue that delivers to one process at a time, as a consumer with ordering needs.
+    `exclusive` demands a queue that delivers to one process at a time, as a consumer with ordering needs; `keeps_order`
+    only warns about another queue.
     `in_flight_max` is the number of deliveries that the server sends before the first ack. The options are those of
     `RabbitSettings`, and override the URL; `declare` creates the queue and binds the topics.
 
@@ -76,6 +77,7 @@ class RabbitSource:
         queue: str = "",
         in_flight_max: int = 1000,
         exclusive: bool = False,
+        keeps_order: bool = False,
         revoke_seconds: float = 10.0,
         **options: Any,
     ) -> None:
@@ -83,7 +85,8 @@ class RabbitSource:
             raise InvalidSetting(f"in_flight_max = {in_flight_max} cannot work; it must be above 0")
         self.settings = RabbitSettings.from_url(url, **options)
         self.queue, self.topics = queue or consumer, list(topics)
-        self._consumer, self._exclusive = consumer, exclusive
+        self._consumer = consumer
+        self._needs = {"exclusive": exclusive, "keeps_order": keeps_order}
         self._prefetch, self._revoke_seconds = min(in_flight_max, PREFETCH_MAX), revoke_seconds
         self._connection: DeliveryBuffer | None = None
         self._subscription: Subscription | None = None
@@ -106,7 +109,7 @@ class RabbitSource:
 
     async def check(self) -> list[CheckResult]:
         """Check that the queue exists, fits the consumer, and is bound to its topics. Read-only."""
-        return [await check_source_queue(self.settings, self.queue, self.topics, exclusive=self._exclusive)]
+        return [await check_source_queue(self.settings, self.queue, self.topics, **self._needs)]
 
     async def receive(self, limit: int, paused: AbstractSet[str]) -> Sequence[Delivery]:
         """Return the received deliveries; wait briefly if there are none."""
@@ -151,7 +154,7 @@ class RabbitSource:
         subscription = Subscription(partition, per_topic=self.settings.exchange == PER_TOPIC)
         try:
             self._known = await ensure_queue(
-                connection, self.settings, self.queue, self.topics, self._known, exclusive=self._exclusive
+                connection, self.settings, self.queue, self.topics, self._known, **self._needs
             )
             channel = await connection.open_channel(subscription)
             await connection.call(channel, commands.Basic.Qos(prefetch_count=self._prefetch))

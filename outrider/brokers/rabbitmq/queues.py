@@ -55,6 +55,11 @@ log = logging.getLogger("outrider.rabbitmq")
 
 QUORUM = {QUEUE_TYPE: "quorum"}
 
+REORDERS_REMEDY = (
+    "run one process, or empty the queue and declare it again with x-single-active-consumer=true (?declare= in the URL "
+    "does); on_dead_letter=skip says that the order does not matter"
+)
+
 CONSUMER_ARGUMENTS = (SINGLE_ACTIVE, DELIVERY_LIMIT)
 """Arguments in which a queue may differ from the declaration: the consumer creates the queue first, with its own needs.
 """
@@ -78,7 +83,7 @@ class Difference:
 class Queue:
     """The facts known about a queue.
 
-    `objection` is the server's error text if the queue has no single active consumer; `unknown` is the server's error
+    `mismatch` is the server's error text if the queue has no single active consumer; `unknown` is the server's error
     text if the inspection is incomplete.
     """
 
@@ -110,6 +115,11 @@ class Queue:
         default = DEFAULT_LIMIT if major(self.server_version) >= LIMITS_SINCE else -1
         limit = self.arguments.get(DELIVERY_LIMIT, default)
         return limit if self.arguments.get(QUEUE_TYPE) == "quorum" and limit >= 0 else None
+
+    @property
+    def reorders(self) -> bool:
+        """Return whether the queue may deliver events of one key to several processes at once, as far as known."""
+        return bool(self.mismatch) or (not self.unknown and not self.arguments.get(SINGLE_ACTIVE))
 
     @property
     def drops(self) -> bool:
@@ -213,6 +223,7 @@ async def ensure_queue(
     guess: Queue | None,
     *,
     exclusive: bool,
+    keeps_order: bool,
 ) -> Queue:
     """Create the queue and bind the topics, if configured; check the queue, and return the known facts."""
     exists_already = await exists(connection, name)
@@ -230,7 +241,7 @@ async def ensure_queue(
     queue = await inspect(connection, name, known)
     check_queue(queue, exclusive=exclusive)
     if known is None:
-        warn(queue)
+        warn(queue, keeps_order=keeps_order)
     return queue
 
 
@@ -257,10 +268,14 @@ def check_queue(queue: Queue, *, exclusive: bool) -> None:
         )
 
 
-def warn(queue: Queue) -> None:
-    """Log how the queue may lose messages, or their order."""
-    if not queue.unknown and not queue.arguments.get(SINGLE_ACTIVE):
-        log.info("a queue may deliver to several processes at once, each in order", extra={"queue": queue.name})
+def warn(queue: Queue, *, keeps_order: bool) -> None:
+    """Log how the queue may lose messages, or their order: a warning if the consumer keeps the order of a key."""
+    if queue.reorders:
+        log.log(
+            logging.WARNING if keeps_order else logging.INFO,
+            "a queue may deliver events of one key to several processes at once, out of order",
+            extra={"queue": queue.name, "remedy": REORDERS_REMEDY},
+        )
     if queue.drops:
         log.warning(
             "a queue drops messages that are delivered too often",

@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -76,9 +77,11 @@ class SqliteHandlerTransaction(HandlerTransaction):
     async def _call(self, function: Callable[..., Any], argument: Any) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function(argument, self.connection)
-        loop = asyncio.get_running_loop()
+        loop, context = asyncio.get_running_loop(), copy_context()
         try:
-            result = await loop.run_in_executor(self._thread, _plainly, function, argument, self.connection)
+            result = await loop.run_in_executor(
+                self._thread, context.run, _plainly, function, argument, self.connection
+            )
         except asyncio.CancelledError:
             # The thread cannot be stopped, but its running statement ends.
             self.connection.interrupt()

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.app import Outbox
 from outrider.errors import Permanent
-from outrider.event import Delivery
+from outrider.event import UNREADABLE, Delivery
 from outrider.inbox.model import InboxCriteria
 from outrider.saga.model import Phase
 from outrider.telemetry.events import ConsumerDeadLettered, InboxMaintenanceDone
@@ -196,6 +196,17 @@ class InboxFailureRules:
         assert (dead_letter["body"], dict(dead_letter["headers"])) == (raw.body, dict(raw.headers))
         assert (dead_letter["reason"], dead_letter["position"]) == ("poison_message", "o/0/7")
         assert (await bench.store.admin.counts())["blocked_streams"] == 0
+
+    async def test_a_held_message_whose_headers_no_source_could_read_keeps_that_reason(self, bench: InboxBench) -> None:
+        billing = bench.consumer()
+        bench.fail("A-1:1", Permanent("broken"))
+        unreadable = Delivery(TOPIC, b"A-1", b"{}", {UNREADABLE: b"a name is not UTF-8"}, position="o/0/7")
+        await billing.deliver_all([delivery(1), unreadable])
+        await bench.store.admin.discard([await _only_id(bench)], "ann")
+        await billing.drain()
+        [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+        assert (dead_letter["key"], dead_letter["body"]) == ("A-1", b"{}")
+        assert dead_letter["failure"]["error"] == "headers: a name is not UTF-8"
 
     async def test_poison_with_a_key_keeps_its_place_in_its_stream(self, bench: InboxBench) -> None:
         billing = bench.consumer(ordering="strict")

@@ -21,6 +21,8 @@ STREAM = InboxStream(TOPIC, "A-1")
 
 ENDS = pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
 
+TRACEPARENT, OTHER = (f"00-{trace * 32}-b7ad6b7169203331-00" for trace in "ab")
+
 THEN = pytest.mark.parametrize("then", ["returns", "raises", "hangs"])
 
 
@@ -250,10 +252,40 @@ class ReceiptRules:
         billing.routes.handlers[TOPIC, TYPE] = Route(stage)
         once = delivery(1)
         assert await billing.deliver(once) == 0
-        assert await bench.staged() == 0
+        assert await bench.staged() == []
         assert await billing.deliver(once) == 1
         assert await billing.deliver(once) == 1
-        assert await bench.staged() == 1
+        assert len(await bench.staged()) == 1
+
+    async def test_an_event_staged_in_a_handler_continues_the_trace_and_the_correlation_of_the_handled_event(
+        self, bench: InboxBench
+    ) -> None:
+        async def stage(event: Event, tx: Any) -> None:
+            await outrider.stage(tx, Event("invoice.made", {}))
+            await outrider.stage(tx, Event("invoice.made", {}, headers={"traceparent": OTHER, "causation_id": "mine"}))
+
+        billing = bench.consumer()
+        billing.routes.handlers[TOPIC, TYPE] = Route(stage)
+        traced, untraced = uuid4(), uuid4()
+        trace: dict[str, Any] = {"traceparent": TRACEPARENT, "tracestate": "shop=1"}
+        await billing.deliver(delivery(1, event_id=traced, correlation_id="cart-3", **trace))
+        await billing.deliver(delivery(2, event_id=untraced, traceparent="00-not-one"))
+        assert await bench.staged() == [
+            {**trace, "correlation_id": "cart-3", "causation_id": str(traced)},
+            {"traceparent": OTHER, "correlation_id": "cart-3", "causation_id": "mine"},
+            {"correlation_id": str(untraced), "causation_id": str(untraced)},
+            {"traceparent": OTHER, "correlation_id": str(untraced), "causation_id": "mine"},
+        ]
+
+    async def test_a_batch_gives_the_headers_in_which_its_events_agree(self, bench: InboxBench) -> None:
+        async def stage(events: list[Event], tx: Any) -> None:
+            await outrider.stage(tx, Event("invoices.made", {}))
+
+        billing = bench.consumer(batch_max=10)
+        billing.routes.handlers[TOPIC, TYPE] = Route(stage, batch=True)
+        parents = TRACEPARENT, OTHER
+        await billing.deliver(*[delivery(correlation_id="cart-3", traceparent=parent) for parent in parents])
+        assert await bench.staged() == [{"correlation_id": "cart-3"}]
 
     async def test_the_same_event_in_two_transactions_at_once_has_one_effect(self, bench: InboxBench) -> None:
         billing, again = bench.consumer(), bench.consumer()

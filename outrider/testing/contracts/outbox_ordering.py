@@ -265,7 +265,7 @@ class StagingContract:
         assert message.body.decode() == '{"text":"naïve ☂","list":[1,2.5,null,true]}'
         expected = {"tenant": "blue", "correlation_id": "request-7", "event_type": "order.placed", "sequence": "12"}
         assert expected.items() <= message.headers.items()
-        assert {"message_id", "trace_id", "traceparent", "causation_id", "saga_id"} <= message.headers.keys()
+        assert {"message_id", "trace_id", "causation_id", "saga_id"} <= message.headers.keys()
         assert datetime.fromisoformat(message.headers["created_at"]) == created
 
     async def test_a_rolled_back_event_never_existed(self, harness: Harness) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -139,9 +140,10 @@ class KindInboxBench(Effects, InboxBench):
     async def end(self, tx: Any, *, commit: bool) -> None:
         await _awaited(self._kind.end(tx, commit=commit))
 
-    async def staged(self) -> int:
-        [[count]] = await self._kind.database.fetch(f"SELECT count(*) FROM {self._kind.database.prefix}outbox")
-        return int(count)
+    async def staged(self) -> list[dict[str, str]]:
+        prefix = self._kind.database.prefix
+        rows = await self._kind.database.fetch(f"SELECT CAST(headers AS text) FROM {prefix}outbox ORDER BY id")
+        return [json.loads(row[0]) for row in rows]
 
     async def advance(self, *, seconds: float) -> None:
         await super().advance(seconds=seconds)

@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
@@ -22,14 +23,16 @@ from outrider.brokers.kafka import KafkaBroker, KafkaSource
 from outrider.errors import Transient, Unreachable, UsageError
 from outrider.event import Delivery, Event
 from outrider.inbox.consumer import Consumer
+from outrider.inbox.model import InboxCriteria
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
 from outrider.stores.memory import MemoryInbox, MemoryStore
+from outrider.telemetry.events import Handled as Processed
 from outrider.telemetry.events import PartitionsRevoked
 from outrider.testing import RecordingObserver
 from outrider.testing.contracts.source import Reader, by_key, eventually, message, numbers, pumping
 from outrider.testing.servers.kafka import KafkaServer, create_topic
-from tests.support.kafka_client import make_topic
+from tests.support.kafka_client import make_topic, produce_raw
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 
@@ -37,6 +40,7 @@ admin: Any = import_module("confluent_kafka.admin")
 
 # A member hears of a rebalance with its next heartbeat, and there are three of them in a session.
 QUICK = {"session.timeout.ms": "1500"}
+COUNT = 500
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +82,15 @@ async def reading(server: KafkaServer, topic: str, **settings: str) -> AsyncIter
 class Worker:
     """An engine with receipts of its own, so that whatever two of them handle shows."""
 
-    def __init__(self, server: KafkaServer, topic: str, handled: Handled, **settings: Any) -> None:
+    def __init__(
+        self, server: KafkaServer, topic: str, handled: Handled, inbox: MemoryInbox | None = None, **settings: Any
+    ) -> None:
         self.observer, self.handled = RecordingObserver(), handled
         said = {**QUICK, **settings.pop("kafka", {})}
         routes = Routes("billing", ConsumerSettings(**settings), {(topic, "order.changed"): Route(self.handle)})
         source = KafkaSource(server.bootstrap, f"of-{topic}", [topic], said)
-        self.consumer = Consumer(source, MemoryInbox(MemoryStore()), routes, observer=self.observer)
+        self.inbox = inbox or MemoryInbox(MemoryStore())
+        self.consumer = Consumer(source, self.inbox, routes, observer=self.observer)
 
     async def handle(self, event: Event, tx: Any) -> None:
         await self.handled.handle(event)
@@ -204,7 +211,7 @@ async def test_a_consumer_that_is_full_for_long_keeps_its_partitions(
 ) -> None:
     handled = Handled()
     handled.ordering.clear()
-    limits = {"kafka": {"max.poll.interval.ms": "2000"}, "in_flight_max": 4}
+    limits: dict[str, Any] = {"kafka": {"max.poll.interval.ms": "2000"}, "in_flight_max": 4}
     async with running(Worker(server, topic, handled, **limits)) as worker:
         await publish(broker, topic, 100)
         await eventually(lambda: len(handled.under_way) == 4)
@@ -383,6 +390,44 @@ async def test_what_its_producer_took_back_is_not_received_and_leaves_no_gap(ser
         assert numbers(reader.received) == [0, 2]
     async with reading(server, topic) as reader:
         assert await reader.looks() == []
+
+
+async def test_a_header_name_that_is_not_utf8_makes_a_dead_letter_with_key_and_body_and_the_rest_goes_on(
+    server: KafkaServer, broker: KafkaBroker
+) -> None:
+    topic = make_topic(server.bootstrap, partitions=1)
+    # Many, because CPython optimises a call that runs often, and the driver's broken list then comes without an error.
+    await publish(broker, topic, COUNT, keys=1)
+    names = [(b"ok", b"1"), (b"\xff\xfe", b"2"), (b"message_id", b"3")]
+    produce_raw(server.bootstrap, topic, b"k0", [b'{"n": -1}', b'{"n": -2}'], names)
+    produce_raw(server.bootstrap, topic, b"k0", [b'{"n": -3}'], [(b"\xff", b"")])
+    await publish(broker, topic, 2, start=COUNT, keys=1)
+    handled = Handled()
+    async with running(Worker(server, topic, handled, on_dead_letter="skip")) as worker:
+        await eventually(lambda: len(handled.numbers) == COUNT + 2)
+    assert handled.numbers == list(range(COUNT + 2))
+    letters = await worker.inbox.admin.dead_letters(InboxCriteria(consumer="billing"))
+    assert [(each["key"], each["body"]) for each in letters] == [("k0", b'{"n": %d}' % n) for n in (-1, -2, -3)]
+    assert {each["failure"]["error"] for each in letters} == {"headers: a name is not UTF-8"}
+    assert len({each["event_id"] for each in letters}) == 3
+
+
+async def test_a_message_without_an_id_in_a_topic_made_anew_is_no_duplicate_of_the_one_that_had_its_offset(
+    server: KafkaServer, topic: str
+) -> None:
+    foreign: Any = RawProducer({"bootstrap.servers": server.bootstrap})
+    client: Any = admin.AdminClient({"bootstrap.servers": server.bootstrap})
+    inbox, handled = MemoryInbox(MemoryStore()), Handled()
+    for body in (b"first", b"second"):
+        foreign.produce(topic, body, b"k", partition=0)
+        assert foreign.flush(20) == 0
+        async with running(Worker(server, topic, handled, inbox, on_dead_letter="skip")) as worker:
+            await eventually(partial(worker.observer.of, Processed))
+        client.delete_topics([topic])[topic].result(20)
+        await eventually(lambda: topic not in client.list_topics(timeout=10).topics)
+        create_topic(server.bootstrap, topic, partitions=6)
+    letters = await inbox.admin.dead_letters(InboxCriteria(consumer="billing"))
+    assert [each["body"] for each in letters] == [b"first", b"second"]
 
 
 async def test_a_group_that_another_program_uses_in_another_way_is_rejected(server: KafkaServer, topic: str) -> None:

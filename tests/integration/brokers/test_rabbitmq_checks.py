@@ -325,3 +325,15 @@ class TestAConsumersQueue:
         assert "empty it first" in found.remedy
         single = await bound(channel, exchange, arguments={**QUORUM, "x-single-active-consumer": True})
         assert (await look(single, ordered=True)).level is OK
+
+    async def test_a_queue_that_may_reorder_a_key_is_warned_about_where_the_order_matters(
+        self, look: Any, channel: AbstractChannel, exchange: str
+    ) -> None:
+        queue = await bound(channel, exchange)
+        found = await look(queue, keeps_order=True)
+        assert (found.level, "out of order" in found.text) == (WARN, True)
+        assert "x-single-active-consumer=true" in found.remedy
+        unbound = await look(await bound(channel, exchange, "parcels"), keeps_order=True)
+        assert (unbound.level, "reaches it" in unbound.text) == (ERROR, True)
+        single = await bound(channel, exchange, arguments={**QUORUM, "x-single-active-consumer": True})
+        assert (await look(single, keeps_order=True)).level is OK

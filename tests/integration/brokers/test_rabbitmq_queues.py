@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import AsyncIterator, Iterator
 from uuid import uuid4
 
 import pytest
 
+from outrider.app import open_source
 from outrider.brokers.base import CONFIRMED
 from outrider.brokers.rabbitmq import RabbitBroker, RabbitSettings, RabbitSource
 from outrider.brokers.rabbitmq.connection import connect
 from outrider.brokers.rabbitmq.frames import METHOD
 from outrider.brokers.rabbitmq.queues import Queue, exists, inspect
 from outrider.errors import UsageError
+from outrider.event import OnDeadLetter
+from outrider.inbox.router import Route, Routes
+from outrider.inbox.settings import ConsumerSettings
 from outrider.testing.contracts import message
 from outrider.testing.contracts.source import numbers
 from outrider.testing.servers.rabbitmq import RabbitServer
@@ -110,6 +115,25 @@ class TestQueues:
                 await source_of(server, name, exclusive=True).start(nobody)
             async with reading(source_of(server, name)):
                 pass
+
+    @pytest.mark.parametrize(("on_dead_letter", "level"), [("block", "WARNING"), ("skip", "INFO")])
+    async def test_a_consumer_that_keeps_the_order_of_a_key_warns_at_the_start_about_a_queue_that_may_lose_it(
+        self, server: RabbitServer, name: str, on_dead_letter: str, level: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with channel_to(server.url) as channel:
+            await channel.declare_queue(name, durable=True, arguments=QUORUM)
+            await channel.declare_queue(f"{name}.single", durable=True, arguments={**QUORUM, **SINGLE})
+        for queue in (name, f"{name}.single"):
+            settings = ConsumerSettings(on_dead_letter=OnDeadLetter(on_dead_letter))
+            source = open_source(server.url, Routes(queue, settings, {("orders", "order.placed"): Route(print)}))
+            assert isinstance(source, RabbitSource)
+            with caplog.at_level(logging.INFO, "outrider.rabbitmq"):
+                async with reading(source) as reader:
+                    pull_out(reader)
+                    await source.start(reader.on_revoked)
+        [record] = [found for found in caplog.records if found.getMessage().endswith("at once, out of order")]
+        assert (record.levelname, vars(record)["queue"]) == (level, name)
+        assert "x-single-active-consumer=true" in vars(record)["remedy"]
 
     async def test_with_ordering_a_queue_may_have_any_other_arguments(self, server: RabbitServer, name: str) -> None:
         arguments = {**QUORUM, **SINGLE, "x-dead-letter-exchange": "it's", "x-delivery-limit": 3, "x-max-length": 999}

@@ -58,7 +58,10 @@ def encoded(headers: Mapping[str, Any] | None = None, key: str = "A-7", **change
 
 
 FULL = encoded(
-    {"correlation_id": "cart-3", "causation_id": "click-9", "tracestate": "shop=1", "tenant": "blå"},
+    {
+        **{"correlation_id": "cart-3", "causation_id": "click-9", "tenant": "blå"},
+        **{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "shop=1"},
+    },
     aggregate_type="order",
     aggregate_id="A-7",
     sequence=42,

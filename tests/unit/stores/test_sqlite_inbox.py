@@ -61,9 +61,11 @@ async def test_a_plain_function_works_in_the_transaction_beside_the_event_loop(b
     service, once = Inbox(bench.store), delivery(1)
     with pytest.raises(RuntimeError, match="after everything"):
         await service.process(once, bill, consumer="billing")
-    assert (await bench.effects(), await bench.staged()) == ([], 0)
+    assert (await bench.effects(), await bench.staged()) == ([], [])
     assert await service.process(once, bill, consumer="billing") is Result.APPLIED
-    assert (await bench.effects(), await bench.staged()) == (["A-1"], 1)
+    message_id = once.headers["message_id"].decode()
+    continued = {"correlation_id": message_id, "causation_id": message_id}
+    assert (await bench.effects(), await bench.staged()) == (["A-1"], [continued])
     assert threading.current_thread() not in threads
 
 

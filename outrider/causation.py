@@ -1,0 +1,81 @@
+"""Causation: events that a handler stages continue the trace and the correlation of the event that is handled.
+
+The inbox says which events are handled; drivers ask when they stage events or start a saga. Headers that an event has
+of its own win. No header is invented: a handled event without a trace gives none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from outrider.event import TRACEPARENT, Event
+
+TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
+"""The id of a trace."""
+
+TEXT_BYTES_MAX = 1000
+
+TRACE = frozenset({"traceparent", "tracestate", "trace_id"})
+"""The headers of a trace, which belong together."""
+
+_continued: ContextVar[Mapping[str, str] | None] = ContextVar("outrider_causation", default=None)
+
+
+@contextmanager
+def handling(events: Sequence[Event]) -> Iterator[None]:
+    """While the block runs, staged events continue these events. A batch gives the headers in which its events agree.
+
+    >>> with handling([Event("order.placed", {}, headers={"correlation_id": "cart-3"})]):
+    ...     continue_headers('{"tenant": "blue"}')
+    '{"correlation_id": "cart-3", "tenant": "blue"}'
+    """
+    first, *others = [_headers_to_continue(event) for event in events]
+    token = _continued.set({name: text for name, text in first.items() if all(o.get(name) == text for o in others)})
+    try:
+        yield
+    finally:
+        _continued.reset(token)
+
+
+def continue_headers(own: str) -> str:
+    """Return the headers of an event that is staged, with the headers to continue; both are JSON."""
+    if not (continued := _continued.get()):
+        return own
+    headers = json.loads(own)
+    if not TRACE.isdisjoint(headers):
+        continued = {name: text for name, text in continued.items() if name not in TRACE}
+    return json.dumps({**continued, **headers}, ensure_ascii=False)
+
+
+def traceparent() -> str | None:
+    """Return the traceparent to continue, if the events that are handled have one."""
+    return (_continued.get() or {}).get("traceparent")
+
+
+def is_handling() -> bool:
+    """Tell whether a handler runs."""
+    return _continued.get() is not None
+
+
+def _headers_to_continue(event: Event) -> dict[str, str]:
+    """Return the headers to continue. Any sender may have written them, so an invalid value counts as missing."""
+    found, given = {}, event.headers
+    if TRACEPARENT.fullmatch(parent := given.get("traceparent", "")) and TRACE_ID.match(parent, 3):
+        found["traceparent"] = parent
+        if _is_plain(state := given.get("tracestate", "")):
+            found["tracestate"] = state
+    elif TRACE_ID.fullmatch(trace := given.get("trace_id", "")):
+        found["trace_id"] = trace
+    if event.event_id is not None:
+        found["correlation_id"] = found["causation_id"] = str(event.event_id)
+    if _is_plain(correlation := given.get("correlation_id", "")):
+        found["correlation_id"] = correlation
+    return found
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and 0 < len(text.encode()) <= TEXT_BYTES_MAX
