@@ -14,8 +14,20 @@ import outrider
 from outrider.brokers.base import CONFIRMED, Nacked
 from outrider.errors import Transient
 from outrider.event import DeadLetterReason
-from outrider.outbox.model import PARK, DeadLettered, Defer, Lease, Outcome, Retention, Retry, Settlement, Settlements
+from outrider.outbox.model import (
+    PARK,
+    DeadLettered,
+    Defer,
+    Lease,
+    OptimisticClaim,
+    Outcome,
+    Retention,
+    Retry,
+    Settlement,
+    Settlements,
+)
 from outrider.outbox.optimistic import OptimisticWriter
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.stores.postgres import PostgresStore
 from outrider.stores.postgres.database import PostgresDatabase
 from outrider.testing import MemoryBroker
@@ -169,6 +181,32 @@ async def test_statements_of_the_store_have_a_limit_on_the_server(postgres_url: 
         limits = [await conn.fetchval(f"SHOW {name}") for name in LIMITS]
         assert limits == ["1min", "5s", "5000"]
     await database.close()
+
+
+TICKING_CLOCK = """
+CREATE SEQUENCE outrider.test_tick;
+CREATE OR REPLACE FUNCTION outrider.outbox_clock() RETURNS timestamptz LANGUAGE sql VOLATILE
+RETURN timestamptz '2030-01-01 00:00:00+00' + nextval('outrider.test_tick') * interval '1 second';
+"""
+
+
+async def test_a_claim_that_ends_while_it_is_renewed_is_renewed_whole_or_not_at_all(
+    store: PostgresStore, conn: Any
+) -> None:
+    await conn.execute(TICKING_CLOCK)
+    claim = OptimisticClaim("writer", 1000)
+    request = validate_events(orders(20), StagingRules())
+    async with conn.transaction():
+        staged = await outrider.Outbox().insert(conn, request, claim)
+    ids = [row.event_id for row in staged if row.optimistic]
+    renewed = set()
+    for tick in range(950, 1100, 3):
+        attempt = conn.transaction()
+        await attempt.start()
+        await conn.execute("SELECT setval('outrider.test_tick', $1)", tick)
+        renewed.add(len(await conn.fetch(store.sql["renew_claim"], claim.owner, ids, claim.seconds)))
+        await attempt.rollback()
+    assert renewed == {0, 20}
 
 
 async def test_staging_a_known_id_while_the_relay_archives_it_is_a_no_op(

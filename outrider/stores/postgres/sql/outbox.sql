@@ -78,7 +78,7 @@ CROSS JOIN LATERAL (
 
 -- fragment: staged_state
 CASE WHEN q.quiet THEN 'optimistic' ELSE 'pending' END, CASE WHEN q.quiet THEN $18 END,
-    CASE WHEN q.quiet THEN {schema}.outbox_clock() + $19::float8 * interval '1 second' END
+    CASE WHEN q.quiet THEN (SELECT {schema}.outbox_clock()) + $19::float8 * interval '1 second' END
 
 -- fragment: replayed_event
 event_id, event_type, aggregate_type, aggregate_id, payload, (headers::jsonb || '{"replayed": "true"}')::json, topic,
@@ -307,10 +307,11 @@ WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause <> 'de
 
 -- name: renew_claim
 -- A writer renews its claim after its commit, on rows that are still claimed. Index: outbox_pkey.
+-- The clock is read once: a claim must not end between two rows of a batch.
 -- The commit need not wait for the disk: a crash that loses it lets a relay have the row sooner, and publish it again.
-UPDATE {schema}.outbox AS o SET claimed_until = {schema}.outbox_clock() + $3 * interval '1 second'
-WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.claimed_by = $1
-    AND o.claimed_until > {schema}.outbox_clock() AND set_config('synchronous_commit', 'off', true) = 'off'
+UPDATE {schema}.outbox AS o SET claimed_until = (SELECT {schema}.outbox_clock()) + $3 * interval '1 second'
+WHERE o.event_id = ANY ($2::uuid[]) AND {claimed} AND o.claimed_by = $1
+    AND set_config('synchronous_commit', 'off', true) = 'off'
 RETURNING {event_columns}
 
 -- name: confirm_claim_archive
