@@ -1,9 +1,10 @@
 """Optimistic send: the writer publishes its own events right after the commit; after a failure a relay takes over.
 
 The writer stages a row together with its claim, if no undelivered event lies before the row, and relays skip claimed
-rows. After the commit the writer renews the claim by database time, and publishes only the rows that the renewal
-returns. A transaction that rolled back left no row; after a commit with an unknown result the writer sends no event. If
-the writer dies, the claim ends and the owner of the lane publishes the event.
+rows. After the commit the writer renews the claim by database time, and publishes the batch only if the renewal returns
+all of it: otherwise an event could overtake an earlier one whose claim has ended. A transaction that rolled back left no
+row; after a commit with an unknown result the writer sends no event. If the writer dies, the claim ends and the owner of
+the lane publishes the event.
 """
 
 from __future__ import annotations
@@ -180,7 +181,8 @@ class OptimisticWriter:
     async def _send(self, batch: OptimisticBatch) -> None:
         started = self._clock.boot_seconds()
         events = await self._store.renew_claim(batch.claim, batch.claimed_ids)
-        confirmed = await self._publish(events, started + self._timeout_seconds)
+        whole = {event.event_id for event in events} == set(batch.claimed_ids)
+        confirmed = await self._publish(events, started + self._timeout_seconds) if whole else []
         yielded = [event.event_id for event in events if event.event_id not in confirmed]
         await self._store.settle_claim(batch.claim, confirmed, yielded)
         if yielded:

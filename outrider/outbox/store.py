@@ -3,8 +3,9 @@
 Every adapter keeps these rules, and the contract suite checks them:
 
 1. Time is database time. A relay is alive until its heartbeat expires; lanes of a dead relay are free.
-2. Every `fetch`, `due` and `settle` first locks its lanes by owner and epoch, and touches rows of the locked lanes
-   only. A relay that lost a lane changes no row in it, even if a statement was already waiting when the lane was taken.
+2. Every `settle` first locks its lanes by owner and epoch, and touches rows of the locked lanes only. A relay that lost
+   a lane changes no row in it, even if a statement was already waiting when the lane was taken. `fetch` and `due` read
+   rows of owned lanes and take no lock, so that a relay which is frozen while it reads loses its lanes with its lease.
 3. `fetch` reads every lane from its start, so an event that commits late is found as well.
 4. `fetch` and `due` return rows with a topic. A row without a topic gets the answer of the store's topic rule, for the
    broker, the archive, the dead letters and the blocked streams alike.
@@ -173,7 +174,7 @@ class OutboxStore(Protocol):
         ...
 
     async def renew_claim(self, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
-        """Renew the claim of a writer after its commit; return the rows that are still claimed."""
+        """Renew the claim of a writer after its commit, with one reading of the clock; return the rows still claimed."""
         ...
 
     async def settle_claim(self, claim: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import outrider
 from outrider.testing.harness import order
-from tests.support.relay_process import QUICK, RelayProcess, at, everything, first_deliveries, relays, until
+from tests.support.relay_process import (
+    PATIENCE_SECONDS,
+    QUICK,
+    RelayProcess,
+    at,
+    everything,
+    first_deliveries,
+    relays,
+    until,
+)
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos]
 
+EVENTS = 1500
 KEYS = [f"k{n}" for n in range(40)]
 SMALL_STEPS = (*QUICK, "--batch-max", "50")
 
@@ -73,6 +85,48 @@ async def test_a_relay_stopped_past_its_lease_changes_nothing_when_it_wakes(
         assert [await relay.stop() for relay in crew] == [0, 0]
     assert first_deliveries(await everything(*logs)) == _complete(102)
     assert await conn.fetchval("SELECT count(*) FROM outrider.outbox_blocked") == 0
+
+
+FILL = """
+INSERT INTO outrider.outbox (event_type, aggregate_id, topic, payload)
+SELECT 'order.placed', 'k' || i, 'orders', json_build_object('pad', repeat('x', 200000))
+FROM generate_series(1, $1::integer) AS i
+"""
+UNSENT = """
+SELECT count(*) FROM pg_stat_activity
+WHERE wait_event = 'ClientWrite' AND query LIKE '%WITH owned%' AND datname = current_database()
+"""
+
+
+async def _freeze_in_a_fetch(conn: Any, relay: RelayProcess) -> None:
+    """Stop a relay in a moment in which the server cannot send the rest of a fetch."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            relay.pause()
+            # Buffers fill up within a moment, and then nothing moves until the relay is resumed.
+            await conn.execute("SELECT pg_sleep(0.2)")
+            if await conn.fetchval(UNSENT):
+                return
+            relay.resume()
+            await conn.execute("SELECT pg_sleep(random() * 0.05)")
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["direct", "through PgBouncer"])
+async def test_a_relay_frozen_in_a_fetch_loses_its_lanes_at_the_end_of_its_lease(
+    conn: Any, postgres_url: str, pgbouncer_url: str, tmp_path: Path, pooled: bool
+) -> None:
+    logs = tmp_path / "one.db", tmp_path / "two.db"
+    through = urlsplit(pgbouncer_url)._replace(path=urlsplit(postgres_url).path, query="pooled=true").geturl()
+    url = through if pooled else postgres_url
+    await conn.execute(FILL, EVENTS)
+    # One worker reads all lanes at once, more than fits into the buffers between server and relay.
+    async with relays(url, at(logs[0]), tmp_path, 1, *QUICK, "--workers", "1") as [frozen]:
+        await _reach(conn, STARTED, 1)
+        await _freeze_in_a_fetch(conn, frozen)
+        async with relays(url, at(logs[1]), tmp_path, 1, *QUICK):
+            await _reach(conn, EMPTY)
+    keys = {message.key for message in await everything(*logs)}
+    assert keys == {f"k{n}" for n in range(1, EVENTS + 1)}
 
 
 async def test_a_clean_stop_and_restart_repeats_nothing(conn: Any, postgres_url: str, tmp_path: Path) -> None:

@@ -69,6 +69,18 @@ def _translate(error: BaseException) -> str:
 STATEMENT_SECONDS = 60.0
 """The time limit of a statement of the store, including the wait for locks."""
 
+STALL_SECONDS = 5.0
+"""The time after which the server ends a transaction whose client is silent, or does not read its result."""
+
+BEGIN = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED; "
+    f"SET LOCAL idle_in_transaction_session_timeout = {STALL_SECONDS * 1000:.0f}; "
+    f"SET LOCAL tcp_user_timeout = {STALL_SECONDS * 1000:.0f}; "
+    f"SET LOCAL statement_timeout = {STATEMENT_SECONDS * 1000:.0f}"
+)
+"""Starts a transaction with limits on the server's side: a client that is frozen cannot end its own transaction, and
+would keep its locks. Local settings also work behind a pooler, which does not let a client set them for a session."""
+
 
 class PostgresDatabase:
     """A connection pool that reads JSON as the bytes of the server.
@@ -130,9 +142,17 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        """Open a connection with a transaction."""
-        async with self.connection() as conn, conn.transaction(isolation="read_committed"):
-            yield conn
+        """Open a connection with a transaction, in which no client can stall for long."""
+        async with self.connection() as conn:
+            await conn.execute(BEGIN)
+            try:
+                yield conn
+            except BaseException:
+                # After a lost connection there is nothing to roll back.
+                if not conn.is_closed():
+                    await conn.execute("ROLLBACK")
+                raise
+            await conn.execute("COMMIT")
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[Any]:
@@ -198,7 +218,9 @@ def _session(pooled: bool, plain: bool) -> dict[str, str]:
         return {"application_name": "outrider"}
     # Every statement must see all earlier commits, whatever the default of the database is.
     settings = {"application_name": "outrider", "default_transaction_isolation": "read committed"}
-    if plain:
+    if not plain:
+        settings["statement_timeout"] = f"{STATEMENT_SECONDS * 1000:.0f}"
+    else:
         # A handler transaction may be long. If its machine is gone, its locks must not stay for hours.
         settings |= {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
     return settings

@@ -43,7 +43,6 @@ from outrider.stores.postgres.handler_transactions import (
     in_batches,
     open_installed,
 )
-from outrider.stores.postgres.outbox_settle import STALL_MS
 from outrider.stores.queries import identifier
 from outrider.stores.rows import (
     HeldRow,
@@ -352,7 +351,7 @@ class PostgresInboxAdmin:
         return [dict(row) for row in await self._database.fetch(self._sql["blocked_streams"], consumer, limit)]
 
     async def replay(self, ids: Sequence[int], actor: str) -> int:
-        async with self._transaction() as conn:
+        async with self._database.transaction() as conn:
             await self._run(conn, "create_dead_letter_streams", list(ids))
             back = await self._run(conn, "replay", list(ids))
             await self._drain_unblocked(conn, back, added=1)
@@ -360,7 +359,7 @@ class PostgresInboxAdmin:
         return len(back)
 
     async def discard(self, ids: Sequence[int], actor: str) -> int:
-        async with self._transaction() as conn:
+        async with self._database.transaction() as conn:
             await self._run(conn, "lock_dead_letter_streams", list(ids))
             removed = await self._run(conn, "discard", list(ids))
             await self._drain_unblocked(conn, [row for row in removed if row["policy"] == OnDeadLetter.BLOCK], added=0)
@@ -369,7 +368,7 @@ class PostgresInboxAdmin:
 
     async def skip_gap(self, consumer: str, stream: InboxStream, actor: str) -> bool:
         stream_key = stream_key_of(stream)
-        async with self._transaction() as conn:
+        async with self._database.transaction() as conn:
             locked = await self._run(conn, "lock_stream", consumer, *stream_key)
             if not locked or locked[0]["cause"] != InboxBlockReason.EARLY:
                 return False
@@ -400,10 +399,3 @@ class PostgresInboxAdmin:
     async def _run(self, conn: Any, verb: str, *args: Any) -> list[Any]:
         rows: list[Any] = await conn.fetch(self._sql[verb], *args, timeout=STATEMENT_SECONDS)
         return rows
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Any]:
-        """Open a transaction that cannot block consumers for long, even if its client stalls."""
-        async with self._database.transaction() as conn:
-            await conn.execute(f"SET LOCAL idle_in_transaction_session_timeout = {STALL_MS}")
-            yield conn

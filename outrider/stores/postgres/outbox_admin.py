@@ -26,7 +26,7 @@ from outrider.outbox.model import (
 )
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.database import PostgresDatabase
-from outrider.stores.postgres.outbox_settle import STALL_MS, DeadLetterRow, PostgresSettlement
+from outrider.stores.postgres.outbox_settle import DeadLetterRow, PostgresSettlement
 from outrider.stores.postgres.statements import DAYS_AHEAD
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class PostgresOutboxAdmin:
         return [BlockedStream(Stream(*row[:3]), row["cause"], row["until"], row["waiting"]) for row in rows]
 
     async def replay(self, event_ids: Sequence[UUID], actor: str) -> int:
-        async with self._transaction() as conn:
+        async with self._store.database.transaction() as conn:
             await conn.execute(self._store.sql["lock_streams"], list(event_ids))
             replayed = await conn.fetch(self._store.sql["resume"], list(event_ids))
             again = await conn.fetch(self._store.sql["stage_again"], list(event_ids))
@@ -95,7 +95,7 @@ class PostgresOutboxAdmin:
         return len(replayed) + len(again)
 
     async def dead_letter(self, event_id: UUID, actor: str, failure: dict[str, Any], policy: str) -> bool:
-        async with self._transaction() as conn:
+        async with self._store.database.transaction() as conn:
             row = await conn.fetchrow(self._store.sql["position_of"], event_id)
             if row is None:
                 return False
@@ -116,13 +116,6 @@ class PostgresOutboxAdmin:
             await conn.execute(self._store.sql["record"], actor, "dead_letter", [event_id] * dead_lettered)
             return dead_lettered > 0
 
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Any]:
-        """Open a transaction that cannot block a relay for long, even if its client stalls."""
-        async with self._store.database.transaction() as conn:
-            await conn.execute(f"SET LOCAL idle_in_transaction_session_timeout = {STALL_MS}")
-            yield conn
-
     async def _park_before(self, conn: Any, stream: Stream, position: int) -> int:
         """Park earlier events of the stream as well; otherwise the relay would publish the skip marker before them."""
         rows = await conn.fetch(self._store.sql["pending_before"], stream.lane, stream.key, position)
@@ -137,7 +130,7 @@ class PostgresOutboxAdmin:
         return len(await conn.fetch(self._store.sql["wait"], ids, [stream.topic] * count, [State.PARKED] * count))
 
     async def edit(self, event_id: UUID, actor: str, edit: DeadLetterEdit) -> bool:
-        async with self._transaction() as conn:
+        async with self._store.database.transaction() as conn:
             await conn.execute(self._store.sql["lock_streams"], [event_id])
             row = await conn.fetchrow(self._store.sql["editable"], event_id)
             if row is None:
@@ -152,7 +145,7 @@ class PostgresOutboxAdmin:
             return True
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
-        async with self._transaction() as conn:
+        async with self._store.database.transaction() as conn:
             await conn.execute(self._store.sql["lock_streams"], list(event_ids))
             removed = await conn.fetch(self._store.sql["discard"], list(event_ids))
             await self._unblock(conn, removed)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 _EVENT_ID = attrgetter("event_id")
 
-STALL_MS = "5000"
-"""The time after which the server ends a stalled settling transaction and frees its lanes."""
-
 
 class PostgresBlock(NamedTuple):
     """A row for `outbox_blocked`: due after a delay, at a time, or (neither) when an operator acts."""
@@ -74,7 +71,7 @@ async def confirm(store: PostgresStore, conn: Any, lease: Lease, events: Sequenc
 async def settle(store: PostgresStore, lease: Lease, settlements: Settlements) -> int:
     """Write any mixture of outcomes; return the number of applied outcomes."""
     async with store.database.transaction() as conn:
-        owned = {row["lane"] for row in await conn.fetch(store.sql["lock_lanes"], *fence(lease), STALL_MS)}
+        owned = {row["lane"] for row in await conn.fetch(store.sql["lock_lanes"], *fence(lease))}
         mine = [settlement for settlement in settlements.outcomes() if settlement.stream.lane in owned]
         writing = PostgresSettlement(store, conn)
         applied = await writing.confirm([s for s in mine if isinstance(s.outcome, Confirmed)], lease)

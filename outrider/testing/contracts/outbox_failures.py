@@ -292,6 +292,7 @@ class OptimisticContract:
                         await batch.stage(conn, order(2, "B"))
                         raise RollBack
         await writer.send(batch)
+        await harness.works(harness.relay(broker))
         removed = writer.batch()
         with suppress(RollBack):
             async with harness.transaction() as conn:
@@ -368,6 +369,20 @@ class OptimisticContract:
         await harness.advance(seconds=4.1)
         await writer.send(batch)
         assert broker.log == []
+
+    async def test_a_batch_is_sent_whole_or_left_to_the_relay(self, harness: Harness) -> None:
+        broker = MemoryBroker()
+        writer = harness.writer(broker)
+        batch = writer.batch()
+        async with harness.transaction() as conn:
+            await batch.stage(conn, order(1, "A"))
+            await harness.advance(seconds=3)
+            await batch.stage(conn, order(1, "B"))
+        await harness.advance(seconds=2)
+        await writer.send(batch)
+        assert broker.log == []
+        await harness.works(harness.relay(broker))
+        assert {message.key for message in broker.log} == {"A", "B"}
 
     async def test_a_writer_whose_hold_lapsed_settles_nothing_that_a_relay_has_in_flight(
         self, harness: Harness

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 from uuid import uuid4
 
@@ -13,14 +14,28 @@ import outrider
 from outrider.brokers.base import CONFIRMED, Nacked
 from outrider.errors import Transient
 from outrider.event import DeadLetterReason
-from outrider.outbox.model import PARK, DeadLettered, Defer, Lease, Outcome, Retention, Retry, Settlement, Settlements
+from outrider.outbox.model import (
+    PARK,
+    DeadLettered,
+    Defer,
+    Lease,
+    OptimisticClaim,
+    Outcome,
+    Retention,
+    Retry,
+    Settlement,
+    Settlements,
+)
 from outrider.outbox.optimistic import OptimisticWriter
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.stores.postgres import PostgresStore
+from outrider.stores.postgres.database import PostgresDatabase
 from outrider.testing import MemoryBroker
 from outrider.testing.harness import numbers, order, orders
 
 pytestmark = pytest.mark.postgres
 
+LIMITS = ["statement_timeout", "idle_in_transaction_session_timeout", "tcp_user_timeout"]
 FAILURE = {"kind": "nacked", "error": "no"}
 OUTCOMES: list[Outcome] = [
     CONFIRMED,
@@ -70,7 +85,7 @@ async def test_a_settle_that_was_waiting_during_a_takeover_changes_nothing(
     await heir.close()
 
 
-async def test_a_fetch_that_was_waiting_during_a_takeover_reads_nothing(
+async def test_a_fetch_waits_for_no_takeover_and_reads_nothing_after_it(
     store: PostgresStore, conn: Any, postgres_url: str
 ) -> None:
     async with conn.transaction():
@@ -80,12 +95,32 @@ async def test_a_fetch_that_was_waiting_during_a_takeover_reads_nothing(
     takeover = heir.transaction()
     await takeover.start()
     await heir.execute("UPDATE outrider.outbox_lane SET owner = 'new', epoch = epoch + 1")
-    late = asyncio.create_task(store.fetch(lease, dict.fromkeys(lease.epochs, 10)))
-    await _waiting(conn)
+    quotas = dict.fromkeys(lease.epochs, 10)
+    async with asyncio.timeout(20):
+        before = await store.fetch(lease, quotas)
     await takeover.commit()
-    fetched = await late
-    assert (fetched.events, fetched.lanes) == ([], frozenset())
+    after = await store.fetch(lease, quotas)
+    assert [len(before.events), len(after.events)] == [3, 0]
+    assert after.lanes == frozenset()
     await heir.close()
+
+
+@pytest.mark.parametrize("verb", ["fetch", "due", "next_due"])
+async def test_a_look_at_rest_writes_no_wal(store: PostgresStore, conn: Any, verb: str) -> None:
+    await store.heartbeat("relay", 60, first=True)
+    lease = await store.claim("relay", range(store.lanes * 3))
+    # The claim has left dead versions of lanes behind, which the first reader may tidy up.
+    await conn.execute("VACUUM outrider.outbox_lane")
+    lanes, epochs = list(lease.epochs), list(lease.epochs.values())
+    args: dict[str, tuple[Any, ...]] = {
+        "fetch": ("relay", lanes, epochs, [10] * len(lanes)),
+        "due": ("relay", lanes, epochs, 10),
+        "next_due": (lanes,),
+    }
+    async with conn.transaction():
+        plan = json.loads(await conn.fetchval(f"EXPLAIN (ANALYZE, WAL, FORMAT JSON) {store.sql[verb]}", *args[verb]))
+        assert plan[0]["Plan"]["WAL Records"] == 0
+        assert await conn.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
 
 
 async def test_a_settle_waiting_on_an_event_row_still_holds_its_lane(
@@ -111,20 +146,67 @@ async def test_a_settle_waiting_on_an_event_row_still_holds_its_lane(
     await blocker.close()
 
 
-async def test_a_client_that_stands_still_in_a_settle_does_not_keep_its_lanes_locked(
-    store: PostgresStore, conn: Any, postgres_url: str
+@pytest.mark.parametrize("pooled", [False, True], ids=["direct", "as behind a pooler"])
+async def test_a_client_that_stands_still_in_a_transaction_does_not_keep_its_lanes_locked(
+    store: PostgresStore, conn: Any, postgres_url: str, pooled: bool
 ) -> None:
     await store.heartbeat("old", 60, first=True)
     lease = await store.claim("old", range(store.lanes * 3))
-    stalled = await asyncpg.connect(postgres_url)
-    await stalled.execute("BEGIN")
-    await stalled.fetch(store.sql["lock_lanes"], "old", list(lease.epochs), list(lease.epochs.values()), "300")
-    await conn.execute("UPDATE outrider.outbox_relay SET alive_until = clock_timestamp() - interval '1 second'")
-    await store.heartbeat("new", 60, first=True)
-    async with asyncio.timeout(20):
-        while len((await store.claim("new", range(store.lanes * 3))).epochs) == 0:
-            await asyncio.to_thread(lambda: None)
-    stalled.terminate()
+    database = PostgresDatabase(postgres_url, pooled=pooled)
+    await database.open()
+
+    async def stall() -> None:
+        async with database.transaction() as stalled:
+            await stalled.fetch(store.sql["lock_lanes"], "old", list(lease.epochs), list(lease.epochs.values()))
+            await conn.execute("UPDATE outrider.outbox_relay SET alive_until = clock_timestamp() - interval '1 second'")
+            await store.heartbeat("new", 60, first=True)
+            async with asyncio.timeout(20):
+                while len((await store.claim("new", range(store.lanes * 3))).epochs) == 0:
+                    await conn.execute("SELECT pg_sleep(0.1)")
+            await stalled.fetch("SELECT 1")
+
+    with pytest.raises(Transient):
+        await stall()
+    await database.close()
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["direct", "as behind a pooler"])
+async def test_statements_of_the_store_have_a_limit_on_the_server(postgres_url: str, pooled: bool) -> None:
+    """A frozen client cannot cancel a statement that waits for a row while it holds lanes."""
+    database = PostgresDatabase(postgres_url, pooled=pooled)
+    await database.open()
+    async with database.statement() as conn:
+        assert await conn.fetchval("SHOW statement_timeout") == "1min"
+    async with database.transaction() as conn:
+        limits = [await conn.fetchval(f"SHOW {name}") for name in LIMITS]
+        assert limits == ["1min", "5s", "5000"]
+    await database.close()
+
+
+TICKING_CLOCK = """
+CREATE SEQUENCE outrider.test_tick;
+CREATE OR REPLACE FUNCTION outrider.outbox_clock() RETURNS timestamptz LANGUAGE sql VOLATILE
+RETURN timestamptz '2030-01-01 00:00:00+00' + nextval('outrider.test_tick') * interval '1 second';
+"""
+
+
+async def test_a_claim_that_ends_while_it_is_renewed_is_renewed_whole_or_not_at_all(
+    store: PostgresStore, conn: Any
+) -> None:
+    await conn.execute(TICKING_CLOCK)
+    claim = OptimisticClaim("writer", 1000)
+    request = validate_events(orders(20), StagingRules())
+    async with conn.transaction():
+        staged = await outrider.Outbox().insert(conn, request, claim)
+    ids = [row.event_id for row in staged if row.optimistic]
+    renewed = set()
+    for tick in range(950, 1100, 3):
+        attempt = conn.transaction()
+        await attempt.start()
+        await conn.execute("SELECT setval('outrider.test_tick', $1)", tick)
+        renewed.add(len(await conn.fetch(store.sql["renew_claim"], claim.owner, ids, claim.seconds)))
+        await attempt.rollback()
+    assert renewed == {0, 20}
 
 
 async def test_staging_a_known_id_while_the_relay_archives_it_is_a_no_op(

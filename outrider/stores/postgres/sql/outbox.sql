@@ -5,8 +5,7 @@ coalesce(o.key, o.aggregate_id, o.event_id::text)
 
 -- fragment: fence
 -- Locks the lanes that are still the lease's own; $1 is the owner, $2 the lanes, $3 their epochs. A statement with it
--- reads, or writes rows that a crash may lose because they are only published again, so its commit need not wait for
--- the disk.
+-- writes rows that a crash may lose because they are only published again, so its commit need not wait for the disk.
 l AS MATERIALIZED (
     SELECT k.lane, set_config('synchronous_commit', 'off', true)
     FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
@@ -79,7 +78,7 @@ CROSS JOIN LATERAL (
 
 -- fragment: staged_state
 CASE WHEN q.quiet THEN 'optimistic' ELSE 'pending' END, CASE WHEN q.quiet THEN $18 END,
-    CASE WHEN q.quiet THEN {schema}.outbox_clock() + $19::float8 * interval '1 second' END
+    CASE WHEN q.quiet THEN (SELECT {schema}.outbox_clock()) + $19::float8 * interval '1 second' END
 
 -- fragment: replayed_event
 event_id, event_type, aggregate_type, aggregate_id, payload, (headers::jsonb || '{"replayed": "true"}')::json, topic,
@@ -145,8 +144,7 @@ UPDATE {schema}.outbox_lane SET owner = NULL WHERE owner = $1
 
 -- name: lock_lanes
 -- The fence, for writes of several statements: the lanes stay ours until the commit.
--- A client that stops in the middle must not keep its lanes locked for ever, hence the time-out.
-SELECT k.lane, set_config('idle_in_transaction_session_timeout', $4, true)
+SELECT k.lane
 FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
 WHERE k.owner = $1 AND k.epoch = w.epoch
 ORDER BY k.lane
@@ -156,19 +154,18 @@ FOR SHARE OF k
 -- An operator changes rows of a lane: the results in flight of the lane's owner can no longer be written.
 UPDATE {schema}.outbox_lane SET owner = NULL, epoch = epoch + 1 WHERE lane = $1
 
--- Reading under the fence: lanes are locked first, and only rows of those lanes are touched.
+-- Reading: only rows of lanes that are still ours, and without a lock. A relay that is frozen while it reads would keep
+-- the lock past its lease, and a lock writes WAL. A result that is out of date does no harm: the relay publishes within
+-- its lease by its own clock, and every write is fenced.
 
 -- name: fetch
 -- The start of each lane. Index: outbox_fetchable.
-WITH l AS MATERIALIZED (
-    SELECT k.lane, w.quota, set_config('synchronous_commit', 'off', true)
+WITH owned AS MATERIALIZED (
+    SELECT k.lane, w.quota, EXISTS (SELECT FROM {schema}.outbox_blocked AS b WHERE b.lane = k.lane) AS blocked
     FROM {schema}.outbox_lane AS k
     JOIN unnest($2::smallint[], $3::bigint[], $4::integer[]) AS w (lane, epoch, quota) USING (lane)
     WHERE k.owner = $1 AND k.epoch = w.epoch
     ORDER BY k.lane
-    FOR SHARE OF k
-), owned AS MATERIALIZED (
-    SELECT l.lane, l.quota, EXISTS (SELECT FROM {schema}.outbox_blocked AS b WHERE b.lane = l.lane) AS blocked FROM l
 )
 SELECT owned.lane, owned.blocked, e.*
 FROM owned LEFT JOIN LATERAL (
@@ -188,10 +185,11 @@ JOIN {schema}.outbox_blocked AS b USING (lane, topic, key)
 -- name: due
 -- Blocked streams whose time has come, with the head, or a share of the budget once draining.
 -- Indexes: outbox_blocked_due, outbox_waiting.
-WITH {fence}, ripe AS MATERIALIZED (
+WITH ripe AS MATERIALIZED (
     SELECT b.lane, b.topic, b.key, b.cause, b.until
-    FROM l JOIN {schema}.outbox_blocked AS b USING (lane)
-    WHERE b.until <= (SELECT {schema}.outbox_clock())
+    FROM {schema}.outbox_lane AS k JOIN unnest($2::smallint[], $3::bigint[]) AS w (lane, epoch) USING (lane)
+    JOIN {schema}.outbox_blocked AS b USING (lane)
+    WHERE k.owner = $1 AND k.epoch = w.epoch AND b.until <= (SELECT {schema}.outbox_clock())
     ORDER BY b.until
     LIMIT $4
 ), crowd AS (
@@ -309,10 +307,11 @@ WHERE b.lane = w.lane AND b.topic = w.topic AND b.key = w.key AND b.cause <> 'de
 
 -- name: renew_claim
 -- A writer renews its claim after its commit, on rows that are still claimed. Index: outbox_pkey.
+-- The clock is read once: a claim must not end between two rows of a batch.
 -- The commit need not wait for the disk: a crash that loses it lets a relay have the row sooner, and publish it again.
-UPDATE {schema}.outbox AS o SET claimed_until = {schema}.outbox_clock() + $3 * interval '1 second'
-WHERE o.event_id = ANY ($2::uuid[]) AND o.state = 'optimistic' AND o.claimed_by = $1
-    AND o.claimed_until > {schema}.outbox_clock() AND set_config('synchronous_commit', 'off', true) = 'off'
+UPDATE {schema}.outbox AS o SET claimed_until = (SELECT {schema}.outbox_clock()) + $3 * interval '1 second'
+WHERE o.event_id = ANY ($2::uuid[]) AND {claimed} AND o.claimed_by = $1
+    AND set_config('synchronous_commit', 'off', true) = 'off'
 RETURNING {event_columns}
 
 -- name: confirm_claim_archive
