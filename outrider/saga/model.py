@@ -28,6 +28,13 @@ An operator command or a late reply can resume a failed saga.
 """
 
 
+SUSPECT_LOSSES = 2
+"""The number of losses in a row from which a saga is a suspect."""
+
+LOSSES_MAX = 20
+"""The number of losses in a row after which a saga is failed, for an operator to decide."""
+
+
 class Phase(StrEnum):
     """The phase of a step: its action or its compensation."""
 
@@ -115,6 +122,16 @@ class Instance:
     epoch: int
     fingerprint: str = ""
     """The fingerprint of the definition when the saga was started."""
+    losses: int = 0
+    """The number of workers that were lost in a row while they held the saga. A lost worker costs no attempt."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Tell whether the saga may be the cause of its losses. A worker runs one suspect at a time.
+
+        A first loss proves nothing: the worker has lost all its sagas at once.
+        """
+        return self.losses >= SUSPECT_LOSSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +224,9 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SagaChange:
-    """One change of a saga. The store writes state, status, step, error, retry count and attention of the instance.
+    """One change of a saga.
+
+    The store writes state, status, step, error, retry count, attention and losses of the instance.
 
     The store deletes `taken` messages. It keeps `seen` messages, which do not wake a worker again. With `release`, the
     claim ends and the instance is due after `wake_seconds`, or when a message arrives if `wake_seconds` is None.

@@ -9,6 +9,7 @@ All adapters keep these rules, and the contract suite checks the rules:
 4. A claim is a time: `wake_at` is the time at which the instance is next due. A claim moves `wake_at` one lease ahead,
    so the instance of a dead worker becomes due again by itself.
 5. The audit log is append only.
+6. A claim that takes an instance from a lost worker counts a loss, and limits the number of suspects.
 """
 
 from __future__ import annotations
@@ -87,9 +88,19 @@ class SagaStore(Protocol):
         ...
 
     async def claim(
-        self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
+        self,
+        worker: str,
+        definitions: Collection[tuple[str, int]],
+        *,
+        limit: int,
+        lease_seconds: float,
+        suspects: int = 1,
     ) -> list[SagaRecord]:
-        """Claim instances of the given definitions and versions that are due, or have unseen messages and no owner."""
+        """Claim instances of the given definitions and versions that are due, or have unseen messages and no owner.
+
+        An instance that still has an owner was lost with its worker: the claim counts a loss. After a release, the
+        count starts again. At most `suspects` of the claimed instances become suspects, or are suspects already.
+        """
         ...
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:

@@ -256,7 +256,10 @@ def in_turn(*lines: Sequence[T]) -> list[T]:
 
 
 class SagaWriteSet(NamedTuple):
-    """The writes of a turn: each journal entry once, and each message either consumed or seen."""
+    """The writes of a turn: each journal entry once, and each message either consumed or seen.
+
+    A release ends the losses in a row.
+    """
 
     instance: Instance
     last_error: str | None
@@ -272,7 +275,7 @@ class SagaWriteSet(NamedTuple):
         last = {(e.step, e.phase): replace(e, error=_cleaned(e.error)) for e in turn.entries}
         taken = set(turn.taken)
         return cls(
-            turn.instance,
+            replace(turn.instance, losses=0) if turn.release else turn.instance,
             _cleaned(turn.instance.last_error),
             list(last.values()),
             sorted(taken),

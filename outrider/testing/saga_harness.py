@@ -402,10 +402,15 @@ class SagaBench(ABC):
             return await self.store.deliver(tx, messages)
 
     async def claim(
-        self, worker: str = "ann", definitions: Collection[tuple[str, int]] = (ORDER,), limit: int = 10
+        self,
+        worker: str = "ann",
+        definitions: Collection[tuple[str, int]] = (ORDER,),
+        limit: int = 10,
+        suspects: int = 1,
     ) -> list[SagaRecord]:
         """Claim sagas."""
-        return await self.store.claim(worker, definitions, limit=limit, lease_seconds=LEASE_SECONDS)
+        limits = {"limit": limit, "suspects": suspects}
+        return await self.store.claim(worker, definitions, **limits, lease_seconds=LEASE_SECONDS)
 
     async def claim_one(self, worker: str = "ann") -> SagaRecord:
         """Claim a saga; exactly one must be claimable."""

@@ -139,6 +139,20 @@ def what_a_lost_worker_had_begun_is_left_alone(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(results, "restart_interrupted", lambda journal: None)
 
 
+def a_lost_worker_costs_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Journal, "repeat", lambda journal, entry, detail: journal.start(entry))
+
+
+def losses_have_no_end(patch: pytest.MonkeyPatch) -> None:
+    restart = results.restart_interrupted
+
+    def forget_losses(journal: Journal) -> None:
+        journal.losses = 0
+        restart(journal)
+
+    patch.setattr(results, "restart_interrupted", forget_losses)
+
+
 def an_early_event_is_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replies, "_can_wait", lambda journal, place: journal.has_status(place, *OPEN))
 
@@ -224,6 +238,8 @@ MUTATIONS: dict[Mutation, str] = {
     a_command_to_compensate_leaves_out_what_may_have_happened: "stands at 1",
     a_call_that_raised_did_not_happen: "happened",
     what_a_lost_worker_had_begun_is_left_alone: "does not come to rest",
+    a_lost_worker_costs_an_attempt: "an attempt",
+    losses_have_no_end: "runs again after",
     an_early_event_is_dropped: "its event had come",
     late_replies_are_kept: "messages",
     deadlines_come_before_replies: "its event had come",

@@ -55,6 +55,7 @@ def test_the_worlds_end_in_every_way_and_are_as_troubled_as_they_claim_to_be() -
         "it may have happened",
         "unknown whether it happened",
         "the worker was lost",
+        "its worker was lost 2 times in a row",
         "rejected after the pivot",
         "compensation failed",
         "answered after all",

@@ -98,6 +98,13 @@ class Case:
         self.stored.save("w", 1, self.plan)
         return self.plan
 
+    def loses_worker(self, times: int = 1) -> Plan:
+        """Lose so many workers in a row, and claim the saga after each."""
+        for _ in range(times):
+            self.stored.instance = replace(self.stored.instance, losses=self.stored.instance.losses + 1)
+            self.advance(Claimed())
+        return self.plan
+
     def succeeds(self, *steps: str, phase: Phase = ACTION) -> Plan:
         return self.advance(*(Succeeded(step, phase) for step in steps))
 

@@ -64,7 +64,9 @@ class Pair:
     async def claim(self) -> None:
         worker, wanted = self.rng.choice(["ann", "bob"]), self.rng.sample(DEFINITIONS, self.rng.randrange(4))
         claimed = [
-            sorted(await bench.claim(worker, wanted, limit=100), key=lambda record: record.instance.saga_id)
+            sorted(
+                await bench.claim(worker, wanted, limit=100, suspects=100), key=lambda record: record.instance.saga_id
+            )
             for bench in self.benches
         ]
         assert [_plain(record) for record in claimed[0]] == [_plain(record) for record in claimed[1]]
@@ -87,6 +89,7 @@ class Pair:
             "status": status,
             "needs_attention": rng.random() < 0.2,
             "retry_count": rng.randrange(5),
+            "losses": rng.randrange(3),
         }
         note = AuditEntry(pair[0].instance.status, status, entry.step, "saved", "ann")
         release, wake = rng.random() < 0.7, rng.choice([None, 0.0, 30.0])

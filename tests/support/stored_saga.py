@@ -68,7 +68,9 @@ class StoredSaga:
         if not self.due():
             return None
         wake_at = self.now + timedelta(seconds=LEASE_SECONDS)
-        self.instance = replace(self.instance, owner=worker, epoch=self.instance.epoch + 1, wake_at=wake_at)
+        losses = 0 if self.instance.owner is None else self.instance.losses + 1
+        taken = replace(self.instance, owner=worker, epoch=self.instance.epoch + 1, losses=losses)
+        self.instance = replace(taken, wake_at=wake_at)
         return self.instance.epoch
 
     def renew(self, worker: str, epoch: int) -> None:
@@ -90,6 +92,7 @@ class StoredSaga:
             plan.instance,
             version=held.version + 1,
             owner=None if plan.release else worker,
+            losses=0 if plan.release else plan.instance.losses,
             epoch=held.epoch,
             wake_at=None if seconds is None else self.now + timedelta(seconds=seconds),
         )

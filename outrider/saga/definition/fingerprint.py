@@ -1,7 +1,8 @@
 """The fingerprint of a definition: the parts that must not change while a saga runs, stored when the saga starts.
 
-A change of the steps under the same version is reported before the saga runs a step of the new definition. Changes of
-completed steps are allowed, and changes of code, payloads, timeouts and retry policies at any time.
+A change of the steps under the same version is reported before the saga runs a step of the new definition. A completed
+step may change, except for a compensation that may still run: its command must reach the participant that executed the
+action. Code, payloads, timeouts and retry policies may change at any time.
 """
 
 from __future__ import annotations
@@ -11,20 +12,27 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
-from outrider.saga.definition.steps import Definition, Step
+from outrider.event import default_topic
+from outrider.saga.definition.steps import CommandSpec, Definition, Step, StepAction
 from outrider.saga.model import Phase, SagaRecord, Status, StepStatus
 
 ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED})
 
 
 class FingerprintLine(NamedTuple):
-    """One step of a fingerprint. `flags` has `p` for the pivot and `c` for a compensation; `replies` is a checksum."""
+    """One step of a fingerprint. `flags` has `p` for the pivot and `c` for a compensation.
+
+    `command`, `replies` and `compensation` are checksums: of the command and its topic, of the replies and their
+    topics, and of all of these for the compensation. Zero stands for nothing.
+    """
 
     name: str
     kind: str
     flags: str
     after: tuple[str, ...]
-    replies: int
+    command: int = 0
+    replies: int = 0
+    compensation: int = 0
 
 
 def fingerprint(steps: Mapping[str, Step]) -> str:
@@ -50,11 +58,10 @@ def definition_changed(definition: Definition, record: SagaRecord) -> str | None
     instance = record.instance
     if definition.fingerprint == instance.fingerprint or not definition.fingerprint or not instance.fingerprint:
         return None
-    if instance.status in ENDED or any(entry.phase is Phase.COMPENSATION for entry in record.journal):
-        # Compensations are already in the journal, and no further action will start.
+    if instance.status in ENDED:
         return None
-    done = {entry.step for entry in record.journal if entry.status is StepStatus.DONE}
-    change = next(_changes(_lines(instance.fingerprint), _lines(definition.fingerprint), done), None)
+    lines = _lines(instance.fingerprint), _lines(definition.fingerprint)
+    change = next(_changes(*lines, _Progress.of(record)), None)
     if change is None:
         return None
     version = definition.version
@@ -67,27 +74,83 @@ def definition_changed(definition: Definition, record: SagaRecord) -> str | None
 def _columns(step: Step, numbers: Mapping[str, int]) -> list[object]:
     flags = ("p" if step.pivot else "") + ("c" if step.compensation else "")
     after = [numbers[name] for name in step.after if name in numbers]
-    replies = " ".join(f"{event_type}@{topic}" for event_type, topic in sorted(step.replies.items()))
-    return [step.name, step.kind.value, flags, after, *([crc32(replies.encode())] if replies else [])]
+    sums = [crc32(text.encode()) for text in (*_texts(step.action), " ".join(_texts(step.compensation)).strip())]
+    while sums and not sums[-1]:
+        sums.pop()
+    return [step.name, step.kind.value, flags, after, *sums]
+
+
+def _texts(action: StepAction | None) -> tuple[str, str]:
+    """Return the command of an action with its topic, and the replies with their topics."""
+    command = action.command if action else None
+    if command is None:
+        return "", ""
+    asked = f"{command.event_type}@{command.topic}" if command.event_type else ""
+    return asked, " ".join(_replies(command))
+
+
+def _replies(command: CommandSpec) -> Iterator[str]:
+    for event_type in (command.reply, command.rejection):
+        if event_type:
+            yield f"{event_type}@{default_topic(event_type, command.reply_topic, None)}"
 
 
 def _lines(text: str) -> dict[str, FingerprintLine]:
     rows = json.loads(text)
     names = [row[0] for row in rows]
     lines = (
-        FingerprintLine(name, kind, flags, tuple(names[number] for number in after), next(iter(rest), 0))
-        for name, kind, flags, after, *rest in rows
+        FingerprintLine(name, kind, flags, tuple(names[number] for number in after), *sums)
+        for name, kind, flags, after, *sums in rows
     )
     return {line.name: line for line in lines}
 
 
-def _changes(old: Mapping[str, FingerprintLine], new: Mapping[str, FingerprintLine], done: set[str]) -> Iterator[str]:
-    yield from (f"step {name} was inserted{_position(new, name)}" for name in new if name not in old)
-    yield from (f"step {name} was taken out" for name in old if name not in new)
-    settled = any("p" in old[name].flags for name in done if name in old)
-    for name, line in new.items():
-        if name in old:
-            yield from _changes_of(old[name], line, done=name in done, settled=settled)
+class _Progress(NamedTuple):
+    """The steps of a saga that a change may concern.
+
+    With a compensation in the journal, no further action starts: `open` has the actions that may still be repeated.
+    """
+
+    done: set[str]
+    open: set[str]
+    planned: set[str]
+    compensated: set[str]
+
+    @classmethod
+    def of(cls, record: SagaRecord) -> _Progress:
+        actions = [entry for entry in record.journal if entry.phase is Phase.ACTION]
+        compensations = [entry for entry in record.journal if entry.phase is Phase.COMPENSATION]
+        return cls(
+            {entry.step for entry in actions if entry.status is StepStatus.DONE},
+            {entry.step for entry in actions if entry.status in (StepStatus.STARTED, StepStatus.RETRYING)},
+            {entry.step for entry in compensations if entry.status is not StepStatus.DONE},
+            {entry.step for entry in compensations if entry.status is StepStatus.DONE},
+        )
+
+    @property
+    def is_compensating(self) -> bool:
+        return bool(self.planned or self.compensated)
+
+    def has_action_ahead(self, name: str) -> bool:
+        return name in self.open if self.is_compensating else name not in self.done
+
+    def has_compensation_ahead(self, name: str) -> bool:
+        return not self.is_compensating or name in (self.planned | self.done) - self.compensated
+
+
+def _changes(
+    old: Mapping[str, FingerprintLine], new: Mapping[str, FingerprintLine], progress: _Progress
+) -> Iterator[str]:
+    if not progress.is_compensating:
+        yield from (f"step {name} was inserted{_position(new, name)}" for name in new if name not in old)
+        yield from (f"step {name} was taken out" for name in old if name not in new)
+        yield from _pivot_changes(old, new)
+    is_past_pivot = any("p" in old[name].flags for name in progress.done if name in old)
+    for name in (name for name in new if name in old):
+        if progress.has_action_ahead(name):
+            yield from _action_changes(old[name], new[name])
+        if not is_past_pivot and progress.has_compensation_ahead(name):
+            yield from _compensation_changes(old[name], new[name])
 
 
 def _position(lines: Mapping[str, FingerprintLine], name: str) -> str:
@@ -98,18 +161,31 @@ def _position(lines: Mapping[str, FingerprintLine], name: str) -> str:
     return f" after {' and '.join(after)}" if after else ""
 
 
-def _changes_of(old: FingerprintLine, new: FingerprintLine, *, done: bool, settled: bool) -> Iterator[str]:
-    if ("p" in old.flags) != ("p" in new.flags):
-        yield f"step {new.name} is {'the pivot now' if 'p' in new.flags else 'not the pivot any more'}"
-    # An added compensation helps sagas that already run.
-    if "c" in old.flags and "c" not in new.flags and not settled:
-        yield f"step {new.name} has no compensation any more"
-    if done:
+def _pivot_changes(old: Mapping[str, FingerprintLine], new: Mapping[str, FingerprintLine]) -> Iterator[str]:
+    for name in (name for name in new if name in old):
+        if ("p" in old[name].flags) != ("p" in new[name].flags):
+            yield f"step {name} is {'the pivot now' if 'p' in new[name].flags else 'not the pivot any more'}"
+
+
+def _compensation_changes(old: FingerprintLine, new: FingerprintLine) -> Iterator[str]:
+    if "c" not in old.flags:
+        # An added compensation helps sagas that already run.
         return
+    if "c" not in new.flags:
+        yield f"step {new.name} has no compensation any more"
+    elif old.kind != new.kind:
+        yield f"step {new.name} is a {new.kind} now, and was a {old.kind}, and its compensation is still ahead"
+    elif old.compensation != new.compensation:
+        yield f"the compensation of step {new.name} has another command, topic or reply"
+
+
+def _action_changes(old: FingerprintLine, new: FingerprintLine) -> Iterator[str]:
     if old.kind != new.kind:
         yield f"step {new.name} is a {new.kind} now, and was a {old.kind}"
     if set(old.after) != set(new.after):
         yield f"step {new.name} comes after {_named(new)} now, and came after {_named(old)}"
+    if old.command != new.command:
+        yield f"step {new.name} has another command or topic"
     if old.replies != new.replies:
         yield f"step {new.name} has other replies"
 

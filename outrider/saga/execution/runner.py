@@ -75,6 +75,7 @@ class SagaRunner:
         self.wake_seconds: float | None = None
         self.released = False
         self.claimed_until = float("-inf")
+        self.was_suspect = instance.is_suspect
         self._context, self._instance, self._stop_reason = context, instance, stop
         self._executor = StepExecutor(context.store, saga, context.leaked, context.observer)
         self._turns = TurnTransaction(context, self._executor, self.claim, instance.version)
@@ -85,6 +86,11 @@ class SagaRunner:
         self._due_at: float | None = None
         self._trusted_until = float("-inf")
         self._stopping, self._abandoning = asyncio.Event(), asyncio.Event()
+
+    @property
+    def is_suspect(self) -> bool:
+        """Tell whether the saga was lost with its workers and has not passed its step since."""
+        return self._instance.is_suspect
 
     @property
     def has_calls(self) -> bool:
@@ -198,7 +204,7 @@ class SagaRunner:
     async def _restart(self) -> None:
         """Restart as after a claim: a turn was saved, but its plan is unknown.
 
-        Steps that this worker has not started cost no attempt, because no other worker can have started them.
+        The outcome of steps that this worker has not started is known, because no other worker can have started them.
         """
         started = frozenset((call.step, call.phase, call.attempt) for call in self._calls)
         await self._cancel(list(self._calls))

@@ -149,14 +149,22 @@ class SagaWorker:
         self.observer.emit(SagaWorkerStopped(self.name))
 
     async def run_once(self) -> int:
-        """Claim sagas up to the concurrency limit, start to run them, and return their number."""
+        """Claim sagas up to the concurrency limit, start to run them, and return their number.
+
+        One suspect is run at a time, so that a saga that kills its worker costs the other suspects nothing.
+        """
         room = self.settings.concurrency - len(self._runners)
         if room <= 0:
             return 0
         if self._due_at is not None and self._due_at <= asyncio.get_running_loop().time():
             self._due_at = None
-        lease_seconds = self.settings.lease_seconds
-        records = await self.store.claim(self.name, self.sagas.versions, limit=room, lease_seconds=lease_seconds)
+        records = await self.store.claim(
+            self.name,
+            self.sagas.versions,
+            limit=room,
+            lease_seconds=self.settings.lease_seconds,
+            suspects=0 if any(runner.is_suspect for runner in self._runners.values()) else 1,
+        )
         for record in records:
             self._start(record)
         return len(records)
@@ -229,11 +237,12 @@ class SagaWorker:
             self._failing.clear(saga_id)
 
     def _released(self, runner: SagaRunner) -> None:
-        """Store the next due time, and wake the claim loop if there was no free capacity before."""
+        """Store the next due time, and wake the claim loop if there was no room before, or none for a suspect."""
         if runner.wake_seconds is not None:
             due_at = asyncio.get_running_loop().time() + runner.wake_seconds
             self._due_at = due_at if self._due_at is None else min(self._due_at, due_at)
-        if runner.wake_seconds is not None or len(self._runners) + 1 >= self.settings.concurrency:
+        full = len(self._runners) + 1 >= self.settings.concurrency
+        if runner.wake_seconds is not None or full or runner.was_suspect:
             self.wake()
 
     async def _claim_until_stopped(self) -> None:

@@ -27,7 +27,7 @@ class Claimed(NamedTuple):
     """The saga was just claimed: no step runs in this worker, even if the journal has started steps.
 
     `begun` has the attempts that this worker may have started, if the worker had the saga before. All other started
-    steps in the journal then cost no attempt.
+    steps in the journal have had no effect.
     """
 
     begun: frozenset[tuple[str, Phase, int]] | None = None

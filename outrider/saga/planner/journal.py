@@ -78,10 +78,12 @@ class Journal:
     attention: list[str] = field(default_factory=list)
     last_error: str | None = field(init=False)
     retry_count: int = field(init=False)
+    losses: int = field(init=False)
 
     def __post_init__(self) -> None:
         instance = self.record.instance
         self.status, self.last_error, self.retry_count = instance.status, instance.last_error, instance.retry_count
+        self.losses = instance.losses
         self.lines = {(entry.step, entry.phase): entry for entry in self.record.journal}
 
     @property
@@ -182,7 +184,7 @@ class Journal:
         self.lines[entry.step, entry.phase] = entry
         self.changed[entry.step, entry.phase] = None
 
-    def start(self, entry: JournalEntry) -> None:
+    def start(self, entry: JournalEntry, detail: str = "") -> None:
         """Start an attempt, and add the action for the worker."""
         attempts = entry.attempts + 1
         entry = replace(
@@ -197,11 +199,16 @@ class Journal:
             command_event_id=self._command_id(entry) if self.kind(entry) is StepKind.REQUEST else None,
             reply_event_id=None,
         )
-        self.write(entry, f"attempt {attempts}")
+        self.write(entry, f"attempt {attempts}{detail}")
         self.retry_count += attempts > 1
         if action := ACTIONS.get(self.kind(entry)):
             key = key_of(self.record.instance.saga_id, entry.step)
             self.actions.append(action(entry.step, entry.phase, attempts, key))
+
+    def repeat(self, entry: JournalEntry, detail: str) -> None:
+        """Start the same attempt again, at no cost."""
+        self.retry_count -= entry.attempts > 1
+        self.start(replace(entry, attempts=entry.attempts - 1), f", again: {detail}")
 
     def _command_id(self, entry: JournalEntry) -> UUID:
         """Return a new id for a command.

@@ -6,7 +6,8 @@
 - Compensation starts only when no step can still take effect, unless an operator commands compensation. After the pivot
   is done, the saga never compensates.
 - A failed saga resumes after an operator command, or when the missing reply arrives.
-- Each step is journaled before the step starts, so any worker can continue after a crash.
+- Each step is journaled before the step starts, so any worker can continue after a crash. A lost worker costs no
+  attempt.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def advance(
         undelivered=undelivered,
     )
     if error := _find_unknown_steps(definition, record) or definition_changed(definition, record):
-        return _stop_changed(journal, error)
+        return _stop(journal, error)
+    if results.is_lost_outside_of_steps(journal):
+        return _stop(journal, results.lost_text(journal.losses))
     results.apply_inputs(journal, inputs)
     _apply_until_stable(journal)
     replies.drop_unneeded(journal)
@@ -211,6 +214,7 @@ def _plan(journal: Journal) -> Plan:
             current_step=next((entry.step for entry in failed or active), None),
             last_error=None if journal.status in ENDED else journal.last_error,
             retry_count=journal.retry_count,
+            losses=journal.losses,
             needs_attention=bool(failed) or journal.status is Status.FAILED or dead_lettered,
         ),
         entries=tuple(journal.lines[step_key] for step_key in journal.changed),
@@ -251,8 +255,8 @@ def _find_unknown_steps(definition: Definition, record: SagaRecord) -> str | Non
     )
 
 
-def _stop_changed(journal: Journal, error: str) -> Plan:
-    """Stop a saga whose definition was changed during the run. The journal is unchanged."""
+def _stop(journal: Journal, error: str) -> Plan:
+    """Stop a saga that cannot be run: its definition was changed, or its turns cost the workers. The journal stays."""
     instance = journal.record.instance
     if instance.status in ENDED:
         return Plan(instance, taken=tuple(message.message_id for message in journal.unread), release=True)

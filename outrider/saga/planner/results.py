@@ -8,6 +8,7 @@
 - Sending the command and applying the reply have separate retry budgets. A command that has not left the outbox counts
   no attempt.
 - A compensation cannot be rejected: the result is done or failed.
+- A lost worker costs no attempt. Losses in a row are counted apart, and too many make the saga failed, never rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from outrider.saga.definition.steps import StepKind
-from outrider.saga.model import JournalEntry, Phase, StepStatus, Uncertainty, Undelivered
+from outrider.saga.model import LOSSES_MAX, JournalEntry, Phase, StepStatus, Uncertainty, Undelivered
 from outrider.saga.planner import replies
 from outrider.saga.planner.actions import Claimed, Input, InvalidResult, Raised, RejectedResult, Result, Succeeded
 from outrider.saga.planner.journal import ANSWERED, HERE, OPEN, Journal
@@ -27,6 +28,8 @@ UNKNOWN = "unknown whether it happened"
 RAISED = "raised in its last attempt"
 
 LOST = "the worker was lost before it reported a result"
+
+NOT_BEGUN = "it had not begun"
 
 
 def apply_inputs(journal: Journal, inputs: Iterable[Input]) -> None:
@@ -41,6 +44,15 @@ def apply_inputs(journal: Journal, inputs: Iterable[Input]) -> None:
             continue
         journal.audit_late_reply(entry)
         _apply(journal, entry, result)
+    if journal.lost is None and not _awaited_results(journal):
+        journal.losses = 0
+
+
+def _awaited_results(journal: Journal) -> list[JournalEntry]:
+    """Return the steps that this worker still runs. Without such a step, the saga has not caused the losses."""
+    started = (entry for entry in journal.record.journal if entry.status is StepStatus.STARTED)
+    here = (entry for entry in started if journal.kind(entry) in HERE)
+    return [entry for entry in here if journal.lines[entry.step, entry.phase] is entry]
 
 
 def _expected(journal: Journal, entry: JournalEntry) -> bool:
@@ -151,21 +163,45 @@ def apply_unknown_outcome(journal: Journal, entry: JournalEntry, error: str) -> 
 
 
 def restart_interrupted(journal: Journal) -> None:
-    """Restart the steps of a lost worker, with the same key. Each restart counts an attempt."""
+    """Repeat the attempts of a lost worker, with the same key and at no cost.
+
+    The outcome of a call is unknown; a local function was rolled back. After too many losses in a row, the steps fail,
+    because one of them may be the cause.
+    """
     begun = journal.lost.begun if journal.lost else None
     journal.lost = None
-    for entry in journal.entries(journal.phase, (StepStatus.STARTED,)):
-        if journal.kind(entry) not in HERE:
-            continue
-        if begun is not None and (entry.step, entry.phase, entry.attempts) not in begun:
-            journal.retry_count -= entry.attempts > 1
-            journal.start(replace(entry, attempts=entry.attempts - 1))
-        elif entry.attempts >= journal.action(entry).retry.max_attempts:
-            apply_unknown_outcome(journal, entry, LOST)
+    is_given_up = journal.losses >= LOSSES_MAX
+    for entry in _interrupted(journal):
+        uncertainty = Uncertainty.OUTCOME_UNKNOWN if journal.kind(entry) is StepKind.CALL else entry.uncertainty
+        if is_given_up:
+            journal.settle(entry, StepStatus.FAILED, lost_text(journal.losses), uncertainty=uncertainty)
+        elif begun is not None and (entry.step, entry.phase, entry.attempts) not in begun:
+            journal.repeat(entry, NOT_BEGUN)
+        elif uncertainty:
+            journal.repeat(replace(entry, error=f"{UNKNOWN}: {LOST}", uncertainty=uncertainty), LOST)
         else:
-            rolled_back = journal.kind(entry) is StepKind.LOCAL
-            uncertain = replace(entry, error=f"{UNKNOWN}: {LOST}", uncertainty=Uncertainty.OUTCOME_UNKNOWN)
-            journal.start(entry if rolled_back else uncertain)
+            journal.repeat(entry, LOST)
+    if is_given_up:
+        journal.losses = 0
+
+
+def lost_text(losses: int) -> str:
+    """Return the reason why a saga that was lost too often is given to an operator.
+
+    >>> lost_text(20)
+    'its worker was lost 20 times in a row; it may be the cause: see the logs of the workers, then retry'
+    """
+    return f"its worker was lost {losses} times in a row; it may be the cause: see the logs of the workers, then retry"
+
+
+def is_lost_outside_of_steps(journal: Journal) -> bool:
+    """Tell whether too many workers were lost while they ran no step: in a payload, in a reply, or in the planner."""
+    return journal.lost is not None and journal.losses >= LOSSES_MAX and not _interrupted(journal)
+
+
+def _interrupted(journal: Journal) -> list[JournalEntry]:
+    started = journal.entries(journal.phase, (StepStatus.STARTED,))
+    return [entry for entry in started if journal.kind(entry) in HERE]
 
 
 def apply_deadlines(journal: Journal) -> None:

@@ -135,7 +135,13 @@ class MemorySagas:
         return await deliver(tx, messages)
 
     async def claim(
-        self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
+        self,
+        worker: str,
+        definitions: Collection[tuple[str, int]],
+        *,
+        limit: int,
+        lease_seconds: float,
+        suspects: int = 1,
     ) -> list[SagaRecord]:
         now = self.now()
         free = [
@@ -144,12 +150,16 @@ class MemorySagas:
             if (instance.saga_type, instance.definition_version) in definitions
             and ("saga", instance.saga_id) not in self._store.locks
         ]
-        chosen = in_turn(_due(free, now), _mailed(free))[:limit]
+        lost = [(row, saga) for row, saga in free if saga.losses]
+        due = [(row, saga) for row, saga in free if not saga.losses]
+        chosen = in_turn(_due(due, now), _due(lost, now)[:suspects], _mailed(free))[:limit]
         for saga_id in chosen:
             row = self.tables.sagas.rows[saga_id]
             assert row.instance is not None
             until = now + timedelta(seconds=lease_seconds)
-            row.instance = replace(row.instance, owner=worker, epoch=row.instance.epoch + 1, wake_at=until)
+            losses = 0 if row.instance.owner is None else row.instance.losses + 1
+            taken = replace(row.instance, owner=worker, epoch=row.instance.epoch + 1, losses=losses)
+            row.instance = replace(taken, wake_at=until)
         return [record for saga_id in chosen if (record := record_of(self.tables.sagas.rows[saga_id], now))]
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
@@ -306,6 +316,7 @@ def _saved(known: Instance, writes: SagaWriteSet, release: bool, now: datetime) 
         last_error=writes.last_error,
         retry_count=to.retry_count,
         needs_attention=to.needs_attention,
+        losses=to.losses,
         updated_at=now,
         ended_at=(known.ended_at or now) if to.status in ENDED else None,
         owner=None if release else known.owner,

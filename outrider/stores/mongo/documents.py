@@ -329,6 +329,7 @@ def first_number(moment: datetime) -> int:
 def started(saga: NewSaga, now: datetime) -> Document:
     """Return the document of a new saga, due at once, with one entry in its audit log."""
     fresh = {"status": Status.STARTED.value, "version": 0, "retry_count": 0, "needs_attention": False, "epoch": 0}
+    fresh |= {"losses": 0}
     known = {name: value for name, value in saga._asdict().items() if name != "saga_id"}
     known["state"] = saga.state.decode()
     times = {"started_at": now, "updated_at": now, "wake_at": now}
@@ -377,7 +378,7 @@ def saved(writes: SagaWriteSet, release: bool, now: Any, due_at: Any) -> list[Do
     """Return the update of an instance after a turn. All values are literals, so the server evaluates no expression."""
     to = writes.instance
     given = {"state": to.state.decode(), "status": to.status.value, "last_error": writes.last_error}
-    given |= {name: getattr(to, name) for name in ("current_step", "retry_count", "needs_attention")}
+    given |= {name: getattr(to, name) for name in ("current_step", "retry_count", "needs_attention", "losses")}
     change: Document = {name: {"$literal": value} for name, value in given.items()}
     change |= {"version": {"$add": ["$version", 1]}, "notes": {"$add": ["$notes", len(writes.notes)]}}
     change |= {"updated_at": now, "wake_at": due_at}

@@ -169,10 +169,16 @@ class MongoSagas:
         return await tx.run(_carry_out, lambda: deliver(messages, self._database.clock))
 
     async def claim(
-        self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
+        self,
+        worker: str,
+        definitions: Collection[tuple[str, int]],
+        *,
+        limit: int,
+        lease_seconds: float,
+        suspects: int = 1,
     ) -> list[SagaRecord]:
         with translate_errors(self._database.where):
-            found = await saga_claims.candidates(self._database, definitions, limit)
+            found = await saga_claims.candidates(self._database, definitions, limit, suspects)
         return await skip_locked(self.transactions, saga_claims.Taking(worker, lease_seconds), found)
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -47,25 +47,31 @@ Of = Callable[[str], Documents]
 """A function that returns a collection by name."""
 
 
-async def candidates(database: MongoDatabase, definitions: Iterable[Definition], limit: int) -> list[UUID]:
-    """Return claimable sagas, due sagas and sagas with messages in alternation, so that neither kind starves."""
+async def candidates(
+    database: MongoDatabase, definitions: Iterable[Definition], limit: int, suspects: int = 1
+) -> list[UUID]:
+    """Return claimable sagas: due sagas, suspects and sagas with messages in alternation, so that no kind starves."""
     rows: list[Document] = []
     wanted = sorted(set(definitions))
     for first in range(0, len(wanted), BRANCHES_MAX):
-        pipeline = candidates_pipeline(wanted[first : first + BRANCHES_MAX], limit, database.now)
+        pipeline = candidates_pipeline(wanted[first : first + BRANCHES_MAX], limit, database.now, suspects)
         rows += await (await database["saga_instance"].aggregate(pipeline, batchSize=BATCH)).to_list()
-    due = sorted((row["wake_at"], row["saga_id"]) for row in rows if "wake_at" in row)
+    due = sorted((row["wake_at"], row["saga_id"], row["suspect"]) for row in rows if "wake_at" in row)
     mailed: list[tuple[int, UUID]] = []
     for definition in wanted:
         page = [row for row in rows if "message_id" in row and _of(definition).items() <= row.items()]
         mailed += await _mailed(database, definition, page, limit)
     dead_letters = dict.fromkeys(saga_id for _, saga_id in sorted(mailed))
-    return in_turn([saga_id for _, saga_id in due], list(dead_letters))[:limit]
+    lost = [saga_id for _, saga_id, suspect in due if suspect][:suspects]
+    return in_turn([saga_id for _, saga_id, suspect in due if not suspect], lost, list(dead_letters))[:limit]
 
 
-def candidates_pipeline(definitions: Sequence[Definition], limit: int, now: Expression) -> list[dict[str, Any]]:
-    """Return the pipeline that finds due sagas and sagas with messages in one round trip."""
+def candidates_pipeline(
+    definitions: Sequence[Definition], limit: int, now: Expression, suspects: int = 1
+) -> list[dict[str, Any]]:
+    """Return the pipeline that finds due sagas, suspects and sagas with messages in one round trip."""
     due = [_due(definition, limit, now) for definition in definitions]
+    due += [_due(definition, suspects, now, suspect=True) for definition in definitions if suspects]
     mailed = [_page(definition, PAGES * limit) for definition in definitions]
     return [
         *due[0],
@@ -74,10 +80,14 @@ def candidates_pipeline(definitions: Sequence[Definition], limit: int, now: Expr
     ]
 
 
-def _due(definition: Definition, limit: int, now: Expression) -> list[dict[str, Any]]:
-    """Return the stages for due sagas of a definition, longest due first; saga_instance_due."""
-    past = {"wake_at": {"$type": "date"}, "$expr": {"$lte": ["$wake_at", now]}}
-    when = {"_id": 0, "saga_id": "$_id", "wake_at": 1}
+def _due(definition: Definition, limit: int, now: Expression, *, suspect: bool = False) -> list[dict[str, Any]]:
+    """Return the stages for due sagas of a definition, longest due first; saga_instance_due, saga_instance_lost.
+
+    A suspect was lost with its worker more than once in a row.
+    """
+    past: Document = {"wake_at": {"$type": "date"}, "$expr": {"$lte": ["$wake_at", now]}}
+    past["losses"] = {"$gt": 0} if suspect else 0
+    when = {"_id": 0, "saga_id": "$_id", "wake_at": 1, "suspect": {"$literal": suspect}}
     return [{"$match": {**_of(definition), **past}}, {"$sort": {"wake_at": 1}}, {"$limit": limit}, {"$project": when}]
 
 
@@ -135,10 +145,15 @@ class Taking:
         if not free:
             return []
         until = free[0]["now"] + timedelta(milliseconds=milliseconds(self.lease_seconds))
-        change = {"$set": {"owner": self.worker, "wake_at": until}, "$inc": {"epoch": 1}}
+        losses = {"$cond": [{"$eq": ["$owner", None]}, 0, {"$add": ["$losses", 1]}]}
+        taken = {"owner": {"$literal": self.worker}, "wake_at": until, "losses": losses}
+        change = [{"$set": {**taken, "epoch": {"$add": ["$epoch", 1]}}}]
         await instances.update_many({"_id": {"$in": [row["_id"] for row in free]}}, change, session=tx.session)
-        taken = {"owner": self.worker, "wake_at": until}
-        return [parts.record({**row, **taken, "epoch": row["epoch"] + 1}) for row in free]
+        return [parts.record(self._taken(row, until)) for row in free]
+
+    def _taken(self, row: Document, until: datetime) -> Document:
+        losses = 0 if row["owner"] is None else row["losses"] + 1
+        return {**row, "owner": self.worker, "wake_at": until, "epoch": row["epoch"] + 1, "losses": losses}
 
 
 def _due_now(row: Document) -> bool:

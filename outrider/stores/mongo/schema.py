@@ -263,7 +263,7 @@ SAGA_COLLECTIONS = (
     Collection(
         "saga_instance",
         validator=_rules(
-            ("saga_type", "definition_version", "correlation_id", "state", "status", "version", "epoch"),
+            ("saga_type", "definition_version", "correlation_id", "state", "status", "version", "epoch", "losses"),
             status=_one_of(Status),
             state={"bsonType": "string"},
             **texts("correlation_id", "owner"),
@@ -274,6 +274,8 @@ SAGA_COLLECTIONS = (
             Index("saga_instance_name", ("saga_type", "correlation_id"), unique=True),
             # The few sagas with a due time, by definition.
             Index("saga_instance_due", ("saga_type", "definition_version", "wake_at"), only={"wake_at": _DATE}),
+            # Sagas that were lost with their workers: the few that may become suspects.
+            Index("saga_instance_lost", ("saga_type", "definition_version", "wake_at"), only={"losses": {"$gt": 0}}),
             # Sagas that may be pruned.
             Index("saga_instance_age", ("ended_at",), only={"ended_at": _DATE, "needs_attention": False}),
         ),

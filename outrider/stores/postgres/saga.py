@@ -107,14 +107,20 @@ class PostgresSagas:
         return len(await self._run(tx, "deliver", *message_parameters(messages))) if messages else 0
 
     async def claim(
-        self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
+        self,
+        worker: str,
+        definitions: Collection[tuple[str, int]],
+        *,
+        limit: int,
+        lease_seconds: float,
+        suspects: int = 1,
     ) -> list[SagaRecord]:
         wanted = [list(column) for column in zip(*sorted(set(definitions)), strict=True)]
         if not wanted:
             return []
         async with self._database.statement() as conn:
             run = partial(self._run, PostgresHandlerTransaction(conn, self._database.where))
-            return await records(run, await run("claim", worker, *wanted, limit, lease_seconds))
+            return await records(run, await run("claim", worker, *wanted, limit, lease_seconds, suspects))
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
         if not claims:

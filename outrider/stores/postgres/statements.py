@@ -218,7 +218,7 @@ def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:
 
 
 def save_parameters(claim: Claim, turn: SagaChange, lease_seconds: float) -> list[Any]:
-    """Return the parameters of `save`: the fence, the instance, the journal, the messages, the audit log."""
+    """Return the parameters of `save`: the fence, instance, journal, messages, audit log and losses."""
     writes = SagaWriteSet.of(turn, lease_seconds)
     to = writes.instance
     return [
@@ -228,6 +228,7 @@ def save_parameters(claim: Claim, turn: SagaChange, lease_seconds: float) -> lis
         *_columns([entry_row(entry) for entry in writes.entries], ENTRY_COLUMNS),
         *(writes.taken, writes.seen),
         *_columns(writes.notes, NOTE_COLUMNS),
+        to.losses,
     ]
 
 

@@ -58,18 +58,28 @@ Work = Callable[..., Awaitable[Any]]
 """Runs work in a separate transaction."""
 
 
-def candidates(cursor: sqlite3.Cursor, definitions: Definitions, limit: int, now: float) -> list[str]:
-    """Return claimable sagas, due sagas and sagas with messages in alternation, so that neither kind starves."""
+def candidates(
+    cursor: sqlite3.Cursor, definitions: Definitions, limit: int, now: float, suspects: int = 1
+) -> list[str]:
+    """Return claimable sagas: due sagas, suspects and sagas with messages in alternation, so that no kind starves."""
     due = _first(cursor, "claim_due", definitions, limit, now)
+    lost = _first(cursor, "claim_suspects", definitions, suspects, now)[:suspects]
     mailed = _first(cursor, "claim_messaged", definitions, limit, now)
-    return in_turn(due, mailed)[:limit]
+    return in_turn(due, lost, mailed)[:limit]
 
 
 def claim(
-    cursor: sqlite3.Cursor, worker: str, definitions: Definitions, *, limit: int, lease_seconds: float, now: float
+    cursor: sqlite3.Cursor,
+    worker: str,
+    definitions: Definitions,
+    *,
+    limit: int,
+    lease_seconds: float,
+    suspects: int,
+    now: float,
 ) -> list[SagaRecord]:
     """Claim instances and read them completely."""
-    chosen = candidates(cursor, definitions, limit, now)
+    chosen = candidates(cursor, definitions, limit, now, suspects)
     for saga_id in chosen:
         cursor.execute(SQL["claim"], {"worker": worker, "until": now + lease_seconds, "saga_id": saga_id})
     return [record for saga_id in chosen if (record := load_record(cursor, UUID(saga_id), now))]
@@ -133,7 +143,7 @@ def save(cursor: sqlite3.Cursor, claim: Claim, turn: SagaChange, lease_seconds: 
     """Write a turn completely, or raise an error and write nothing."""
     writes = SagaWriteSet.of(turn, lease_seconds)
     to = writes.instance
-    facts = {name: getattr(to, name) for name in ("version", "status", "current_step", "retry_count")}
+    facts = {name: getattr(to, name) for name in ("version", "status", "current_step", "retry_count", "losses")}
     facts |= {"state": to.state.decode(), "last_error": writes.last_error, "needs_attention": to.needs_attention}
     facts |= {"release": turn.release, "due_seconds": writes.due_seconds, "now": now, **_fence(claim)}
     if not cursor.execute(SQL["save"], facts).rowcount:
@@ -201,13 +211,25 @@ class SqliteSagas:
         return await run_job(tx, deliver, messages, self._now())
 
     async def claim(
-        self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
+        self,
+        worker: str,
+        definitions: Collection[tuple[str, int]],
+        *,
+        limit: int,
+        lease_seconds: float,
+        suspects: int = 1,
     ) -> list[SagaRecord]:
         # A read blocks no writer, and nearly always there are no sagas to claim.
-        if not await self._own.read(candidates, definitions, limit, self._now()):
+        if not await self._own.read(candidates, definitions, limit, self._now(), suspects):
             return []
         return await self._own.write(
-            claim, worker, definitions, limit=limit, lease_seconds=lease_seconds, now=self._now()
+            claim,
+            worker,
+            definitions,
+            limit=limit,
+            lease_seconds=lease_seconds,
+            suspects=suspects,
+            now=self._now(),
         )
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:

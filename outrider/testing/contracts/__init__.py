@@ -12,7 +12,7 @@ from outrider.testing.contracts.outbox_failures import FailureContract, Optimist
 from outrider.testing.contracts.outbox_ordering import OrderContract, StagingContract, TopicContract
 from outrider.testing.contracts.outbox_ownership import CheckContract, MaintenanceContract, OwnershipContract
 from outrider.testing.contracts.saga_admin import SagaAdminRules, SagaMaintenanceRules
-from outrider.testing.contracts.saga_claims import ClaimRules, ConcurrencyRules, StartRules
+from outrider.testing.contracts.saga_claims import ClaimRules, ConcurrencyRules, LossRules, StartRules
 from outrider.testing.contracts.saga_messages import MessageRules, ParticipantRules
 from outrider.testing.contracts.saga_turns import HandlerTransactionRules, OutboxRules, TurnRules
 from outrider.testing.contracts.source import (
@@ -53,6 +53,7 @@ class InboxContract(ReceiptRules, SequencingRules, InboxFailureRules, HandlerRul
 class SagaContract(
     StartRules,
     ClaimRules,
+    LossRules,
     TurnRules,
     HandlerTransactionRules,
     MessageRules,

@@ -127,6 +127,59 @@ class ClaimRules:
         assert len(await bench.store.admin.audit(record.instance.saga_id)) == 1
 
 
+class LossRules:
+    """A worker that is lost costs a saga no attempt; losses in a row are counted, and limit what is claimed."""
+
+    async def test_a_claim_that_was_not_released_counts_a_loss_and_a_release_ends_the_row(
+        self, bench: SagaBench
+    ) -> None:
+        record = await bench.start_and_claim()
+        assert record.instance.losses == 0
+        for losses in (1, 2, 3):
+            await bench.advance(seconds=LEASE_SECONDS)
+            record = await bench.claim_one("bob")
+            assert record.instance.losses == losses
+        await bench.release(record, wake_seconds=0.0)
+        assert (await bench.claim_one("bob")).instance.losses == 0
+
+    async def test_a_turn_writes_the_losses(self, bench: SagaBench) -> None:
+        await bench.start_and_claim()
+        await bench.advance(seconds=LEASE_SECONDS)
+        record = await bench.claim_one("bob")
+        await bench.save(record, losses=0)
+        shown = await bench.store.admin.show(record.instance.saga_id)
+        assert shown
+        assert shown.instance.losses == 0
+        await bench.advance(seconds=LEASE_SECONDS)
+        assert (await bench.claim_one("bob")).instance.losses == 1
+
+    async def test_sagas_that_were_lost_once_are_claimed_together_and_after_that_one_at_a_time(
+        self, bench: SagaBench
+    ) -> None:
+        await bench.start(*[new_saga(f"A-{number}") for number in range(4)])
+        for losses in (0, 1):
+            records = await bench.claim()
+            assert [record.instance.losses for record in records] == [losses] * 4
+            await bench.advance(seconds=LEASE_SECONDS)
+        await bench.start(new_saga("B-1"))
+        assert [record.instance.correlation_id for record in await bench.claim(suspects=0)] == ["B-1"]
+        seen = set()
+        for _ in range(4):
+            [suspect] = await bench.claim()
+            assert suspect.instance.is_suspect
+            seen.add(suspect.instance.saga_id)
+        assert len(seen) == 4
+        assert await bench.claim() == []
+
+    async def test_suspects_of_several_definitions_share_the_limit(self, bench: SagaBench) -> None:
+        both = [("order", 1), ("refund", 1)]
+        await bench.start(new_saga("A-1"), new_saga("A-2", "refund"))
+        for _ in range(2):
+            assert len(await bench.claim(definitions=both)) == 2
+            await bench.advance(seconds=LEASE_SECONDS)
+        assert [len(await bench.claim(definitions=both)) for _ in range(3)] == [1, 1, 0]
+
+
 class ConcurrencyRules:
     """Concurrent transactions wait only for their own saga."""
 

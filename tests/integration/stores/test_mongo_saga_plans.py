@@ -81,6 +81,7 @@ def _saga(number: int, now: datetime) -> dict[str, Any]:
         "wake_at": wake_at,
         "owner": "ann" if owned else None,
         "epoch": 1,
+        "losses": 0,
         "turns": 0,
         "notes": 1,
     }

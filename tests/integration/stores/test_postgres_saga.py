@@ -63,7 +63,7 @@ async def test_a_save_that_waited_for_a_claim_is_rejected(postgres_url: str, con
     [late] = await sagas.claim("ann", ORDER, limit=1, lease_seconds=0)
     claiming = conn.transaction()
     await claiming.start()
-    await conn.fetch(sagas._sql["claim"], "bob", ["order"], [1], 1, 60.0)
+    await conn.fetch(sagas._sql["claim"], "bob", ["order"], [1], 1, 60.0, 1)
 
     async def save() -> None:
         async with sagas.transaction() as tx:

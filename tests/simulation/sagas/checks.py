@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.saga.definition.steps import Definition, StepKind
-from outrider.saga.model import JournalEntry, MessageKind, Phase, SagaRecord, Status, StepStatus, Uncertainty
+from outrider.saga.model import (
+    LOSSES_MAX,
+    JournalEntry,
+    MessageKind,
+    Phase,
+    SagaRecord,
+    Status,
+    StepStatus,
+    Uncertainty,
+)
 from outrider.saga.planner.planner import Claimed, Input, Plan, TimedOut, advance
 from outrider.stores.memory.tables import SagaRow
 from tests.simulation.sagas.definitions import EFFECTIVE
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 
 OPEN = (StepStatus.STARTED, StepStatus.RETRYING)
 CHANGES = {
-    Status.STARTED: {Status.RUNNING, Status.COMPENSATING},
+    Status.STARTED: {Status.RUNNING, Status.COMPENSATING, Status.FAILED},
     Status.RUNNING: {Status.COMPENSATING, Status.COMPLETED, Status.FAILED},
     Status.COMPENSATING: {Status.COMPENSATED, Status.FAILED},
     Status.FAILED: {Status.RUNNING, Status.COMPENSATING},
@@ -34,6 +43,7 @@ class History:
     by_hand: set[tuple[str, Phase]] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
     compensation_commanded: bool = False
+    losses_max: int = LOSSES_MAX
     unresolved: set[str] = field(default_factory=set)
     """Steps with an attempt at the action that may still be on its way."""
 
@@ -48,6 +58,8 @@ class History:
         self.compensation_commanded |= "operator compensate" in applied
         self.unresolved |= self.unresolved_calls(record, inputs)
         yield from self.forbidden_changes(plan)
+        if any(isinstance(item, Claimed) for item in inputs):
+            yield from self.charged_losses(record, plan, applied)
         yield from self.compensated_too_early(record, plan, applied)
         yield from self.entries(plan, row)
         yield from self.missed_events(record, plan)
@@ -72,6 +84,21 @@ class History:
         if any(isinstance(item, Claimed) for item in inputs):
             late |= {e.step for e in record.journal if (e.phase, e.status) == (Phase.ACTION, StepStatus.STARTED)}
         return {step for step in late if self.definition.steps[step].kind is StepKind.CALL}
+
+    def charged_losses(self, record: SagaRecord, plan: Plan, applied: set[str]) -> Iterator[str]:
+        """A lost worker costs no attempt and rejects nothing; after too many losses in a row, no step runs again."""
+        after = {(entry.step, entry.phase): entry for entry in plan.entries}
+        for entry in record.journal:
+            step, saved = self.definition.steps[entry.step], after.get((entry.step, entry.phase))
+            if saved is None or entry.status is not StepStatus.STARTED or step.kind not in EFFECTIVE:
+                continue
+            if step.kind is not StepKind.REQUEST and saved.attempts > entry.attempts:
+                yield f"a lost worker cost {entry.step} an attempt"
+            if step.kind is StepKind.LOCAL and saved.status is StepStatus.REJECTED and not applied:
+                yield f"{entry.step} was rejected because its worker was lost"
+            again = record.instance.losses >= self.losses_max and saved.status is StepStatus.STARTED
+            if again and step.kind is not StepKind.REQUEST:
+                yield f"{entry.step} runs again after {record.instance.losses} losses"
 
     def ignored_replies(self, record: SagaRecord, plan: Plan, row: SagaRow) -> Iterator[str]:
         """A step that failed without a reply goes on when the reply arrives."""

@@ -135,10 +135,18 @@ class DistantSagas:
         return await self.inner.undelivered(tx, event_ids)
 
     async def claim(
-        self, worker: str, definitions: Collection[tuple[str, int]], *, limit: int, lease_seconds: float
+        self,
+        worker: str,
+        definitions: Collection[tuple[str, int]],
+        *,
+        limit: int,
+        lease_seconds: float,
+        suspects: int = 1,
     ) -> list[SagaRecord]:
         def claim() -> list[SagaRecord]:
-            return at_once(self.inner.claim(worker, definitions, limit=limit, lease_seconds=lease_seconds))
+            return at_once(
+                self.inner.claim(worker, definitions, limit=limit, lease_seconds=lease_seconds, suspects=suspects)
+            )
 
         return await self._wire.carry("claim", tuple, claim)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 from outrider.errors import InvalidState, StepRejected
@@ -16,7 +17,8 @@ from outrider.event import Event, OutboxRow
 from outrider.saga import SagaRegistry
 from outrider.saga.definition.steps import StepKind
 from outrider.saga.execution.step_executor import KEY_HEADER, PHASE_HEADER
-from outrider.saga.model import MessageKind, NewSagaMessage, Phase, SagaRecord, Status
+from outrider.saga.model import LOSSES_MAX, MessageKind, NewSagaMessage, Phase, SagaRecord, Status
+from outrider.saga.planner import results
 from outrider.saga.replies import ReplyHandler
 from outrider.stores.memory import MemorySagas, MemoryStore
 from outrider.stores.memory.saga import record_of
@@ -72,7 +74,8 @@ class World:
         self.sagas = SagaRegistry(self.saga)
         self.replies = ReplyHandler(self.sagas)
         self.new = self.saga.new(State(), "A-7")
-        self.history = checks.History(self.definition)
+        self.losses_max = self.dice("losses").choice((2, LOSSES_MAX))
+        self.history = checks.History(self.definition, losses_max=self.losses_max)
         self.faults = rng.choice((0.0, 0.5, 1.0, 2.0))
         self.people = rng.choice((0.0, 0.0, 0.2, 1.0))
         self.weather = _weather(rng) if self.faults else Weather()
@@ -113,7 +116,7 @@ class World:
         for _ in range(2):
             self.workers.start()
         try:
-            with watch_turns(self.saved, self.fail):
+            with watch_turns(self.saved, self.fail), patch.object(results, "LOSSES_MAX", self.losses_max):
                 self._send_awaited_events()
                 if self.faults:
                     await self._misbehave()

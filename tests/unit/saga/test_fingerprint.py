@@ -80,6 +80,14 @@ def log(saga: Saga[Order]) -> object:
             [create, nap, charge, lambda s: request(s, "pay", compensate=None, compensated=None, reply="bank.paid")],
             "step pay has other replies",
         ),
+        (
+            [create, nap, charge, lambda s: request(s, "pay", compensate=None, compensated=None, topic="bank")],
+            "step pay has another command or topic",
+        ),
+        (
+            [create, nap, charge, lambda s: s.request("bank.pay", topic="stock", reply="stock.reserved", name="pay")],
+            "step pay has another command or topic",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -154,3 +162,84 @@ async def test_a_saga_that_is_being_compensated_does_not_mind_steps_that_will_no
     await shop.answer(compensate, "stock.released")
     await shop.works()
     assert await shop.status(saga_id) is Status.COMPENSATED
+
+
+def reserve(**changed: Any) -> Write:
+    return lambda saga: request(saga, **changed)
+
+
+COMPENSATIONS = [
+    {"compensate": "stock.free"},
+    {"compensated": "stock.freed"},
+    {"topic": "other-stock"},
+    {"reply_topic": "other-replies"},
+]
+CHANGED = "the compensation of step reserve has another command, topic or reply"
+
+
+@pytest.mark.parametrize("changed", COMPENSATIONS, ids=lambda changed: next(iter(changed)))
+async def test_a_done_step_whose_compensation_lies_ahead_may_not_change_the_participant_of_it(
+    changed: dict[str, str],
+) -> None:
+    before = saga_of(reserve(), nap, log)
+    shop = Shop(before)
+    saga_id = await shop.start(before, Order("A-7"))
+    await shop.works()
+    [asked] = await shop.sent()
+    await shop.answer(asked, "stock.reserved")
+    await shop.works()
+    shop.sagas = SagaRegistry(saga_of(reserve(**changed), nap, log))
+    shop.worker = shop.new_worker(1)
+    await shop.order(saga_id, "compensate")
+    await shop.works()
+    instance = (await shop.shown(saga_id)).instance
+    assert (instance.status, await shop.sent()) == (Status.FAILED, [])
+    assert CHANGED in (instance.last_error or "")
+
+
+@pytest.mark.parametrize("changed", COMPENSATIONS, ids=lambda changed: next(iter(changed)))
+async def test_a_compensation_that_has_begun_may_not_change_either(changed: dict[str, str]) -> None:
+    before = saga_of(reserve(), nap, log)
+    shop = Shop(before)
+    saga_id = await shop.start(before, Order("A-7"))
+    await shop.works()
+    [asked] = await shop.sent()
+    await shop.answer(asked, "stock.reserved")
+    await shop.works()
+    await shop.order(saga_id, "compensate")
+    await shop.works()
+    [compensate] = await shop.sent()
+    shop.sagas = SagaRegistry(saga_of(reserve(**changed), nap, log))
+    shop.worker = shop.new_worker(1)
+    await shop.passes(3600)
+    instance = (await shop.shown(saga_id)).instance
+    assert (instance.status, await shop.sent()) == (Status.FAILED, [])
+    assert CHANGED in (instance.last_error or "")
+    shop.sagas = SagaRegistry(before)
+    shop.worker = shop.new_worker(2)
+    await shop.answer(compensate, "stock.released")
+    await shop.order(saga_id, "retry")
+    await shop.works()
+    assert await shop.status(saga_id) is Status.COMPENSATED
+
+
+async def test_a_done_step_may_change_its_command_if_its_compensation_stays_or_the_pivot_is_done() -> None:
+    def pivot(saga: Saga[Order]) -> object:
+        return saga.local(name="confirm", pivot=True)(nothing)
+
+    async def at_the_nap(before: Saga[Order], after: Saga[Order]) -> Status:
+        shop = Shop(before)
+        saga_id = await shop.start(before, Order("A-7"))
+        await shop.works()
+        [asked] = await shop.sent()
+        await shop.answer(asked, "stock.reserved")
+        await shop.works()
+        shop.sagas = SagaRegistry(after)
+        shop.worker = shop.new_worker(1)
+        await shop.passes(60)
+        return await shop.status(saga_id)
+
+    renamed = reserve(reply="stock.held")
+    assert await at_the_nap(saga_of(reserve(), nap, log), saga_of(renamed, nap, log)) is Status.COMPLETED
+    moved = reserve(topic="other-stock")
+    assert await at_the_nap(saga_of(reserve(), pivot, nap), saga_of(moved, pivot, nap)) is Status.COMPLETED

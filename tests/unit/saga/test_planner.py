@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from outrider.saga.model import Phase, Status, StepStatus
+from outrider.saga.model import LOSSES_MAX, Phase, Status, StepStatus, Uncertainty
 from outrider.saga.planner.planner import (
     CallAction,
     Claimed,
@@ -114,15 +116,18 @@ def test_a_request_that_is_never_answered_needs_a_person_and_nothing_is_compensa
 def test_what_the_same_worker_knows_not_to_have_begun_is_begun_at_no_cost() -> None:
     case = Case([call("a", attempts=1), call("b"), local("c", attempts=1)])
     plan = case.advance(Claimed(frozenset({("b", Phase.ACTION, 1)})))
-    assert described(plan) == ["call a action 1", "call b action 2", "local c action 1"]
-    assert plan.instance.retry_count == 1
-    assert described(case.advance(Claimed(frozenset()))) == ["call a action 1", "call b action 2", "local c action 1"]
-    assert case.stored.instance.retry_count == 1
+    assert described(plan) == ["call a action 1", "call b action 1", "local c action 1"]
+    assert [case.entry(step).uncertainty for step in "abc"] == [None, Uncertainty.OUTCOME_UNKNOWN, None]
+    assert described(case.advance(Claimed(frozenset()))) == ["call a action 1", "call b action 1", "local c action 1"]
+    assert case.stored.instance.retry_count == 0
 
 
-def test_what_a_lost_worker_had_begun_is_begun_again_at_the_cost_of_an_attempt() -> None:
-    case = Case([call("a"), local("b"), request("c")])
-    assert described(case.advance(Claimed())) == ["call a action 2", "local b action 2"]
+def test_a_lost_worker_costs_no_attempt() -> None:
+    case = Case([call("a", attempts=1), local("b", attempts=1), request("c")])
+    for losses in range(1, LOSSES_MAX):
+        assert described(case.loses_worker()) == ["call a action 1", "local b action 1"]
+        assert (case.stored.instance.losses, case.stored.instance.retry_count) == (losses, 0)
+    assert (case.entry("a").uncertainty, case.entry("b").uncertainty) == (Uncertainty.OUTCOME_UNKNOWN, None)
 
 
 def test_what_is_under_way_here_is_not_begun_again() -> None:
@@ -131,25 +136,62 @@ def test_what_is_under_way_here_is_not_begun_again() -> None:
     assert (plan.actions, plan.release) == ((), False)
 
 
-def test_a_worker_lost_in_the_last_attempt_leaves_a_call_unknown() -> None:
-    case = Case(call("a", attempts=1))
-    case.advance(Claimed())
-    assert (case.status, case.compensated()) == (Status.FAILED, [])
-    assert "unknown whether it happened" in str(case.stored.instance.last_error)
-
-
-def test_a_local_step_lost_in_its_last_attempt_was_rolled_back_and_counts_as_rejected() -> None:
-    case = Case(call("a"), local("b", attempts=1))
+@pytest.mark.parametrize("make", [call, local])
+def test_a_step_whose_worker_is_lost_too_often_needs_a_person_and_nothing_is_compensated(make: Any) -> None:
+    case = Case(call("a"), make("b", attempts=1))
     case.succeeds("a")
-    case.advance(Claimed())
-    assert case.compensated() == ["a"]
+    case.loses_worker(LOSSES_MAX)
+    assert (case.status, case.attention, case.compensated()) == (Status.FAILED, True, [])
+    assert (case.progress("b"), case.entry("b").attempts) == (StepStatus.FAILED, 1)
+    assert case.entry("b").is_unresolved == (make is call)
+    assert f"its worker was lost {LOSSES_MAX} times in a row" in str(case.stored.instance.last_error)
+    assert case.stored.instance.losses == 0
+    assert described(case.order("retry")) == [f"{make.__name__} b action 1"]
+
+
+def test_a_result_ends_the_losses_in_a_row() -> None:
+    case = Case(local("a"), local("b"))
+    case.loses_worker(LOSSES_MAX - 1)
+    case.succeeds("a")
+    assert case.stored.instance.losses == 0
+    case.loses_worker(LOSSES_MAX - 1)
+    case.raises("b")
+    assert (case.progress("b"), case.stored.instance.losses) == (StepStatus.RETRYING, 0)
+
+
+def test_the_result_of_one_step_says_nothing_of_the_losses_while_another_runs() -> None:
+    case = Case([local("a"), call("b")])
+    case.loses_worker(3)
+    case.succeeds("a")
+    assert case.stored.instance.losses == 3
+    case.succeeds("b")
+    assert case.stored.instance.losses == 0
+
+
+def test_a_saga_whose_turns_cost_the_workers_is_stopped_before_its_code_runs_again() -> None:
+    case = Case(request("a"))
+    case.deliver("yes", "a")
+    case.stored.instance = replace(case.stored.instance, losses=LOSSES_MAX)
+    plan = case.advance(Claimed())
+    assert (case.status, case.attention, plan.actions) == (Status.FAILED, True, ())
+    assert "its worker was lost 20 times in a row" in str(case.stored.instance.last_error)
+    assert case.messages == ["yes"]
+
+
+def test_a_compensation_whose_worker_is_lost_too_often_does_not_stop_the_others() -> None:
+    case = Case(local("a"), local("b"), call("c"))
+    case.succeeds("a")
+    case.succeeds("b")
+    case.declines("c")
+    assert described(case.loses_worker(LOSSES_MAX)) == ["local a compensation 1"]
+    assert (case.progress("b", COMPENSATION), case.stored.instance.losses) == (StepStatus.FAILED, 0)
 
 
 def test_a_compensation_that_a_lost_worker_had_begun_is_begun_again() -> None:
     case = Case(call("a"), call("b"))
     case.succeeds("a")
     case.declines("b")
-    assert described(case.advance(Claimed())) == ["call a compensation 2"]
+    assert described(case.loses_worker()) == ["call a compensation 1"]
 
 
 def test_a_rejection_compensates_what_is_done_last_first_and_one_at_a_time() -> None:
@@ -271,8 +313,8 @@ def test_a_call_that_raised_in_the_end_is_unknown_still_if_an_earlier_attempt_wa
 
 
 def test_that_an_attempt_was_lost_with_its_worker_is_not_forgotten_when_the_next_one_raises() -> None:
-    case = Case(call("a"))
-    case.advance(Claimed())
+    case = Case(call("a", attempts=1))
+    case.loses_worker()
     case.raises("a")
     assert (case.status, case.compensated()) == (Status.FAILED, [])
     case.order("retry")
@@ -443,7 +485,7 @@ def test_a_saga_whose_step_is_gone_from_the_definition_stops_with_the_remedy_and
     case.definition = old
     assert described(case.advance(Claimed())) == []
     case.deliver("retry")
-    assert described(case.advance(Claimed())) == ["call a action 2"]
+    assert described(case.advance(Claimed())) == ["call a action 1"]
 
 
 def test_a_parked_saga_needs_attention_until_it_goes_on_whatever_comes() -> None:

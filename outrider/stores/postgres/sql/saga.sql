@@ -4,7 +4,7 @@
 -- In the order of Instance's fields. JSON as text, whatever codecs the connection has.
 i.saga_id, i.saga_type, i.definition_version, i.correlation_id, i.state::text AS state, i.status, i.current_step,
 i.version, i.last_error, i.retry_count, i.needs_attention, i.traceparent, i.started_at, i.updated_at, i.ended_at,
-i.wake_at, i.owner, i.epoch, i.fingerprint
+i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses
 
 -- fragment: moment
 -- One moment for the whole statement.
@@ -56,8 +56,9 @@ RETURNING message_id
 
 -- name: claim
 -- Claim sagas of the given definitions that are due, or have unseen messages and no owner; rows locked by others are
--- left out. The two kinds come in turn, so neither waits for the end of the other. Indexes: saga_instance_due,
--- saga_mailbox_unseen, saga_instance_pkey.
+-- left out. The kinds come in turn, so none waits for the end of another. A saga that still has an owner was lost with
+-- its worker; after more than one loss in a row it is a suspect, and at most $6 of them are claimed. Indexes:
+-- saga_instance_due, saga_instance_lost, saga_mailbox_unseen, saga_instance_pkey.
 WITH {moment}, definition AS (
     SELECT * FROM unnest($2::text[], $3::integer[]) AS d (saga_type, definition_version)
 ), due AS MATERIALIZED (
@@ -65,9 +66,20 @@ WITH {moment}, definition AS (
     FROM definition AS d CROSS JOIN LATERAL (
         SELECT saga_id, wake_at FROM {schema}.saga_instance
         WHERE saga_type = d.saga_type AND definition_version = d.definition_version AND wake_at <= {now}
+            AND losses = 0
         ORDER BY wake_at LIMIT $4
         FOR UPDATE SKIP LOCKED
     ) AS found
+), suspect AS MATERIALIZED (
+    SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS rank
+    FROM definition AS d CROSS JOIN LATERAL (
+        SELECT saga_id, wake_at FROM {schema}.saga_instance
+        WHERE saga_type = d.saga_type AND definition_version = d.definition_version AND wake_at <= {now}
+            AND losses > 0
+        ORDER BY wake_at LIMIT $6
+        FOR UPDATE SKIP LOCKED
+    ) AS found
+    ORDER BY found.wake_at LIMIT $6
 ), mailed AS MATERIALIZED (
     SELECT found.saga_id, row_number() OVER (ORDER BY found.message_id) AS rank
     FROM definition AS d CROSS JOIN LATERAL (
@@ -81,11 +93,14 @@ WITH {moment}, definition AS (
         ORDER BY m.message_id LIMIT $4
     ) AS found
 ), chosen AS (
-    SELECT saga_id FROM (SELECT * FROM due UNION ALL SELECT * FROM mailed) AS found
+    SELECT saga_id FROM (
+        SELECT * FROM due UNION ALL SELECT * FROM suspect UNION ALL SELECT * FROM mailed
+    ) AS found
     GROUP BY saga_id ORDER BY min(rank) LIMIT $4
 )
 UPDATE {schema}.saga_instance AS i
-SET owner = $1, epoch = epoch + 1, wake_at = {now} + $5::float8 * interval '1 second'
+SET owner = $1, epoch = epoch + 1, wake_at = {now} + $5::float8 * interval '1 second',
+    losses = CASE WHEN owner IS NULL THEN 0 ELSE losses + 1 END
 WHERE i.saga_id = ANY (ARRAY(SELECT saga_id FROM chosen))
 RETURNING {instance}, {now} AS now
 
@@ -143,7 +158,7 @@ SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL 
 WITH {moment}, held AS (
     UPDATE {schema}.saga_instance SET
         state = $5::text::json, status = $6, current_step = $7, version = version + 1, last_error = $8,
-        retry_count = $9, needs_attention = $10, updated_at = {now},
+        retry_count = $9, needs_attention = $10, losses = $34, updated_at = {now},
         ended_at = CASE WHEN $6 IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, {now}) END,
         owner = CASE WHEN $11::boolean THEN NULL ELSE owner END, wake_at = {now} + $12::float8 * interval '1 second'
     WHERE saga_id = $1 AND owner = $2 AND epoch = $3 AND version = $4

@@ -24,9 +24,17 @@ WHERE saga_id = :saga_id AND status NOT IN ('completed', 'compensated')
 ON CONFLICT (saga_id, event_id) DO NOTHING;
 
 -- name: claim_due
--- What is due of a definition, longest first; saga_instance_due.
+-- What is due of a definition, longest first, without suspects; saga_instance_due.
 SELECT wake_at, saga_id FROM saga_instance
 WHERE saga_type = :saga_type AND definition_version = :definition_version AND wake_at <= :now
+    AND losses = 0
+ORDER BY wake_at LIMIT :limit;
+
+-- name: claim_suspects
+-- What was lost with its worker more than once in a row, of a definition, longest first; saga_instance_lost.
+SELECT wake_at, saga_id FROM saga_instance
+WHERE saga_type = :saga_type AND definition_version = :definition_version AND wake_at <= :now
+    AND losses > 0
 ORDER BY wake_at LIMIT :limit;
 
 -- name: claim_messaged
@@ -37,8 +45,10 @@ WHERE mail.saga_type = :saga_type AND mail.definition_version = :definition_vers
 ORDER BY mail.message_id LIMIT :limit;
 
 -- name: claim
--- Give a saga an owner; the primary key.
-UPDATE saga_instance SET owner = :worker, epoch = epoch + 1, wake_at = :until WHERE saga_id = :saga_id;
+-- Give a saga an owner, and count a loss if it still has one; the primary key.
+UPDATE saga_instance SET
+    owner = :worker, epoch = epoch + 1, wake_at = :until, losses = CASE WHEN owner IS NULL THEN 0 ELSE losses + 1 END
+WHERE saga_id = :saga_id;
 
 -- name: renew
 -- Move the end of a claim ahead; the primary key.
@@ -64,7 +74,7 @@ WHERE saga_id = :saga_id ORDER BY message_id;
 -- A turn, if claim and version are still the ones expected; the primary key.
 UPDATE saga_instance SET
     state = :state, status = :status, current_step = :current_step, version = version + 1, last_error = :last_error,
-    retry_count = :retry_count, needs_attention = :needs_attention, updated_at = :now,
+    retry_count = :retry_count, needs_attention = :needs_attention, losses = :losses, updated_at = :now,
     ended_at = CASE WHEN :status IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, :now) END,
     owner = CASE WHEN :release THEN NULL ELSE owner END, wake_at = :now + :due_seconds
 WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch AND version = :version;

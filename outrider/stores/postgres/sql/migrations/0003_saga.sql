@@ -5,7 +5,8 @@
 
 -- name: saga_instance
 -- `wake_at` is when an instance is next of interest to anybody: due, or the end of its owner's claim. Only the owner of
--- a claim writes the row, which happens often: the free room in each page keeps the row in its page.
+-- a claim writes the row, which happens often: the free room in each page keeps the row in its page. `losses` counts the
+-- workers that were lost in a row while they had the saga.
 CREATE TABLE {schema}.saga_instance (
     saga_id            uuid PRIMARY KEY,
     saga_type          text NOT NULL CHECK (saga_type <> ''),
@@ -27,12 +28,17 @@ CREATE TABLE {schema}.saga_instance (
     owner              text,
     epoch              bigint NOT NULL DEFAULT 0,
     fingerprint        text NOT NULL DEFAULT '',
+    losses             integer NOT NULL DEFAULT 0,
     CONSTRAINT saga_instance_name UNIQUE (saga_type, correlation_id)
 ) WITH (fillfactor = 70)
 
 -- name: saga_instance_due
 CREATE INDEX saga_instance_due ON {schema}.saga_instance (saga_type, definition_version, wake_at)
 WHERE wake_at IS NOT NULL
+
+-- name: saga_instance_lost
+-- Those that were lost with their workers: the few that may become suspects.
+CREATE INDEX saga_instance_lost ON {schema}.saga_instance (saga_type, definition_version, wake_at) WHERE losses > 0
 
 -- name: saga_instance_age
 -- Those that may be pruned.

@@ -1,5 +1,6 @@
 -- name: saga_instance
 -- A saga. `wake_at` is when it is next of interest to anybody: due, or the end of its owner's claim.
+-- `losses` counts the workers that were lost in a row while they had the saga.
 CREATE TABLE saga_instance (
     saga_id TEXT PRIMARY KEY,
     saga_type TEXT NOT NULL CHECK (saga_type <> ''),
@@ -20,12 +21,17 @@ CREATE TABLE saga_instance (
     owner TEXT,
     epoch INTEGER NOT NULL DEFAULT 0,
     fingerprint TEXT NOT NULL DEFAULT '',
+    losses INTEGER NOT NULL DEFAULT 0,
     UNIQUE (saga_type, correlation_id)
 );
 
 -- name: saga_instance_due
 -- The few that are due some time, by definition.
 CREATE INDEX saga_instance_due ON saga_instance (saga_type, definition_version, wake_at) WHERE wake_at IS NOT NULL;
+
+-- name: saga_instance_lost
+-- Those that were lost with their workers: the few that may become suspects.
+CREATE INDEX saga_instance_lost ON saga_instance (saga_type, definition_version, wake_at) WHERE losses > 0;
 
 -- name: saga_instance_age
 -- Those that may be pruned.
