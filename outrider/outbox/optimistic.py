@@ -2,9 +2,9 @@
 
 The writer stages a row together with its claim, if no undelivered event lies before the row, and relays skip claimed
 rows. After the commit the writer renews the claim by database time, and publishes the batch only if the renewal returns
-all of it: otherwise an event could overtake an earlier one whose claim has ended. A transaction that rolled back left no
-row; after a commit with an unknown result the writer sends no event. If the writer dies, the claim ends and the owner of
-the lane publishes the event.
+all of it: otherwise an event could overtake an earlier one whose claim has ended. A transaction that rolled back left
+no row; after a commit with an unknown result the writer sends no event. If the writer dies, the claim ends and the
+owner of the lane publishes the event.
 """
 
 from __future__ import annotations

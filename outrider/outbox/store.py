@@ -174,7 +174,7 @@ class OutboxStore(Protocol):
         ...
 
     async def renew_claim(self, claim: OptimisticClaim, event_ids: Sequence[UUID]) -> list[OutboxRow]:
-        """Renew the claim of a writer after its commit, with one reading of the clock; return the rows still claimed."""
+        """Renew the claim of a writer after its commit, by one reading of the clock; return the rows still claimed."""
         ...
 
     async def settle_claim(self, claim: OptimisticClaim, confirmed: Sequence[UUID], yielded: Sequence[UUID]) -> None:
