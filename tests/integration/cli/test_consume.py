@@ -216,12 +216,20 @@ def test_what_a_handler_failed_with_and_where_is_shown(service: Service) -> None
     [dead_lettered] = [line for line in log.splitlines() if "consumer dead lettered" in line]
     for words in ('error="ValueError: no such price"', "kind=ValueError", f'where="{where}"', "dead_letter=1"):
         assert words in dead_lettered
-    assert json.loads(service.run("inbox", "show", "1", "--json")[0])["failure"] == {
+    failure = json.loads(service.run("inbox", "show", "1", "--json")[0])["failure"]
+    traceback = """Traceback (most recent call last):
+  File "handlers.py", line 13, in bill
+    raise ValueError("no such price")
+ValueError: no such price"""
+    assert failure == {
         "error": "ValueError: no such price",
         "kind": "ValueError",
         "where": where,
+        "traceback": traceback,
     }
-    assert where in service.run("inbox", "show", "1")[0]
+    shown = service.run("inbox", "show", "1")[0]
+    assert where in shown
+    assert traceback in shown
 
 
 def test_a_chosen_consumer_runs_alone(service: Service) -> None:
