@@ -1,4 +1,4 @@
-"""The text of an error, and its origin in the application's own code, outside of libraries and engines."""
+"""The text and the traceback of an error, and its origin in the application's own code, outside of engines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+
+from outrider.redaction import redacted
 
 _PACKAGE = Path(__file__).parent
 _OTHERS = (
@@ -32,6 +34,39 @@ def user_frame(error: BaseException) -> str | None:
             if not frame.filename.startswith(_OTHERS):
                 return f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}"
     return None
+
+
+def traceback_text(error: BaseException, characters_max: int = 8000) -> str:
+    """Return the traceback of an error and its causes, from the application's own code on, with secrets hidden.
+
+    The values of variables are never part of it. Of a long traceback, the beginning and the end are kept.
+
+    >>> try:
+    ...     {}["nope"]
+    ... except KeyError as error:
+    ...     print(traceback_text(error).splitlines()[-1])
+    KeyError: 'nope'
+    """
+    report = traceback.TracebackException.from_exception(error, compact=True)
+    _shorten(report)
+    text = redacted("".join(report.format()).rstrip())
+    if len(text) <= characters_max:
+        return text
+    head = characters_max // 4
+    return f"{text[:head]}\n  [...]\n{text[len(text) - characters_max + head :]}"
+
+
+def _shorten(report: traceback.TracebackException | None) -> None:
+    """Drop the frames before the application's code, and make paths relative, in an error and its causes."""
+    if report is None:
+        return
+    frames = list(report.stack)
+    first = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(_OTHERS)), 0)
+    for frame in frames:
+        frame.filename = short_path(frame.filename)
+    report.stack = traceback.StackSummary.from_list(frames[first:])
+    for each in (report.__cause__, report.__context__, *(report.exceptions or ())):
+        _shorten(each)
 
 
 def text_of(error: BaseException) -> str:

@@ -53,7 +53,8 @@ Ids = Annotated[
 @expand_options
 def list_dead_letters(*, location: StoreLocation, matching: InboxFilter, limit: Limit = 50, json: Json = False) -> None:
     """List the dead letters of consumers, oldest first. Alias: `ls`."""
-    rows = [_without_bytes(row) for row in _find(location, _criteria((), matching, limit))]
+    found = _find(location, _criteria((), matching, limit))
+    rows = [{**_without_bytes(row), "failure": _split_traceback(row)[0]} for row in found]
     emit(rows) if json else show_table(COLUMNS, rows, empty="no dead letters match")
 
 
@@ -68,12 +69,18 @@ def show(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show one dead letter of a consumer: the failure, and with `--body` the message."""
+    """Show one dead letter of a consumer: the failure with its traceback, and with `--body` the message."""
     rows = _find(location, InboxCriteria(ids=(id,), limit=1))
     if not rows:
         raise NotFound(f"no consumer has a dead letter {id}; see `{LISTING}`")
     facts = _with_text(rows[0]) if body else _without_bytes(rows[0])
-    emit(facts) if json else show_facts(facts)
+    if json:
+        emit(facts)
+        return
+    failure, traceback = _split_traceback(facts)
+    show_facts({**facts, "failure": failure})
+    if traceback:
+        say(f"\n{traceback}")
 
 
 @app.command("replay")
@@ -139,6 +146,12 @@ def _criteria(ids: Sequence[int], matching: InboxFilter, limit: int) -> InboxCri
 
 def _find(location: StoreLocation, criteria: InboxCriteria) -> list[dict[str, Any]]:
     return with_inbox(location, lambda store: store.admin.dead_letters(criteria))
+
+
+def _split_traceback(row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return the failure of a dead letter without its traceback, and the traceback, which has many lines."""
+    failure = dict(row["failure"])
+    return failure, failure.pop("traceback", None)
 
 
 def _without_bytes(row: dict[str, Any]) -> dict[str, Any]:

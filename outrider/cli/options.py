@@ -301,6 +301,11 @@ def _dead_letter_rows(count: int) -> str:
     return f"{count} dead letter{'' if count == 1 else 's'}"
 
 
+WithRelay = Annotated[
+    bool, typer.Option("--relay", help="Publish staged events too, in this process, with the settings of a relay.")
+]
+
+
 def number(name: str) -> Any:
     """Return the option of a relay's number, with its meaning and its default as help.
 

@@ -7,10 +7,11 @@ at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -26,13 +27,15 @@ from outrider.errors import Transient
 from outrider.outbox.model import FETCHABLE, WAITING
 from outrider.outbox.relay import Relay
 from outrider.outbox.store import OutboxAdmin
-from outrider.telemetry.events import EventDeadLettered, Observers, PassCompleted, TelemetryEvent
+from outrider.telemetry.events import EventDeadLettered, Observer, Observers, PassCompleted, TelemetryEvent
 
 LOOK_SECONDS = 0.2
 
 LOOK_SHARE = 10
 
 STREAMS_MAX = 10_000
+
+IsDue = Callable[[], Awaitable[bool]]
 
 
 def relay(
@@ -76,7 +79,7 @@ def relay(
     names = ("store", "broker", "schema", "processes", "archive", "topic_rule", "log_level", *config.RELAY_NUMBERS)
     given = locals()
     chosen = config.load({"config": config_file, **{name: given[name] for name in names}})
-    _check_settings(chosen)
+    check_settings(chosen)
     app.configure_logging(json=json, level=chosen.log_level.upper())
     if parent is not None:
         die_with_parent(parent)
@@ -107,23 +110,47 @@ async def _count_waiting(chosen: Config, tally: RelayTally) -> None:
 
 async def run(chosen: Config, *, until_empty: bool) -> RelayTally:
     """Run one relay until it stops; return its counts."""
-    broker = await app.open_broker(chosen.broker_url())
-    rule = find_topic_rule(chosen.topic_rule)
-    store = await app.open_store(chosen.store_url(), schema=chosen.schema, archive=chosen.archive, topic_rule=rule)
     tally = RelayTally()
-    relay = Relay(store, broker, chosen.relay, observer=Observers([app.log_observer(), tally]))
-    try:
+    async with _open_relay(chosen, Observers([app.log_observer(), tally])) as relay:
         with on_stop_signals(relay.stop, shutdown_seconds=chosen.relay.lease_seconds), collect_rarely():
-            async with stop_when_empty(store.admin, relay, enabled=until_empty):
+            async with stop_when_empty(relay.store.admin, relay, enabled=until_empty):
                 await relay.run()
-    finally:
-        await broker.close()
-        await store.close()
     return tally
 
 
-def _check_settings(chosen: Config) -> None:
-    # Before anything starts: a supervisor must not restart a relay that cannot work.
+@asynccontextmanager
+async def run_beside(chosen: Config, observer: Observer, *, enabled: bool) -> AsyncIterator[IsDue]:
+    """While the block runs, run a relay in this process; yield a function that tells whether an event is due.
+
+    A fatal error of the relay ends the block, and is raised. The relay stops cleanly after the block, and also after an
+    error of the block.
+    """
+    if not enabled:
+        yield _nothing_due
+        return
+    async with _open_relay(chosen, observer) as relay, asyncio.TaskGroup() as group:
+        running = group.create_task(relay.run())
+        try:
+            yield partial(_something_due, relay.store.admin)
+        finally:
+            relay.stop()
+            await asyncio.wait([running])
+
+
+@asynccontextmanager
+async def _open_relay(chosen: Config, observer: Observer) -> AsyncIterator[Relay]:
+    broker = await app.open_broker(chosen.broker_url())
+    rule = find_topic_rule(chosen.topic_rule)
+    store = await app.open_store(chosen.store_url(), schema=chosen.schema, archive=chosen.archive, topic_rule=rule)
+    try:
+        yield Relay(store, broker, chosen.relay, observer=observer)
+    finally:
+        await broker.close()
+        await store.close()
+
+
+def check_settings(chosen: Config) -> None:
+    """Check the settings of a relay before anything starts: a supervisor must not restart one that cannot work."""
     chosen.store_url(), chosen.broker_url()
     find_topic_rule(chosen.topic_rule)
 
@@ -149,6 +176,10 @@ async def _watch(admin: OutboxAdmin, relay: Relay) -> None:
             return
         # Counting a large backlog takes a while, and the database is there for the relay.
         await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - started)))
+
+
+async def _nothing_due() -> bool:
+    return False
 
 
 async def _something_due(admin: OutboxAdmin) -> bool:

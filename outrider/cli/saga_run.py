@@ -1,5 +1,7 @@
 """`outrider saga run`: runs the steps of sagas, and receives replies and events for sagas.
 
+With `--relay`, a relay runs in the same process and publishes what the steps stage.
+
 The first SIGTERM or SIGINT starts a clean stop: running calls may finish, and every saga is released. The second signal
 ends the process at once; other workers continue when the claims expire, and call again with the same keys.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from typing import Annotated, Any, Protocol
@@ -17,9 +19,10 @@ import typer
 
 from outrider import app, config
 from outrider.cli.imports import find_sagas
-from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl
+from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl, WithRelay
 from outrider.cli.output import emit, say
 from outrider.cli.processes import die_with_parent, on_stop_signals, supervise
+from outrider.cli.relay import IsDue, check_settings, run_beside
 from outrider.cli.saga_operator import Target
 from outrider.config import Config
 from outrider.inbox.consumer import Consumer
@@ -32,6 +35,8 @@ from outrider.telemetry.events import (
     Handled,
     Observer,
     Observers,
+    PassCompleted,
+    RelayStarted,
     SagaAdvanced,
     SagaEnded,
     SagaWorkerRecovered,
@@ -60,10 +65,10 @@ class WorkerProcess(Protocol):
 
 
 class SagaTally:
-    """Counts the outcomes of sagas, and tracks activity."""
+    """Counts the outcomes of sagas and the events that a relay beside the worker has published; tracks activity."""
 
-    def __init__(self) -> None:
-        self.counts = {"moved": 0, "completed": 0, "compensated": 0, "failed": 0}
+    def __init__(self, *, relay: bool) -> None:
+        self.counts = {"moved": 0, "completed": 0, "compensated": 0, "failed": 0, **({"published": 0} if relay else {})}
         self.started = 0
         self.unavailable = False
         self.last_error = asyncio.Event()
@@ -77,7 +82,9 @@ class SagaTally:
                 self.counts[event.status] += 1
             case SagaWorkerUnavailable() | SagaWorkerRecovered():
                 self.unavailable = isinstance(event, SagaWorkerUnavailable)
-            case SagaWorkerStarted() | ConsumerStarted():
+            case PassCompleted() if event.confirmed:
+                self.counts["published"] += event.confirmed
+            case SagaWorkerStarted() | ConsumerStarted() | RelayStarted():
                 self.started += 1
             case Handled():
                 pass
@@ -107,6 +114,7 @@ def run(
     saga_days: SagaDays = None,
     audit_days: AuditDays = None,
     participant_memory_days: ParticipantMemoryDays = None,
+    relay: WithRelay = False,
     log_level: LogLevel = None,
     json: Json = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
@@ -119,39 +127,43 @@ def run(
     chosen = config.load({"config": config_file, **given})
     sagas, settings = find_sagas(target), SagaSettings(**numbers)
     _check(chosen, sagas)
+    if relay:
+        check_settings(chosen)
     app.configure_logging(json=json, level=chosen.log_level.upper())
     if processes > 1:
-        options = child_options(numbers, until_idle=until_idle, json=json)
-        workers, seconds = replace(chosen, processes=processes), shutdown_seconds(settings)
+        options = child_options(numbers, until_idle=until_idle, relay=relay, json=json)
+        workers, seconds = replace(chosen, processes=processes), shutdown_seconds(settings, chosen, relay=relay)
         counts = asyncio.run(supervise(workers, options, ("saga", "run", target), shutdown_timeout_seconds=seconds))
     else:
-        counts = asyncio.run(run_once(chosen, sagas, settings, until_idle))
+        counts = asyncio.run(run_once(chosen, sagas, settings, until_idle, relay=relay))
     # A child only counts: the parent adds up the results of its children.
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
     emit(counts) if json or parent is not None else say(said)
 
 
-def child_options(numbers: dict[str, Any], *, until_idle: float | None, json: bool) -> list[str]:
+def child_options(numbers: dict[str, Any], *, until_idle: float | None, relay: bool, json: bool) -> list[str]:
     """Return the options of a child; URLs and schema come through the environment.
 
-    >>> child_options({"lease_seconds": 20.0}, until_idle=5, json=False)
+    >>> child_options({"lease_seconds": 20.0}, until_idle=5, relay=False, json=False)
     ['--lease-seconds', '20.0', '--until-idle', '5']
     """
     named = {**numbers, **({} if until_idle is None else {"until_idle": until_idle})}
     pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in named.items()]
-    return [*(text for pair in pairs for text in pair), *(["--json"] if json else [])]
+    flags = {"--relay": relay, "--json": json}
+    return [*(text for pair in pairs for text in pair), *(flag for flag, wanted in flags.items() if wanted)]
 
 
-def shutdown_seconds(settings: SagaSettings) -> float:
-    """Return the time limit of a clean stop: for calls, for releasing sagas, and for the sources of replies."""
-    return 2 * settings.shutdown_timeout_seconds + settings.lease_seconds
+def shutdown_seconds(settings: SagaSettings, chosen: Config, *, relay: bool) -> float:
+    """Return the time limit of a clean stop: for calls, releasing sagas, the sources of replies, and the relay."""
+    seconds = 2 * settings.shutdown_timeout_seconds + settings.lease_seconds
+    return seconds + (chosen.relay.lease_seconds if relay else 0)
 
 
 async def run_once(
-    chosen: Config, sagas: SagaRegistry, settings: SagaSettings, until_idle: float | None
+    chosen: Config, sagas: SagaRegistry, settings: SagaSettings, until_idle: float | None, *, relay: bool
 ) -> dict[str, int]:
-    """Run one worker and the consumers of its replies until they stop; return the counts of sagas by outcome."""
-    tally = SagaTally()
+    """Run one worker, the consumers of its replies, and a relay if wanted, until they stop; return the counts."""
+    tally = SagaTally(relay=relay)
     observer = Observers([app.log_observer(), tally])
     outbox = app.Outbox(schema=chosen.schema)
     store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, transactions=sagas.transactions)
@@ -159,8 +171,13 @@ async def run_once(
         worker = SagaWorker(store, sagas, outbox.stage, settings, observer)
         inbox = app.saga_inbox(sagas, outbox=outbox, observer=observer)
         # The worker is notified by the consumers: handled replies are messages for its sagas.
-        async with _consumers(chosen, inbox, Observers([observer, worker])) as consumers:
-            await _run(worker, consumers, tally, until_idle)
+        async with (
+            _consumers(chosen, inbox, Observers([observer, worker])) as consumers,
+            run_beside(chosen, observer, enabled=relay) as is_due,
+        ):
+            members = 1 + len(consumers) + relay
+            watch = _idle(worker, tally, members, until_idle, is_due) if until_idle else None
+            await _run(worker, consumers, watch, shutdown_seconds(settings, chosen, relay=relay))
     finally:
         await store.close()
     return tally.counts
@@ -181,18 +198,20 @@ async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncI
         await store.close()
 
 
-async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: SagaTally, until_idle: float | None) -> None:
+async def _run(
+    worker: SagaWorker, consumers: Sequence[Consumer], watch: Coroutine[Any, Any, None] | None, seconds: float
+) -> None:
     members: list[WorkerProcess] = [worker, *consumers]
 
     def stop() -> None:
         for member in members:
             member.stop()
 
-    with on_stop_signals(stop, shutdown_seconds=shutdown_seconds(worker.settings)):
+    with on_stop_signals(stop, shutdown_seconds=seconds):
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(member.run()) for member in members]
-            if until_idle:
-                watching = group.create_task(_idle(worker, tally, len(members), until_idle))
+            if watch:
+                watching = group.create_task(watch)
                 await asyncio.wait([watching, *running], return_when=asyncio.FIRST_COMPLETED)
                 watching.cancel()
                 stop()
@@ -201,7 +220,7 @@ async def _run(worker: SagaWorker, consumers: Sequence[Consumer], tally: SagaTal
         asyncio.get_running_loop().call_later(worker.settings.shutdown_timeout_seconds, os._exit, 1)
 
 
-async def _idle(worker: SagaWorker, tally: SagaTally, members: int, seconds: float) -> None:
+async def _idle(worker: SagaWorker, tally: SagaTally, members: int, seconds: float, is_due: IsDue) -> None:
     """Return when all components have started, no activity came for the given time, and the worker is idle."""
     while True:
         tally.last_error.clear()
@@ -210,7 +229,7 @@ async def _idle(worker: SagaWorker, tally: SagaTally, members: int, seconds: flo
             async with asyncio.timeout(seconds if ready else None):
                 await tally.last_error.wait()
         except TimeoutError:
-            if not worker.busy:
+            if not worker.busy and not await is_due():
                 return
 
 

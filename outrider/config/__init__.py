@@ -7,7 +7,7 @@ never shown.
 
 from outrider.config.loader import Config, check_names, load, values, variables
 from outrider.config.schema import LEVELS, PREFIX, RELAY_NUMBERS, SETTINGS, nearest
-from outrider.config.secrets import hidden, redacted
+from outrider.redaction import hidden, redacted
 
 __all__ = [
     "LEVELS",

@@ -24,11 +24,11 @@ from outrider.config.schema import (
     UrlSetting,
     nearest,
 )
-from outrider.config.secrets import has_secret
 from outrider.config.yaml_file import Spot, filled, read_file
 from outrider.errors import InvalidSetting
 from outrider.outbox.model import Retention
 from outrider.outbox.settings import RelaySettings
+from outrider.redaction import has_secret
 from outrider.retry import RetryPolicy
 
 _FOREIGN = (f"{PREFIX}TEST_", f"{PREFIX}REQUIRE_", f"{PREFIX}DEBUG")

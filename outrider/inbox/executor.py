@@ -21,6 +21,7 @@ from outrider.inbox.model import Applied, Held, Ignored, InboxDeadLettered, Left
 from outrider.inbox.router import Routes
 from outrider.inbox.store import InboxStore
 from outrider.inbox.transaction import NO_HANDLER, BatchOutcome, HandlerFailed, InboxTransaction
+from outrider.redaction import redacted
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
     ConsumerBroken,
@@ -34,7 +35,7 @@ from outrider.telemetry.events import (
     Observer,
 )
 from outrider.telemetry.health import StoreHealth
-from outrider.tracebacks import user_frame
+from outrider.tracebacks import traceback_text, user_frame
 
 BACKOFF = RetryPolicy(base_seconds=0.2, cap_seconds=10)
 
@@ -303,10 +304,19 @@ class Failures:
 
 
 def _failure(failed: HandlerFailed) -> dict[str, Any]:
-    return {"error": _short(str(failed)), "kind": type(failed.error).__qualname__, "where": user_frame(failed.error)}
+    error = failed.error
+    return {
+        "error": _short(str(failed)),
+        "kind": type(error).__qualname__,
+        "where": user_frame(error),
+        "traceback": _storable(traceback_text(error)),
+    }
 
 
 def _short(text: str) -> str:
+    return _storable(redacted(text))[:ERROR_CHARACTERS_MAX]
+
+
+def _storable(text: str) -> str:
     # The database would reject a NUL or a lone surrogate in an error, and the event could not be dead-lettered.
-    clean = text.replace("\0", "\\0").encode(errors="replace").decode()
-    return clean[:ERROR_CHARACTERS_MAX]
+    return text.replace("\0", "\\0").encode(errors="replace").decode()

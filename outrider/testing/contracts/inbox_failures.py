@@ -186,6 +186,16 @@ class InboxFailureRules:
         [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
         assert (dead_letter["reason"], dead_letter["attempts"]) == ("permanent_failure", 1)
 
+    async def test_the_traceback_of_the_last_attempt_is_kept_with_secrets_hidden(self, bench: InboxBench) -> None:
+        bench.fail("A-1:1", *[ConnectionError("no answer: postgresql://shop:s3cret@db/orders \0 \ud800")] * 3)
+        await bench.consumer().deliver_all([delivery(1)])
+        [dead_letter] = await bench.store.admin.dead_letters(InboxCriteria())
+        first, *frames, last = dead_letter["failure"]["traceback"].splitlines()
+        assert first == "Traceback (most recent call last):"
+        assert "in handler" in frames[-3] + frames[-2]
+        assert last == "ConnectionError: no answer: postgresql://shop:***@db/orders \\0 ?"
+        assert "s3cret" not in str(dead_letter["failure"])
+
     async def test_poison_is_kept_byte_for_byte_and_only_once(self, bench: InboxBench) -> None:
         raw = Delivery(
             TOPIC, b"\xff\x00", b"\xfe not json \x00", {"message_id": b"\xff", "x": b"\x00\xff"}, position="o/0/7"

@@ -83,13 +83,22 @@ class Service:
 
     def deliver(self, *keys: str, broken: bool = False) -> None:
         """Stage events, and let a relay publish them."""
+        self.stage(*keys, broken=broken)
+        self.run("relay", "--until-empty")
+
+    def stage(self, *keys: str, broken: bool = False) -> None:
         with closing(sqlite3.connect(self.path, isolation_level=None)) as conn:
             conn.execute("BEGIN IMMEDIATE")
             outrider.stage_sync(
                 conn, *(Event("order.placed", {"broken": broken}, topic="orders", key=key) for key in keys)
             )
             conn.execute("COMMIT")
-        self.run("relay", "--until-empty")
+
+    def relays(self) -> int:
+        """Return how many relays have not given back their lanes."""
+        with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS)) as conn:
+            [(count,)] = conn.execute("SELECT count(*) FROM outbox_relay")
+            return int(count)
 
     def effects(self, consumer: str = "billing") -> list[str]:
         with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS)) as conn:
@@ -216,12 +225,20 @@ def test_what_a_handler_failed_with_and_where_is_shown(service: Service) -> None
     [dead_lettered] = [line for line in log.splitlines() if "consumer dead lettered" in line]
     for words in ('error="ValueError: no such price"', "kind=ValueError", f'where="{where}"', "dead_letter=1"):
         assert words in dead_lettered
-    assert json.loads(service.run("inbox", "show", "1", "--json")[0])["failure"] == {
+    failure = json.loads(service.run("inbox", "show", "1", "--json")[0])["failure"]
+    traceback = """Traceback (most recent call last):
+  File "handlers.py", line 13, in bill
+    raise ValueError("no such price")
+ValueError: no such price"""
+    assert failure == {
         "error": "ValueError: no such price",
         "kind": "ValueError",
         "where": where,
+        "traceback": traceback,
     }
-    assert where in service.run("inbox", "show", "1")[0]
+    shown = service.run("inbox", "show", "1")[0]
+    assert where in shown
+    assert traceback in shown
 
 
 def test_a_chosen_consumer_runs_alone(service: Service) -> None:
@@ -266,6 +283,71 @@ def test_a_signal_stops_a_consumer_cleanly(service: Service, number: signal.Sign
     assert json.loads(out)["applied"] in (1, 2)
     # Everything handled is acked.
     assert until_idle(service, "--consumer", "billing")["duplicates"] == 0
+
+
+def test_a_consumer_with_a_relay_is_a_whole_service_in_one_process(service: Service) -> None:
+    module = service.directory / "handlers.py"
+    staging = """
+    outrider.stage_sync(tx, Event("order.billed", {}, topic="bills", key=event.key))
+
+
+@inbox.handler("order.billed", consumer="ledger", topic="bills")
+def enter(event: Event, tx: sqlite3.Connection) -> None:
+    tx.execute("INSERT INTO effects (consumer, key) VALUES ('ledger', ?)", (event.key,))
+"""
+    billed = "VALUES ('billing', ?)\", (event.key,))"
+    module.write_text("import outrider\n" + module.read_text().replace(billed, billed + staging))
+    service.stage("a", "b")
+    output, _ = service.run("consume", "handlers:inbox", "--relay", "--until-idle", "3", "--json")
+    counts = json.loads(output)
+    assert counts == {**NOTHING, "applied": 6, "published": 4}
+    assert sorted(service.effects("ledger")) == ["a", "b"]
+    assert service.relays() == 0
+    assert "0 published" in service.run("consume", "handlers:inbox", "--relay", "--until-idle", "0.3")[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_relay_beside_a_consumer_stops_with_it_and_gives_its_lanes_back(
+    service: Service, number: signal.Signals
+) -> None:
+    with service.start("consume", "handlers:inbox", "--relay", "--json") as process:
+        service.stage("a")
+        give_up = time.monotonic() + WAIT_SECONDS
+        while not service.effects("billing"):
+            assert process.poll() is None
+            assert time.monotonic() < give_up
+        assert service.relays() == 1
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 0, err
+    assert json.loads(out)["published"] == 1
+    assert service.relays() == 0
+
+
+def test_a_fatal_error_of_the_relay_ends_the_consumer_with_the_exit_code_of_the_relay(service: Service) -> None:
+    with closing(sqlite3.connect(service.path)) as conn:
+        conn.execute("ALTER TABLE outbox_relay RENAME TO gone")
+    with service.start("relay") as relay:
+        _, alone = relay.communicate(timeout=WAIT_SECONDS)
+    assert relay.returncode in (2, 3)
+    with service.start("consume", "handlers:inbox", "--relay") as process:
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+    assert (process.returncode, err.splitlines()[-1], out) == (relay.returncode, alone.splitlines()[-1], "")
+
+
+def test_a_relay_that_cannot_work_is_rejected_before_the_consumer_starts(service: Service) -> None:
+    service.environment["OUTRIDER_TOPIC_RULE"] = "nowhere:rule"
+    assert "there is no module nowhere here" in service.usage_error("handlers:inbox", "--relay")
+
+
+def test_an_error_that_ends_the_consumer_lets_the_relay_give_its_lanes_back(service: Service) -> None:
+    module = service.directory / "handlers.py"
+    counted = "VALUES ('stats', ?)\", (event.key,))"
+    module.write_text(module.read_text().replace(counted, f"{counted}\n    tx.commit()"))
+    service.stage("a")
+    _, err = service.run("consume", "handlers:inbox", "--relay", "--consumer", "stats", code=2)
+    assert "the handler handlers.count ended the transaction" in err.splitlines()[-1]
+    assert service.relays() == 0
 
 
 def test_the_doctor_warns_of_receipts_that_go_before_the_log_does(service: Service) -> None:

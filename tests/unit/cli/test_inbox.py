@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,12 @@ from typer.testing import CliRunner
 from outrider import Delivery, Event, Inbox
 from outrider.app import open_inbox, open_schema
 from outrider.cli import app, options
+from outrider.inbox.executor import HandlerExecutor
+from outrider.inbox.router import Route, Routes
+from outrider.inbox.settings import ConsumerSettings
+from outrider.retry import RetryPolicy
+from outrider.telemetry.events import Observers
+from outrider.wire import decode
 
 ORDERS = "orders"
 BILLING, STATS = "billing", "stats"
@@ -48,6 +55,19 @@ class Shell:
             return [await inbox.process(delivery, self._handle, consumer=consumer) for delivery in deliveries]
 
         return asyncio.run(self._with_inbox(run_once))
+
+    def fail(self, delivery: Delivery, handler: Callable[..., None]) -> None:
+        """Let a consumer dead-letter a delivery after one attempt."""
+
+        async def run_once(inbox: Inbox) -> list[str]:
+            settings = ConsumerSettings(retry=RetryPolicy(max_attempts=1))
+            routes = Routes(BILLING, settings, {(ORDERS, "order.placed"): Route(handler)})
+            assert inbox.store is not None
+            executor = HandlerExecutor(inbox.store, routes, Observers(), Random(0))
+            results = [await executor.execute([decode(delivery)]) for _ in ("fails", "is dead-lettered")]
+            return ["done" for result in results for _ in result.done]
+
+        assert asyncio.run(self._with_inbox(run_once)) == ["done"]
 
     def actors(self) -> list[tuple[str, str]]:
         """Return what is on record: the verb, and who did it."""
@@ -143,6 +163,20 @@ def test_one_dead_letter_is_shown_with_its_bytes_if_asked(blocked: Shell) -> Non
 def test_a_body_that_is_text_is_shown_as_text(shell: Shell) -> None:
     shell.receive(delivery(1, body=b"{no JSON"))
     assert shell.json("show", "1", "--body")["body"] == "{no JSON"
+
+
+def test_the_traceback_of_a_failed_handler_is_shown_and_a_list_leaves_it_out(shell: Shell) -> None:
+    def bill(event: Event, tx: sqlite3.Connection) -> None:
+        raise LookupError("no customer: amqp://shop:s3cret@mq")
+
+    shell.fail(delivery(1), bill)
+    output = shell("show", "1").stdout
+    assert "Traceback (most recent call last):\n" in output
+    assert ", in bill\n" in output
+    assert "\nLookupError: no customer: amqp://shop:***@mq\n" in output
+    assert shell.json("show", "1")["failure"]["traceback"] in output
+    [row] = shell.json("list")
+    assert row["failure"].keys() == {"error", "kind", "where"}
 
 
 @pytest.mark.parametrize("args", [("show", "7"), ("replay", "7"), ("discard", "7", "--yes")])

@@ -8,7 +8,9 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -403,6 +405,25 @@ def test_a_worker_runs_sagas_and_prints_their_outcome(shell: Shell) -> None:
     shell.do("relay", "--until-empty", "--log-level", "error")
     assert "moved, 1 completed, 0 compensated, 0 failed" in shell("run", f"{HERE}:order", *QUIET).stdout
     assert shell.json("why", str(ORDER_ID))["reasons"][0].startswith("completed at")
+
+
+def test_a_worker_with_a_relay_publishes_its_commands_and_gives_its_lanes_back(shell: Shell) -> None:
+    shell.start(order)
+    counts = shell.json("run", f"{HERE}:order", "--relay", *QUIET)
+    assert (counts["published"], counts["failed"]) == (1, 0)
+    replied = shell.do("consume", f"{HERE}:inbox", "--relay", *QUIET, "--json")
+    assert json.loads(replied.stdout)["published"] == 1
+    counts = shell.json("run", f"{HERE}:order", "--relay", *QUIET)
+    assert (counts["published"], counts["completed"]) == (0, 1)
+    with closing(sqlite3.connect(shell.path)) as conn:
+        assert conn.execute("SELECT count(*) FROM outbox_relay").fetchone() == (0,)
+
+
+def test_a_fatal_error_of_the_relay_ends_the_worker_with_the_exit_code_of_the_relay(shell: Shell) -> None:
+    with closing(sqlite3.connect(shell.path)) as conn:
+        conn.execute("ALTER TABLE outbox_relay RENAME TO gone")
+    error = shell.json("run", f"{HERE}:order", "--relay", "--log-level", "error", code=2)["error"]
+    assert error == json.loads(shell.do("relay", "--json", "--log-level", "error", code=2).stderr)["error"]
 
 
 def test_a_worker_does_not_touch_versions_that_it_does_not_have(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""Secrets in settings: kept out of files, and hidden in output. In doubt, too much is hidden."""
+"""Redaction: secrets are kept out of files, and hidden in output and stored errors. In doubt, too much is hidden."""
 
 from __future__ import annotations
 
