@@ -18,10 +18,11 @@ from outrider.outbox import lane_ownership
 from outrider.outbox.batch import Batch
 from outrider.outbox.circuit_breaker import CircuitBreakers
 from outrider.outbox.lane_ownership import LaneOwnership
-from outrider.outbox.model import Due, Fetched, Lease, Settlements
+from outrider.outbox.model import Due, Fetched, Lease
 from outrider.outbox.publisher import BatchPublisher, FailurePolicy
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.store import OutboxStore
+from outrider.outbox.unsettled import UnsettledLanes
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
     BreakerClosed,
@@ -94,8 +95,10 @@ class Relay:
         self.breakers = CircuitBreakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
         policy = FailurePolicy(self.settings, self.rng)
         self.publisher = BatchPublisher(broker, self.breakers, policy, self.clock, self.observer, store.lanes)
-        self.ownership = LaneOwnership(
-            store, self.settings, self.clock, self.observer, self.rng, self.breakers.clear_lanes
+        self.ownership = LaneOwnership(store, self.settings, self.clock, self.observer, self.rng, self._forget_lanes)
+        self._wake_heartbeat = asyncio.Event()
+        self._unsettled = UnsettledLanes(
+            store, self.ownership, self.clock, self.observer, self.rng, self._wake_heartbeat.set
         )
         self._quotas = lane_ownership.ReadQuotas(store.lanes, self.settings.batch_max)
         self._next_due_seconds: dict[int, float | None] = {}
@@ -106,7 +109,6 @@ class Relay:
             RetryPolicy(base_seconds=SOON_SECONDS, cap_seconds=SOON_SECONDS, jitter=0),
         )
         self._stopping = asyncio.Event()
-        self._wake_heartbeat = asyncio.Event()
         self._wakes = [asyncio.Event() for _ in range(self.settings.workers)]
 
     @property
@@ -128,7 +130,9 @@ class Relay:
         """Make one pass over a worker's lanes; return the number of settled events."""
         # A time from an earlier pass would make the worker spin if this pass ends early.
         self._next_due_seconds[worker] = None
-        lease = await self.ownership.lease_for(worker)
+        owned = await self.ownership.lease_for(worker)
+        lease = await self._unsettled.repeat(owned)
+        self._next_due_seconds[worker] = self._unsettled.next_seconds(owned)
         if not lease.epochs or self.breakers.is_open(""):
             return 0
         started = self.clock.boot_seconds()
@@ -141,7 +145,8 @@ class Relay:
         await self.publisher.publish(batch, self._may_publish(lease))
         published = self.clock.boot_seconds()
         settlements = batch.settlements
-        settled = await self._settle(lease, settlements) if settlements else 0
+        settled = await self._unsettled.settle(lease, settlements) if settlements else 0
+        self._wait_at_most(worker, self._unsettled.next_seconds(owned))
         if settlements.confirmed or settlements.others:
             spent = published - publishing, self.clock.boot_seconds() - started
             self.observer.emit(PassCompleted(len(fetched.events), batch.confirmed, settled, *spent))
@@ -222,6 +227,8 @@ class Relay:
             idle_seconds = (
                 self.settings.poll_seconds_min if woken else min(idle_seconds * 2, self.settings.poll_seconds_max)
             )
+        # The last chance for outcomes that could not be written before: the next owner would publish the events again.
+        await self._unsettled.repeat(self.ownership.lanes_of(worker), at_once=True)
 
     async def _loop(self, step: Callable[[], Awaitable[None]], seconds: float, sooner: asyncio.Event) -> None:
         """Repeat a step. After a failure of the store the next try comes soon, because the lease is running out."""
@@ -259,16 +266,16 @@ class Relay:
             streams = list(dict.fromkeys(event.stream for event in rows))
             blocked = await self.store.blocked(streams) if streams else set()
             due = await self.store.due(lease.only(fetched.blocked_lanes), self._quotas.batch_max)
-        self._next_due_seconds[worker] = due.next_seconds
+        self._wait_at_most(worker, due.next_seconds)
         return Batch.plan(fetched.events, due.streams, blocked)
 
-    async def _settle(self, lease: Lease, settlements: Settlements) -> int:
-        try:
-            return await self.store.settle(lease, settlements) + len(settlements.emptied)
-        except OutriderError:
-            await self.ownership.release_after_failed_settle(lease)
-            self._wake_heartbeat.set()
-            raise
+    def _wait_at_most(self, worker: int, seconds: float | None) -> None:
+        known = (self._next_due_seconds.get(worker), seconds)
+        self._next_due_seconds[worker] = min((each for each in known if each is not None), default=None)
+
+    def _forget_lanes(self, lanes: set[int]) -> None:
+        self.breakers.clear_lanes(lanes)
+        self._unsettled.drop(lanes)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -137,6 +137,33 @@ class BreakerClosed(TelemetryEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class SettleFailed(TelemetryEvent):
+    """Outcomes could not be written; the lanes publish nothing until the relay has repeated the write.
+
+    Use this telemetry event for alerts when `failures` grows.
+    """
+
+    relay: str
+    lanes: tuple[int, ...]
+    failures: int
+    retry_seconds: float
+    error: str
+
+    level: ClassVar[str] = "error"
+    counted: ClassVar[tuple[str, ...]] = ("lanes",)
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRecovered(TelemetryEvent):
+    """Outcomes that could not be written before are written; the lanes publish again."""
+
+    relay: str
+    lanes: tuple[int, ...]
+
+    counted: ClassVar[tuple[str, ...]] = ("lanes",)
+
+
+@dataclass(frozen=True, slots=True)
 class StoreUnavailable(TelemetryEvent):
     """The store does not answer; the relay keeps trying. Emitted once per outage."""
 
