@@ -195,7 +195,7 @@ class BatchPublisher:
                 failed.setdefault(failure.destination, (failure.error, []))[1].extend(unconfirmed)
         for name, (error, events) in failed.items():
             wait = self.breakers.fail(name, events, error, self.clock.boot_seconds(), isolated=isolated)
-            self.observer.emit(BreakerOpened(name, error, wait))
+            self.observer.emit(BreakerOpened(name, error, wait, self.broker.capabilities.name))
 
     def _emit_failure(self, event: OutboxRow, stream: Stream, result: FailedResult, outcome: Outcome) -> None:
         self.breakers.clear(event.event_id)
@@ -225,10 +225,25 @@ async def publish(broker: Broker, messages: list[Message], seconds: float) -> Se
         # Not a cancellation of this task, but of a future inside the client; the results of all messages are unknown.
         return [Unknown("the broker's client cancelled the publish")] * len(messages)
     except TimeoutError:
-        return [Unknown(f"no answer from the broker within {seconds:g} s")] * len(messages)
+        return [Unknown(no_answer(broker.capabilities.name, seconds))] * len(messages)
     except Exception as error:
         # If an adapter raises, the results of all messages are unknown; the result carries the error.
-        return [Unknown(f"{type(error).__name__}: {error}")] * len(messages)
+        return [Unknown(describe(error))] * len(messages)
+
+
+def no_answer(broker: str, seconds: float) -> str:
+    """Return the error text for a broker that does not answer."""
+    return f"no answer from {broker} within {seconds:g} s"
+
+
+def describe(error: Exception) -> str:
+    """Return the kind and the text of an error; some errors have no text, and their cause says more.
+
+    >>> describe(TimeoutError())
+    'TimeoutError'
+    """
+    causes = (f"{type(each).__name__}: {each}" for each in (error, error.__cause__) if each is not None and str(each))
+    return next(causes, type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from outrider.outbox.batch import Batch
 from outrider.outbox.circuit_breaker import CircuitBreakers
 from outrider.outbox.lane_ownership import LaneOwnership
 from outrider.outbox.model import Due, Fetched, Lease
-from outrider.outbox.publisher import BatchPublisher, FailurePolicy
+from outrider.outbox.publisher import BatchPublisher, FailurePolicy, describe, no_answer
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.store import OutboxStore
 from outrider.outbox.unsettled import UnsettledLanes
@@ -51,6 +51,7 @@ async def probe(
 
     A probe fails after `seconds` without an answer.
     """
+    server = broker.capabilities.name
     for name, breaker in breakers.open_breakers():
         if breaker.retry_at is None or breaker.retry_at > clock.boot_seconds():
             continue
@@ -59,11 +60,12 @@ async def probe(
                 await broker.probe(name)
         except Exception as error:
             # An adapter may raise anything; the destination is not known to work, and the breaker reports the error.
-            text = f"{type(error).__name__}: {error}"
-            observer.emit(BreakerOpened(name, text, breakers.probe_failed(name, text, clock.boot_seconds())))
+            late = isinstance(error, TimeoutError)
+            text = no_answer(server, seconds) if late else describe(error)
+            observer.emit(BreakerOpened(name, text, breakers.probe_failed(name, text, clock.boot_seconds()), server))
         else:
             breakers.probe_passed(name)
-            observer.emit(BreakerClosed(name))
+            observer.emit(BreakerClosed(name, server))
     now = clock.boot_seconds()
     return min((max(0.0, (breaker.retry_at or now) - now) for _, breaker in breakers.open_breakers()), default=None)
 

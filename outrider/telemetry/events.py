@@ -120,11 +120,15 @@ class EventDeadLettered(TelemetryEvent):
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened(TelemetryEvent):
-    """A destination is down; its events wait, and no attempt is counted. An empty destination is the connection."""
+    """A destination is down; its events wait, and no attempt is counted.
+
+    An empty destination is the connection to the broker.
+    """
 
     destination: str
     error: str
     retry_seconds: float
+    broker: str
 
     level: ClassVar[str] = "warning"
 
@@ -134,6 +138,7 @@ class BreakerClosed(TelemetryEvent):
     """A destination works again."""
 
     destination: str
+    broker: str
 
 
 @dataclass(frozen=True, slots=True)

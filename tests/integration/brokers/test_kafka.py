@@ -220,3 +220,19 @@ async def _too_few_replicas_are_an_outage_of_their_topic(bootstrap: str) -> None
     with pytest.raises(Transient, match="has 2 replicas in sync and needs 3"):
         await broker.probe("strict")
     await broker.close()
+
+
+async def test_a_broker_that_does_not_answer_is_reported_with_its_address_and_the_cause(
+    server: KafkaServer, broker: KafkaBroker
+) -> None:
+    topic = make_topic(server.bootstrap)
+    async with RunningRelay(broker, replace(SETTINGS, publish_timeout_seconds=1.0)).open() as relay:
+        await relay.stage(order(1, topic=topic))
+        await relay.until_sent(1)
+        with paused(server):
+            await relay.stage(order(2, topic=topic))
+            await relay.until_emitted(BreakerOpened, 3)
+        await relay.until_sent(2)
+    for opened in relay.observer.of(BreakerOpened):
+        assert opened.broker == f"Kafka at {server.bootstrap}"
+        assert opened.error == f"no answer from Kafka at {server.bootstrap} within 1 s"
