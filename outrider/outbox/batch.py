@@ -124,7 +124,7 @@ class Batch:
     def next_wave(self, limit: int, *, ordered: bool, breakers: CircuitBreakers | None = None) -> Wave | None:
         """Take the next events to publish: one per stream, or whole runs if the broker is `ordered`.
 
-        The limit is in events; WAVE_BYTES_MAX applies as well. An event that must be isolated is a separate run.
+        The limit is in events; WAVE_BYTES_MAX applies as well. Events that must be isolated are separate runs.
         """
         healthy = breakers is None or (breakers.is_healthy and not self._has_suspects)
         if self._ungrouped:
@@ -271,6 +271,11 @@ def must_isolate(event: OutboxRow, breakers: CircuitBreakers) -> bool:
     return event.suspect or breakers.is_suspect(event.event_id)
 
 
+def group_size(event: OutboxRow, breakers: CircuitBreakers) -> int:
+    """Return how many suspects may be published together with a suspect; an event that was charged is alone."""
+    return 1 if event.suspect else breakers.group_size(event.event_id)
+
+
 def payload_bytes(events: Iterable[OutboxRow]) -> int:
     """Return the total size of the payloads."""
     return sum(map(len, map(_PAYLOAD, events)))
@@ -326,11 +331,14 @@ def _leave_out_preceded(due: Iterable[DueStream], fetched: Sequence[OutboxRow]) 
 
 def _run_length(events: Sequence[OutboxRow], room: int, room_bytes: int, breakers: CircuitBreakers | None) -> int:
     """Return the number of first events that may be published together: at least one, of any size."""
-    if breakers and must_isolate(events[0], breakers):
-        return 1
+    isolated = breakers is not None and must_isolate(events[0], breakers)
+    if breakers and isolated:
+        room = min(room, group_size(events[0], breakers))
     size = 0
     for index, event in enumerate(events[:room]):
         size += len(event.payload)
-        if index and (size > room_bytes or (breakers and must_isolate(event, breakers))):
+        if index and (size > room_bytes or (breakers and must_isolate(event, breakers) != isolated)):
+            return index
+        if index and breakers and isolated and group_size(event, breakers) == 1:
             return index
     return min(room, len(events))
