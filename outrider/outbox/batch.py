@@ -13,6 +13,7 @@ The first unconfirmed event stops its stream: the events behind it are parked, o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -27,6 +28,9 @@ _READY = Readiness.READY
 
 WAVE_BYTES_MAX = 4_000_000
 """The payload bytes of a wave: a slow network must confirm a wave within the publish timeout."""
+
+HOT_EVENTS_MIN = 8
+"""A stream with fewer events left in a pass is not worth a write."""
 
 _PAYLOAD = attrgetter("payload")
 
@@ -180,6 +184,20 @@ class Batch:
             # A parked event needs no second write to stay parked.
             if event.state != State.PARKED:
                 self._others.append(Settlement(event, stream, PARK))
+
+    def defer_hot(self, lanes: Collection[int]) -> None:
+        """Take a stream that holds most of a lane's fetched events out of the way of the other streams of the lane.
+
+        The rest of the stream waits as a blocked stream that is due at once, so the next fetch finds the events behind.
+        """
+        self._group()
+        counts: Counter[int] = Counter()
+        for stream, events in self._ready.items():
+            counts[stream.lane] += len(events)
+        for stream, events in list(self._ready.items()):
+            hot = stream.lane in lanes and 2 * len(events) > counts[stream.lane] and len(events) >= HOT_EVENTS_MIN
+            if hot and events[0].state not in WAITING:
+                self.stop(StreamRun(stream, self._ready.pop(stream)), Defer(0.0))
 
     def put_back(self, stream: Stream, events: Sequence[OutboxRow]) -> None:
         """Return events that were taken too early to the start of their stream."""

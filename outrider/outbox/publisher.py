@@ -29,6 +29,9 @@ from outrider.wire import encode
 
 ERROR_MAX = 2_000
 
+PASS_SECONDS = 0.2
+"""The time after which a pass begins no further wave."""
+
 MayPublish = Callable[[], bool]
 """Returns True if a wave may begin now."""
 
@@ -88,27 +91,32 @@ class BatchPublisher:
     lanes: int
     _lock: SharedExclusiveLock = field(default_factory=SharedExclusiveLock)
 
-    async def publish(self, batch: Batch, may_publish: MayPublish) -> None:
+    async def publish(self, batch: Batch, may_publish: MayPublish) -> bool:
         """Publish until the batch is empty, the lease runs short, or the connection is down.
 
-        Events are not inspected individually while all destinations are healthy.
+        Events are not inspected individually while all destinations are healthy. Return True if the pass ran out of
+        time with events left: a stream with thousands of waves must not delay the other streams of the worker.
         """
         limit, ordered = self.policy.settings.in_flight_max, self.broker.capabilities.ordered
+        ends_at = self.clock.boot_seconds() + PASS_SECONDS
         while may_publish() and not self.breakers.is_open(""):
+            if self.clock.boot_seconds() >= ends_at:
+                return True
             wave = batch.next_wave(limit, ordered=ordered, breakers=self.breakers)
             if wave is None:
-                return
+                return False
             if not wave.has_suspects and (messages := self._encode_all(wave.events)):
                 if not await self._send(batch, wave, messages, may_publish):
-                    return
+                    return False
                 continue
             together, suspects = self._inspect(batch, wave)
             if together and not await self._send(batch, *together, may_publish):
-                return
+                return False
             while suspects:
                 group = self._next_group(batch, suspects)
                 if group and not await self._send(batch, *group, may_publish, isolated=True):
-                    return
+                    return False
+        return False
 
     async def _send(
         self, batch: Batch, wave: Wave, messages: list[Message], may_publish: MayPublish, *, isolated: bool = False

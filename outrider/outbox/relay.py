@@ -43,6 +43,8 @@ PRUNE_DUTY = "prune"
 
 SOON_SECONDS = 0.2
 
+DUE_EVENTS_MIN = 64
+
 
 async def probe(
     broker: Broker, breakers: CircuitBreakers, clock: Clock, observer: Observer, seconds: float
@@ -104,6 +106,8 @@ class Relay:
         )
         self._quotas = lane_ownership.ReadQuotas(store.lanes, self.settings.batch_max)
         self._next_due_seconds: dict[int, float | None] = {}
+        # The events confirmed in a worker's last pass, if the pass ran out of time.
+        self._pass_events: dict[int, int | None] = {}
         self._health = StoreHealth(
             self.observer,
             lambda error: StoreUnavailable(self.name, error),
@@ -144,7 +148,11 @@ class Relay:
         self._quotas.learn(fetched, quotas)
         batch = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()
-        await self.publisher.publish(batch, self._may_publish(lease))
+        self._pass_events[worker] = None
+        if await self.publisher.publish(batch, self._may_publish(lease)):
+            self._pass_events[worker] = batch.confirmed
+            if not self.broker.capabilities.ordered:
+                batch.defer_hot(self._quotas.full)
         published = self.clock.boot_seconds()
         settlements = batch.settlements
         settled = await self._unsettled.settle(lease, settlements) if settlements else 0
@@ -267,9 +275,15 @@ class Relay:
             rows = [event for event in fetched.events if event.lane in fetched.blocked_lanes]
             streams = list(dict.fromkeys(event.stream for event in rows))
             blocked = await self.store.blocked(streams) if streams else set()
-            due = await self.store.due(lease.only(fetched.blocked_lanes), self._quotas.batch_max)
+            due = await self.store.due(lease.only(fetched.blocked_lanes), self._due_max(worker))
         self._wait_at_most(worker, due.next_seconds)
         return Batch.plan(fetched.events, due.streams, blocked)
+
+    def _due_max(self, worker: int) -> int:
+        """Return the number of waiting events to read: not many more than a pass that ran out of time could publish."""
+        confirmed = self._pass_events.get(worker)
+        events_max = self._quotas.batch_max
+        return events_max if confirmed is None else min(events_max, max(DUE_EVENTS_MIN, 2 * confirmed))
 
     def _wait_at_most(self, worker: int, seconds: float | None) -> None:
         known = (self._next_due_seconds.get(worker), seconds)
