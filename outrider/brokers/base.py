@@ -28,11 +28,15 @@ progress.
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The promises of an adapter. A failing publish returns its results after `publish_seconds`."""
+    """The promises of an adapter. A failing publish returns its results after `publish_seconds`.
+
+    `name` is the broker and its address, for error texts.
+    """
 
     ordered: bool = False
     message_bytes_max: int = 1_048_576
     publish_seconds: float = 0.0
+    name: str = "the broker"
 
 
 class Broker(Protocol):

@@ -13,6 +13,7 @@ The first unconfirmed event stops its stream: the events behind it are parked, o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -27,6 +28,9 @@ _READY = Readiness.READY
 
 WAVE_BYTES_MAX = 4_000_000
 """The payload bytes of a wave: a slow network must confirm a wave within the publish timeout."""
+
+HOT_EVENTS_MIN = 8
+"""A stream with fewer events left in a pass is not worth a write."""
 
 _PAYLOAD = attrgetter("payload")
 
@@ -124,7 +128,7 @@ class Batch:
     def next_wave(self, limit: int, *, ordered: bool, breakers: CircuitBreakers | None = None) -> Wave | None:
         """Take the next events to publish: one per stream, or whole runs if the broker is `ordered`.
 
-        The limit is in events; WAVE_BYTES_MAX applies as well. An event that must be isolated is a separate run.
+        The limit is in events; WAVE_BYTES_MAX applies as well. Events that must be isolated are separate runs.
         """
         healthy = breakers is None or (breakers.is_healthy and not self._has_suspects)
         if self._ungrouped:
@@ -180,6 +184,20 @@ class Batch:
             # A parked event needs no second write to stay parked.
             if event.state != State.PARKED:
                 self._others.append(Settlement(event, stream, PARK))
+
+    def defer_hot(self, lanes: Collection[int]) -> None:
+        """Take a stream that holds most of a lane's fetched events out of the way of the other streams of the lane.
+
+        The rest of the stream waits as a blocked stream that is due at once, so the next fetch finds the events behind.
+        """
+        self._group()
+        counts: Counter[int] = Counter()
+        for stream, events in self._ready.items():
+            counts[stream.lane] += len(events)
+        for stream, events in list(self._ready.items()):
+            hot = stream.lane in lanes and 2 * len(events) > counts[stream.lane] and len(events) >= HOT_EVENTS_MIN
+            if hot and events[0].state not in WAITING:
+                self.stop(StreamRun(stream, self._ready.pop(stream)), Defer(0.0))
 
     def put_back(self, stream: Stream, events: Sequence[OutboxRow]) -> None:
         """Return events that were taken too early to the start of their stream."""
@@ -271,6 +289,11 @@ def must_isolate(event: OutboxRow, breakers: CircuitBreakers) -> bool:
     return event.suspect or breakers.is_suspect(event.event_id)
 
 
+def group_size(event: OutboxRow, breakers: CircuitBreakers) -> int:
+    """Return how many suspects may be published together with a suspect; an event that was charged is alone."""
+    return 1 if event.suspect else breakers.group_size(event.event_id)
+
+
 def payload_bytes(events: Iterable[OutboxRow]) -> int:
     """Return the total size of the payloads."""
     return sum(map(len, map(_PAYLOAD, events)))
@@ -326,11 +349,14 @@ def _leave_out_preceded(due: Iterable[DueStream], fetched: Sequence[OutboxRow]) 
 
 def _run_length(events: Sequence[OutboxRow], room: int, room_bytes: int, breakers: CircuitBreakers | None) -> int:
     """Return the number of first events that may be published together: at least one, of any size."""
-    if breakers and must_isolate(events[0], breakers):
-        return 1
+    isolated = breakers is not None and must_isolate(events[0], breakers)
+    if breakers and isolated:
+        room = min(room, group_size(events[0], breakers))
     size = 0
     for index, event in enumerate(events[:room]):
         size += len(event.payload)
-        if index and (size > room_bytes or (breakers and must_isolate(event, breakers))):
+        if index and (size > room_bytes or (breakers and must_isolate(event, breakers) != isolated)):
+            return index
+        if index and breakers and isolated and group_size(event, breakers) == 1:
             return index
     return min(room, len(events))

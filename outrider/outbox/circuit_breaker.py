@@ -2,9 +2,10 @@
 
 Every destination has a `CircuitBreaker` and a `PoisonDetector`; the empty name is the connection to the broker. A
 failure that hits several messages at once proves nothing about a single message. All messages with an unknown result
-become suspects, and after a successful probe the relay publishes suspects one at a time. An isolated failure becomes a
-strike only when the destination is known to work: another message is confirmed, or a probe succeeds while there is a
-single isolated failure. After three strikes the event counts as poison.
+become suspects. After a successful probe the relay publishes suspects in isolated groups: first one event, twice as
+many after each success, half as many after each failure. An isolated failure of a single event becomes a strike only
+when the destination is known to work: another message is confirmed, or a probe succeeds while there is a single such
+failure. After three strikes the event counts as poison.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from uuid import UUID
 from outrider.event import OutboxRow
 
 STRIKES = 3
+
+GROUP_MAX = 4096
+
+CONNECTION_SECONDS_MAX = 4.0
+"""The longest pause between probes of the connection. Such a probe is cheap, and it sends no message."""
 
 
 @dataclass(slots=True)
@@ -33,9 +39,15 @@ class CircuitBreaker:
         """Return whether publishing is stopped until the next probe."""
         return self.retry_at is not None
 
-    def open(self, error: str, now: float) -> None:
-        """Stop publishing until a probe; every failure in a row doubles the wait, up to the cap."""
+    def open(self, error: str, now: float, *, searching: bool = False) -> None:
+        """Stop publishing until a probe; every failure in a row doubles the wait, up to the cap.
+
+        While the relay is `searching` for a poison message among suspects, a failure is expected: the wait stays short.
+        """
         self.error = error
+        if searching:
+            self.retry_at = now + self.base_seconds
+            return
         # The exponent is bounded first: a float would overflow after a very long outage.
         self.retry_at = now + min(self.cap_seconds, self.base_seconds * 2 ** min(self.failures, 16))
         self.failures += 1
@@ -56,6 +68,7 @@ class PoisonDetector:
     suspects: dict[UUID, OutboxRow] = field(default_factory=dict)
     isolated_failures: dict[UUID, int] = field(default_factory=dict)
     strikes: dict[UUID, int] = field(default_factory=dict)
+    group_max: int = 1
     _unproven: set[UUID] = field(default_factory=set)
     _is_numbered: set[UUID] = field(default_factory=set)
 
@@ -67,6 +80,18 @@ class PoisonDetector:
             self._unproven |= found.keys()
             self._is_numbered -= found.keys()
             self.isolated_failures.update((known, self.isolated_failures.get(known, 0) + 1) for known in found)
+
+    def group_size(self, event_id: UUID) -> int:
+        """Return how many suspects may be published together with a suspect; one that failed alone stays alone."""
+        return 1 if event_id in self.isolated_failures else self.group_max
+
+    def grow(self) -> None:
+        """Double the group, after all events of a group are confirmed."""
+        self.group_max = min(self.group_max * 2, GROUP_MAX)
+
+    def shrink(self) -> None:
+        """Halve the group, after a failure."""
+        self.group_max = max(self.group_max // 2, 1)
 
     def outage(self) -> None:
         """Drop unproven failures: after a failed probe the destination is known to be down for every message."""
@@ -135,7 +160,8 @@ class CircuitBreakers:
     def get(self, name: str) -> Destination:
         """Return a destination; a new destination has a closed breaker and no suspects."""
         if name not in self._destinations:
-            self._destinations[name] = Destination(CircuitBreaker(self._base_seconds, self._cap_seconds))
+            cap = self._cap_seconds if name else min(self._cap_seconds, CONNECTION_SECONDS_MAX)
+            self._destinations[name] = Destination(CircuitBreaker(self._base_seconds, cap))
         return self._destinations[name]
 
     def is_open(self, name: str) -> bool:
@@ -147,11 +173,17 @@ class CircuitBreakers:
         return [(name, found.breaker) for name, found in self._destinations.items() if found.breaker.is_open]
 
     def fail(self, name: str, events: Iterable[OutboxRow], error: str, now: float, *, isolated: bool) -> float:
-        """Open the breaker of a destination that failed with events in flight; return the seconds to wait."""
+        """Open the breaker of a destination that failed with events in flight; return the seconds to wait.
+
+        `isolated` means that a single event was in flight. Workers report an outage one after the other: only the first
+        report counts as a failure.
+        """
         destination = self.get(name)
         destination.detector.failed(events, isolated=isolated)
-        destination.breaker.open(error, now)
-        return (destination.breaker.retry_at or now) - now
+        if not destination.breaker.is_open:
+            destination.breaker.open(error, now, searching=destination.detector.group_max > 1)
+            destination.detector.shrink()
+        return max(0.0, (destination.breaker.retry_at or now) - now)
 
     def probe_failed(self, name: str, error: str, now: float) -> float:
         """Keep a breaker open; return the seconds until the next probe."""
@@ -176,6 +208,16 @@ class CircuitBreakers:
     def is_suspect(self, event_id: UUID) -> bool:
         """Return whether the event must be published in isolation."""
         return any(event_id in found.detector.suspects for found in self._destinations.values())
+
+    def group_size(self, event_id: UUID) -> int:
+        """Return how many suspects may be published together with a suspect."""
+        detectors = (found.detector for found in self._destinations.values() if event_id in found.detector.suspects)
+        return min((detector.group_size(event_id) for detector in detectors), default=1)
+
+    def grow(self, names: Iterable[str]) -> None:
+        """Double the groups of destinations, after all events of a group are confirmed."""
+        for name in {"", *names} & self._destinations.keys():
+            self._destinations[name].detector.grow()
 
     def isolated_failures(self, event_id: UUID) -> int:
         """Return the number of isolated failures of the event.

@@ -90,9 +90,13 @@ class LaneOwnership:
         self._to_release = set(change.release)
         return bool(change.claim) and await self._claim(change.claim)
 
+    def lanes_of(self, worker: int) -> Lease:
+        """Return the lanes of a worker."""
+        return self.lease.only(lane for lane in self.lease.epochs if lane % self.settings.workers == worker)
+
     async def lease_for(self, worker: int) -> Lease:
         """Return the lanes of a worker. Surplus lanes are released first, while the worker has nothing in flight."""
-        mine = self.lease.only(lane for lane in self.lease.epochs if lane % self.settings.workers == worker)
+        mine = self.lanes_of(worker)
         surplus = self._to_release & mine.epochs.keys()
         if surplus:
             await self.store.release(mine.only(surplus))

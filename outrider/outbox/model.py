@@ -316,6 +316,21 @@ class Settlements:
         """Return whether all outcomes are confirmed events from the start of a lane."""
         return not self.others and not self.emptied
 
+    def repeatable_by_lane(self) -> dict[int, Settlements]:
+        """Return the part that may be written twice, by lane: events of streams in which all events are confirmed.
+
+        The first write may have succeeded without an answer. A second write of another outcome would count an attempt
+        twice, or end the wait of a stream; the next pass finds those outcomes again.
+        """
+        mixed = {stream for _, stream, outcome in self.others if not isinstance(outcome, Confirmed)}
+        found: dict[int, tuple[list[OutboxRow], list[Settlement]]] = {}
+        for event in self.confirmed:
+            found.setdefault(event.lane, ([], []))[0].append(event)
+        for settlement in self.others:
+            if settlement.stream not in mixed:
+                found.setdefault(settlement.stream.lane, ([], []))[1].append(settlement)
+        return {lane: Settlements(*parts) for lane, parts in found.items()}
+
     def outcomes(self) -> list[Settlement]:
         """Return every outcome with its event and stream."""
         return [*(Settlement(event, event.stream, CONFIRMED) for event in self.confirmed), *self.others]

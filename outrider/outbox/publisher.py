@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from outrider.brokers.base import CONFIRMED, Broker, Nacked, PublishResult, Reje
 from outrider.clock import Clock
 from outrider.errors import InvalidSetting
 from outrider.event import BAND_NAMES, DeadLetterReason, Message, OnDeadLetter, OutboxRow, Stream
-from outrider.outbox.batch import Batch, FailedResult, RunResult, StreamRun, Wave, must_isolate
+from outrider.outbox.batch import Batch, FailedResult, RunResult, StreamRun, Wave, group_size, must_isolate
 from outrider.outbox.circuit_breaker import CircuitBreakers
 from outrider.outbox.model import DeadLettered, Defer, Outcome, Retry
 from outrider.outbox.settings import RelaySettings
@@ -27,6 +28,9 @@ from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Observer
 from outrider.wire import encode
 
 ERROR_MAX = 2_000
+
+PASS_SECONDS = 0.2
+"""The time after which a pass begins no further wave."""
 
 MayPublish = Callable[[], bool]
 """Returns True if a wave may begin now."""
@@ -62,11 +66,17 @@ class SharedExclusiveLock:
 
 
 class EncodedWave(NamedTuple):
-    """A wave with its messages; while an isolated wave is in flight, no other message is."""
+    """A wave with its messages."""
 
     wave: Wave
     messages: list[Message]
-    isolated: bool = False
+
+
+class EncodedRun(NamedTuple):
+    """A run of suspects with its messages."""
+
+    run: StreamRun
+    messages: list[Message]
 
 
 @dataclass(slots=True)
@@ -81,32 +91,40 @@ class BatchPublisher:
     lanes: int
     _lock: SharedExclusiveLock = field(default_factory=SharedExclusiveLock)
 
-    async def publish(self, batch: Batch, may_publish: MayPublish) -> None:
+    async def publish(self, batch: Batch, may_publish: MayPublish) -> bool:
         """Publish until the batch is empty, the lease runs short, or the connection is down.
 
-        Events are not inspected individually while all destinations are healthy.
+        Events are not inspected individually while all destinations are healthy. Return True if the pass ran out of
+        time with events left: a stream with thousands of waves must not delay the other streams of the worker.
         """
         limit, ordered = self.policy.settings.in_flight_max, self.broker.capabilities.ordered
+        ends_at = self.clock.boot_seconds() + PASS_SECONDS
         while may_publish() and not self.breakers.is_open(""):
+            if self.clock.boot_seconds() >= ends_at:
+                return True
             wave = batch.next_wave(limit, ordered=ordered, breakers=self.breakers)
             if wave is None:
-                return
+                return False
             if not wave.has_suspects and (messages := self._encode_all(wave.events)):
                 if not await self._send(batch, wave, messages, may_publish):
-                    return
+                    return False
                 continue
-            for part in self._inspect(batch, wave):
-                if part.isolated and self.breakers.is_open(self.broker.destination(part.messages[0])):
-                    batch.leave(part.wave.events[0].stream)
-                elif not await self._send(batch, *part[:2], may_publish, isolated=part.isolated):
-                    return
+            together, suspects = self._inspect(batch, wave)
+            if together and not await self._send(batch, *together, may_publish):
+                return False
+            while suspects:
+                group = self._next_group(batch, suspects)
+                if group and not await self._send(batch, *group, may_publish, isolated=True):
+                    return False
+        return False
 
     async def _send(
         self, batch: Batch, wave: Wave, messages: list[Message], may_publish: MayPublish, *, isolated: bool = False
     ) -> bool:
-        """Publish a wave and record the results; return False if the lease ran short before the start."""
+        """Publish a wave and record the results; return False if the lease or the connection ended before the start."""
         async with self._lock.acquire(exclusive=isolated):
-            if not may_publish():  # Waiting for the lock may have taken the rest of the lease.
+            # Waiting for the lock may have taken the rest of the lease, and another wave may have failed meanwhile.
+            if not may_publish() or self.breakers.is_open(""):
                 return False
             results = await publish(self.broker, messages, self.policy.settings.publish_timeout_seconds)
         if self.breakers.is_healthy and results.count(CONFIRMED) == len(results):
@@ -114,7 +132,10 @@ class BatchPublisher:
         else:
             destinations = {e.event_id: m for e, m in zip(wave.events, messages, strict=True)}
             recorded = batch.record(wave, results, self._decide)
-            self._apply(recorded, lambda event: self.broker.destination(destinations[event.event_id]), isolated)
+            alone = isolated and len(messages) == 1
+            self._apply(recorded, lambda event: self.broker.destination(destinations[event.event_id]), alone)
+            if isolated and all(run.failure is None for run in recorded):
+                self.breakers.grow(map(self.broker.destination, messages))
         return True
 
     def _encode_all(self, events: Sequence[OutboxRow]) -> list[Message]:
@@ -126,21 +147,43 @@ class BatchPublisher:
             # `_encode` will fail on the event again, and records the error.
             return []
 
-    def _inspect(self, batch: Batch, wave: Wave) -> list[EncodedWave]:
-        """Encode a wave run by run, and stop runs that cannot be published; return the others, then the suspects."""
+    def _inspect(self, batch: Batch, wave: Wave) -> tuple[EncodedWave | None, deque[EncodedRun]]:
+        """Encode a wave run by run, and stop runs that cannot be published; return the others, and the suspects."""
         runs: list[StreamRun] = []
         together: list[Message] = []
-        suspects: list[EncodedWave] = []
+        suspects: deque[EncodedRun] = deque()
         for run, messages in [found for run in batch.runs_of(wave) if (found := self._encode(batch, run))]:
             if wave.has_suspects and self._stop_if_unpublishable(batch, run, messages[0]):
                 continue
             if wave.has_suspects and must_isolate(run.events[0], self.breakers):
-                suspects.append(EncodedWave(Wave(run.events, [run]), messages, isolated=True))
+                suspects.append(EncodedRun(run, messages))
             else:
                 runs.append(run)
                 together += messages
         rest = Wave([event for run in runs for event in run.events], runs)
-        return [EncodedWave(rest, together), *suspects] if runs else suspects
+        return EncodedWave(rest, together) if runs else None, suspects
+
+    def _next_group(self, batch: Batch, suspects: deque[EncodedRun]) -> EncodedWave | None:
+        """Take the suspects that are published together now; None if their destination is down."""
+        runs: list[StreamRun] = []
+        together: list[Message] = []
+        limit = 0
+        while suspects:
+            (stream, events), messages = suspects[0]
+            size = min(group_size(event, self.breakers) for event in events)
+            limit = min(size, limit) if runs else size
+            if runs and len(together) + len(events) > limit:
+                break
+            suspects.popleft()
+            if self.breakers.is_open(self.broker.destination(messages[0])):
+                batch.leave(stream)
+                continue
+            if len(events) > limit:
+                # The group became smaller after the wave was taken.
+                batch.put_back(stream, events[limit:])
+            runs.append(StreamRun(stream, events[:limit]))
+            together += messages[:limit]
+        return EncodedWave(Wave([event for run in runs for event in run.events], runs), together) if runs else None
 
     def _encode(self, batch: Batch, run: StreamRun) -> tuple[StreamRun, list[Message]] | None:
         """Encode a run up to the first event that cannot be encoded; an unencodable head is rejected at once."""
@@ -195,7 +238,7 @@ class BatchPublisher:
                 failed.setdefault(failure.destination, (failure.error, []))[1].extend(unconfirmed)
         for name, (error, events) in failed.items():
             wait = self.breakers.fail(name, events, error, self.clock.boot_seconds(), isolated=isolated)
-            self.observer.emit(BreakerOpened(name, error, wait))
+            self.observer.emit(BreakerOpened(name, error, wait, self.broker.capabilities.name))
 
     def _emit_failure(self, event: OutboxRow, stream: Stream, result: FailedResult, outcome: Outcome) -> None:
         self.breakers.clear(event.event_id)
@@ -225,10 +268,25 @@ async def publish(broker: Broker, messages: list[Message], seconds: float) -> Se
         # Not a cancellation of this task, but of a future inside the client; the results of all messages are unknown.
         return [Unknown("the broker's client cancelled the publish")] * len(messages)
     except TimeoutError:
-        return [Unknown(f"no answer from the broker within {seconds:g} s")] * len(messages)
+        return [Unknown(no_answer(broker.capabilities.name, seconds))] * len(messages)
     except Exception as error:
         # If an adapter raises, the results of all messages are unknown; the result carries the error.
-        return [Unknown(f"{type(error).__name__}: {error}")] * len(messages)
+        return [Unknown(describe(error))] * len(messages)
+
+
+def no_answer(broker: str, seconds: float) -> str:
+    """Return the error text for a broker that does not answer."""
+    return f"no answer from {broker} within {seconds:g} s"
+
+
+def describe(error: Exception) -> str:
+    """Return the kind and the text of an error; some errors have no text, and their cause says more.
+
+    >>> describe(TimeoutError())
+    'TimeoutError'
+    """
+    causes = (f"{type(each).__name__}: {each}" for each in (error, error.__cause__) if each is not None and str(each))
+    return next(causes, type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from outrider.outbox import lane_ownership
 from outrider.outbox.batch import Batch
 from outrider.outbox.circuit_breaker import CircuitBreakers
 from outrider.outbox.lane_ownership import LaneOwnership
-from outrider.outbox.model import Due, Fetched, Lease, Settlements
-from outrider.outbox.publisher import BatchPublisher, FailurePolicy
+from outrider.outbox.model import Due, Fetched, Lease
+from outrider.outbox.publisher import BatchPublisher, FailurePolicy, describe, no_answer
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.store import OutboxStore
+from outrider.outbox.unsettled import UnsettledLanes
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
     BreakerClosed,
@@ -42,6 +43,8 @@ PRUNE_DUTY = "prune"
 
 SOON_SECONDS = 0.2
 
+DUE_EVENTS_MIN = 64
+
 
 async def probe(
     broker: Broker, breakers: CircuitBreakers, clock: Clock, observer: Observer, seconds: float
@@ -50,6 +53,7 @@ async def probe(
 
     A probe fails after `seconds` without an answer.
     """
+    server = broker.capabilities.name
     for name, breaker in breakers.open_breakers():
         if breaker.retry_at is None or breaker.retry_at > clock.boot_seconds():
             continue
@@ -58,11 +62,12 @@ async def probe(
                 await broker.probe(name)
         except Exception as error:
             # An adapter may raise anything; the destination is not known to work, and the breaker reports the error.
-            text = f"{type(error).__name__}: {error}"
-            observer.emit(BreakerOpened(name, text, breakers.probe_failed(name, text, clock.boot_seconds())))
+            late = isinstance(error, TimeoutError)
+            text = no_answer(server, seconds) if late else describe(error)
+            observer.emit(BreakerOpened(name, text, breakers.probe_failed(name, text, clock.boot_seconds()), server))
         else:
             breakers.probe_passed(name)
-            observer.emit(BreakerClosed(name))
+            observer.emit(BreakerClosed(name, server))
     now = clock.boot_seconds()
     return min((max(0.0, (breaker.retry_at or now) - now) for _, breaker in breakers.open_breakers()), default=None)
 
@@ -94,11 +99,15 @@ class Relay:
         self.breakers = CircuitBreakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
         policy = FailurePolicy(self.settings, self.rng)
         self.publisher = BatchPublisher(broker, self.breakers, policy, self.clock, self.observer, store.lanes)
-        self.ownership = LaneOwnership(
-            store, self.settings, self.clock, self.observer, self.rng, self.breakers.clear_lanes
+        self.ownership = LaneOwnership(store, self.settings, self.clock, self.observer, self.rng, self._forget_lanes)
+        self._wake_heartbeat = asyncio.Event()
+        self._unsettled = UnsettledLanes(
+            store, self.ownership, self.clock, self.observer, self.rng, self._wake_heartbeat.set
         )
         self._quotas = lane_ownership.ReadQuotas(store.lanes, self.settings.batch_max)
         self._next_due_seconds: dict[int, float | None] = {}
+        # The events confirmed in a worker's last pass, if the pass ran out of time.
+        self._pass_events: dict[int, int | None] = {}
         self._health = StoreHealth(
             self.observer,
             lambda error: StoreUnavailable(self.name, error),
@@ -106,7 +115,6 @@ class Relay:
             RetryPolicy(base_seconds=SOON_SECONDS, cap_seconds=SOON_SECONDS, jitter=0),
         )
         self._stopping = asyncio.Event()
-        self._wake_heartbeat = asyncio.Event()
         self._wakes = [asyncio.Event() for _ in range(self.settings.workers)]
 
     @property
@@ -128,7 +136,9 @@ class Relay:
         """Make one pass over a worker's lanes; return the number of settled events."""
         # A time from an earlier pass would make the worker spin if this pass ends early.
         self._next_due_seconds[worker] = None
-        lease = await self.ownership.lease_for(worker)
+        owned = await self.ownership.lease_for(worker)
+        lease = await self._unsettled.repeat(owned)
+        self._next_due_seconds[worker] = self._unsettled.next_seconds(owned)
         if not lease.epochs or self.breakers.is_open(""):
             return 0
         started = self.clock.boot_seconds()
@@ -138,10 +148,15 @@ class Relay:
         self._quotas.learn(fetched, quotas)
         batch = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()
-        await self.publisher.publish(batch, self._may_publish(lease))
+        self._pass_events[worker] = None
+        if await self.publisher.publish(batch, self._may_publish(lease)):
+            self._pass_events[worker] = batch.confirmed
+            if not self.broker.capabilities.ordered:
+                batch.defer_hot(self._quotas.full)
         published = self.clock.boot_seconds()
         settlements = batch.settlements
-        settled = await self._settle(lease, settlements) if settlements else 0
+        settled = await self._unsettled.settle(lease, settlements) if settlements else 0
+        self._wait_at_most(worker, self._unsettled.next_seconds(owned))
         if settlements.confirmed or settlements.others:
             spent = published - publishing, self.clock.boot_seconds() - started
             self.observer.emit(PassCompleted(len(fetched.events), batch.confirmed, settled, *spent))
@@ -222,6 +237,8 @@ class Relay:
             idle_seconds = (
                 self.settings.poll_seconds_min if woken else min(idle_seconds * 2, self.settings.poll_seconds_max)
             )
+        # The last chance for outcomes that could not be written before: the next owner would publish the events again.
+        await self._unsettled.repeat(self.ownership.lanes_of(worker), at_once=True)
 
     async def _loop(self, step: Callable[[], Awaitable[None]], seconds: float, sooner: asyncio.Event) -> None:
         """Repeat a step. After a failure of the store the next try comes soon, because the lease is running out."""
@@ -258,17 +275,23 @@ class Relay:
             rows = [event for event in fetched.events if event.lane in fetched.blocked_lanes]
             streams = list(dict.fromkeys(event.stream for event in rows))
             blocked = await self.store.blocked(streams) if streams else set()
-            due = await self.store.due(lease.only(fetched.blocked_lanes), self._quotas.batch_max)
-        self._next_due_seconds[worker] = due.next_seconds
+            due = await self.store.due(lease.only(fetched.blocked_lanes), self._due_max(worker))
+        self._wait_at_most(worker, due.next_seconds)
         return Batch.plan(fetched.events, due.streams, blocked)
 
-    async def _settle(self, lease: Lease, settlements: Settlements) -> int:
-        try:
-            return await self.store.settle(lease, settlements) + len(settlements.emptied)
-        except OutriderError:
-            await self.ownership.release_after_failed_settle(lease)
-            self._wake_heartbeat.set()
-            raise
+    def _due_max(self, worker: int) -> int:
+        """Return the number of waiting events to read: not many more than a pass that ran out of time could publish."""
+        confirmed = self._pass_events.get(worker)
+        events_max = self._quotas.batch_max
+        return events_max if confirmed is None else min(events_max, max(DUE_EVENTS_MIN, 2 * confirmed))
+
+    def _wait_at_most(self, worker: int, seconds: float | None) -> None:
+        known = (self._next_due_seconds.get(worker), seconds)
+        self._next_due_seconds[worker] = min((each for each in known if each is not None), default=None)
+
+    def _forget_lanes(self, lanes: set[int]) -> None:
+        self.breakers.clear_lanes(lanes)
+        self._unsettled.drop(lanes)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -120,11 +120,15 @@ class EventDeadLettered(TelemetryEvent):
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened(TelemetryEvent):
-    """A destination is down; its events wait, and no attempt is counted. An empty destination is the connection."""
+    """A destination is down; its events wait, and no attempt is counted.
+
+    An empty destination is the connection to the broker.
+    """
 
     destination: str
     error: str
     retry_seconds: float
+    broker: str
 
     level: ClassVar[str] = "warning"
 
@@ -134,6 +138,34 @@ class BreakerClosed(TelemetryEvent):
     """A destination works again."""
 
     destination: str
+    broker: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettleFailed(TelemetryEvent):
+    """Outcomes could not be written; the lanes publish nothing until the relay has repeated the write.
+
+    Use this telemetry event for alerts when `failures` grows.
+    """
+
+    relay: str
+    lanes: tuple[int, ...]
+    failures: int
+    retry_seconds: float
+    error: str
+
+    level: ClassVar[str] = "error"
+    counted: ClassVar[tuple[str, ...]] = ("lanes",)
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRecovered(TelemetryEvent):
+    """Outcomes that could not be written before are written; the lanes publish again."""
+
+    relay: str
+    lanes: tuple[int, ...]
+
+    counted: ClassVar[tuple[str, ...]] = ("lanes",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.outbox import batch, publisher
 from tests.simulation.world import Options, Report, run
 from tests.support.sizes import sized
 
@@ -25,6 +26,18 @@ ROOT = Path(__file__).parents[2]
 def test_nothing_is_lost_invented_or_reordered_whatever_happens(first: int) -> None:
     for seed in range(first, first + CHUNK):
         shared_report(seed) if seed in SHARED_SEEDS else run(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 100, 50))
+def test_nothing_is_lost_or_reordered_when_passes_are_short_and_every_backlog_is_hot(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    monkeypatch.setattr(publisher, "PASS_SECONDS", 0.001)
+    monkeypatch.setattr(batch, "HOT_EVENTS_MIN", 1)
+    defer_hot = batch.Batch.defer_hot
+    monkeypatch.setattr(batch.Batch, "defer_hot", lambda found, _: defer_hot(found, range(100)))
+    for seed in range(first, first + 50):
+        run(seed)
 
 
 @cache

@@ -55,7 +55,12 @@ class KafkaBroker:
         self._producer: Producer | None = None
         self._proven: set[str] = set()
         bytes_max = int(self._settings["message.max.bytes"])
-        self.capabilities = Capabilities(ordered=True, message_bytes_max=bytes_max, publish_seconds=publish_seconds)
+        self.capabilities = Capabilities(
+            ordered=True,
+            message_bytes_max=bytes_max,
+            publish_seconds=publish_seconds,
+            name=f"Kafka at {bootstrap}",
+        )
 
     @classmethod
     def from_url(cls, url: str) -> Self:

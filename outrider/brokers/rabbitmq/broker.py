@@ -45,8 +45,12 @@ class RabbitBroker:
         check_queues(self.settings.queues)
         source = self.settings.cloudevents
         self._dress = None if source is None else CloudEvents(source, "ce-").dress
-        bytes_max, seconds = self.settings.message_bytes_max, self.settings.confirm_seconds
-        self.capabilities = Capabilities(ordered=False, message_bytes_max=bytes_max, publish_seconds=seconds)
+        self.capabilities = Capabilities(
+            ordered=False,
+            message_bytes_max=self.settings.message_bytes_max,
+            publish_seconds=self.settings.confirm_seconds,
+            name=f"RabbitMQ at {self.settings.address}",
+        )
         self._pool = ConnectionPool(self.settings, self.destination)
         self._unconfirmed: set[str] = set()
 

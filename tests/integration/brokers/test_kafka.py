@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 
-from outrider.brokers.base import CONFIRMED, Confirmed, Unknown
+from outrider.brokers.base import CONFIRMED, Confirmed, PublishResult, Unknown
 from outrider.brokers.kafka import KafkaBroker
 from outrider.brokers.kafka.producer import FEW_MESSAGES
 from outrider.errors import Transient
 from outrider.event import Event, Message
+from outrider.outbox.settings import RelaySettings
 from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Retried
 from outrider.testing.contracts.broker import message
 from outrider.testing.harness import numbers, order, orders
@@ -26,6 +28,7 @@ from tests.support.running_relay import PATIENCE_SECONDS, SETTINGS, RunningRelay
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 
 KEYS = [f"k{number}" for number in range(20)]
+UNRESOLVED = 1000
 SMALL_STEPS = replace(SETTINGS, batch_max=20)
 """A relay that takes a while over a backlog, so that something can happen in the middle of it."""
 
@@ -219,4 +222,52 @@ async def _too_few_replicas_are_an_outage_of_their_topic(bootstrap: str) -> None
     await broker.probe("orders")
     with pytest.raises(Transient, match="has 2 replicas in sync and needs 3"):
         await broker.probe("strict")
+    await broker.close()
+
+
+async def test_a_broker_that_does_not_answer_is_reported_with_its_address_and_the_cause(
+    server: KafkaServer, broker: KafkaBroker
+) -> None:
+    topic = make_topic(server.bootstrap)
+    async with RunningRelay(broker, replace(SETTINGS, publish_timeout_seconds=1.0)).open() as relay:
+        await relay.stage(order(1, topic=topic))
+        await relay.until_sent(1)
+        with paused(server):
+            await relay.stage(order(2, topic=topic))
+            await relay.until_emitted(BreakerOpened, 3)
+        await relay.until_sent(2)
+    for opened in relay.observer.of(BreakerOpened):
+        assert opened.broker == f"Kafka at {server.bootstrap}"
+        assert opened.error == f"no answer from Kafka at {server.bootstrap} within 1 s"
+
+
+class CountingBroker(KafkaBroker):
+    """A Kafka broker that records the sizes of its publishes."""
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(bootstrap)
+        self.sizes: list[int] = []
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        self.sizes.append(len(messages))
+        return await super().publish(messages)
+
+
+async def test_after_a_pause_of_kafka_unresolved_events_go_out_in_growing_groups(server: KafkaServer) -> None:
+    """Alone, each of the unresolved events would take a publish of its own."""
+    topic, broker = make_topic(server.bootstrap), CountingBroker(server.bootstrap)
+    async with RunningRelay(broker, RelaySettings()).open() as relay:
+        await relay.stage(*rounds(1, 1, topic))
+        await relay.until_sent(len(KEYS))
+        with paused(server):
+            await relay.stage(*rounds(2, UNRESOLVED // len(KEYS) + 1, topic))
+            await relay.until_emitted(BreakerOpened, 2)
+        resumed, before = time.monotonic(), len(broker.sizes)
+        await relay.until_sent(len(KEYS) + UNRESOLVED)
+        seconds = time.monotonic() - resumed
+    sizes = broker.sizes[before:]
+    print(f"{UNRESOLVED} unresolved events, {seconds:.1f} s after the pause: {len(sizes)} publishes, {sizes}")
+    assert complete(read(server.bootstrap, topic), UNRESOLVED // len(KEYS) + 1)
+    assert len(sizes) <= UNRESOLVED / 20
+    assert relay.failed_attempts == []
     await broker.close()

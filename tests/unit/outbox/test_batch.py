@@ -274,3 +274,24 @@ def test_a_row_without_a_topic_gets_one_by_the_rule() -> None:
     assert resolve_topic(staged(1, topic=None), default_topic).topic == "events.order.placed"
     assert resolve_topic(staged(1, topic=None, routing_key="to.me"), default_topic).topic == "to.me"
     assert resolve_topic(staged(1), default_topic).topic == "orders"
+
+
+def test_a_hot_stream_of_a_full_lane_is_deferred_and_parked_and_other_streams_stay() -> None:
+    batch = Batch.plan([staged(n, "A") for n in range(1, 21)] + [staged(21, "B")])
+    wave = batch.next_wave(100, ordered=False)
+    assert wave is not None
+    batch.confirm(wave)
+    lane = staged(1, "A").lane
+    batch.defer_hot({lane})
+    settlements = batch.settlements
+    assert [event.position for event in settlements.confirmed] == [1, 21]
+    assert [(event.position, outcome) for event, _, outcome in settlements.others] == [
+        (2, Defer(0.0)),
+        *((n, PARK) for n in range(3, 21)),
+    ]
+
+
+def test_a_hot_stream_that_hides_no_other_stream_is_left_alone() -> None:
+    batch = Batch.plan([staged(n, "A") for n in range(1, 21)])
+    batch.defer_hot(set())
+    assert not batch.settlements

@@ -172,3 +172,36 @@ def test_healthy_destinations_are_dropped() -> None:
     assert not breakers.is_healthy
     breakers.confirmed("orders", ONE)
     assert breakers.is_healthy
+
+
+def test_a_group_of_suspects_doubles_after_a_success_and_halves_after_a_failure() -> None:
+    breakers = CircuitBreakers()
+    breakers.fail("orders", [staged(1), staged(2)], "closed", 0.0, isolated=False)
+    sizes = [breakers.group_size(ONE)]
+    for _ in range(3):
+        breakers.probe_passed("orders")
+        breakers.grow(["orders"])
+        sizes.append(breakers.group_size(ONE))
+    breakers.fail("orders", [staged(1), staged(2)], "closed", 0.0, isolated=False)
+    assert [*sizes, breakers.group_size(ONE)] == [1, 2, 4, 8, 4]
+
+
+def test_a_suspect_that_failed_alone_stays_alone() -> None:
+    breakers = CircuitBreakers()
+    breakers.fail("", [staged(2)], "closed", 0.0, isolated=False)
+    fail_isolated(breakers, 1)
+    breakers.grow([""])
+    assert [breakers.group_size(event_id) for event_id in (ONE, TWO)] == [1, 2]
+
+
+def test_an_outage_that_every_worker_reports_is_one_failure() -> None:
+    breakers = CircuitBreakers(base_seconds=1)
+    waits = [breakers.fail("", [staged(n)], "down", 0.0, isolated=False) for n in range(1, 5)]
+    assert waits == [1, 1, 1, 1]
+    assert breakers.probe_failed("", "down", 1.0) == 2
+
+
+def test_the_connection_is_probed_more_often_than_a_destination() -> None:
+    breakers = CircuitBreakers(base_seconds=1, cap_seconds=30)
+    for name, longest in (("", 4), ("orders", 30)):
+        assert max(breakers.probe_failed(name, "down", 0.0) for _ in range(9)) == longest
