@@ -22,6 +22,8 @@ from outrider.testing.servers import PgBouncer, PostgresServer
 
 pytestmark = pytest.mark.postgres
 OK, WARN, ERROR = Level.OK, Level.WARN, Level.ERROR
+SESSION_SETTINGS = "default_transaction_isolation, statement_timeout, enable_seqscan, jit"
+"""The parameters that a store without `pooled` sends when it connects; a pooler rejects those that it cannot track."""
 
 
 class Replica(PostgresServer):
@@ -162,7 +164,7 @@ async def test_a_transaction_that_stays_open_is_named(url: str, monkeypatch: pyt
 @pytest.fixture(scope="module", params=["0", "1"], ids=["last used first", "round robin"])
 def pooler(request: pytest.FixtureRequest, server: PostgresServer) -> Iterator[PgBouncer]:
     # Session settings are ignored here, so that even a store without `pooled` can be opened.
-    settings = {"server_round_robin": request.param, "ignore_startup_parameters": "default_transaction_isolation"}
+    settings = {"server_round_robin": request.param, "ignore_startup_parameters": SESSION_SETTINGS}
     with PgBouncer(server, settings=settings) as running:
         yield running
 
@@ -188,7 +190,7 @@ class TestPooler:
         assert found["postgres-wakeups"].level is WARN
 
     async def test_one_that_keeps_sessions_apart_is_none(self, url: str, server: PostgresServer) -> None:
-        keeping = {"pool_mode": "session", "ignore_startup_parameters": "default_transaction_isolation"}
+        keeping = {"pool_mode": "session", "ignore_startup_parameters": SESSION_SETTINGS}
         with PgBouncer(server, settings=keeping) as polite:
             found = await of_store(_through(polite, url))
         assert found["postgres-pooler"].level is found["postgres-wakeups"].level is OK
