@@ -76,10 +76,14 @@ BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; "
     f"SET LOCAL idle_in_transaction_session_timeout = {STALL_SECONDS * 1000:.0f}; "
     f"SET LOCAL tcp_user_timeout = {STALL_SECONDS * 1000:.0f}; "
-    f"SET LOCAL statement_timeout = {STATEMENT_SECONDS * 1000:.0f}"
+    f"SET LOCAL statement_timeout = {STATEMENT_SECONDS * 1000:.0f}; "
+    "SET LOCAL plan_cache_mode = force_custom_plan"
 )
 """Starts a transaction with limits on the server's side: a client that is frozen cannot end its own transaction, and
-would keep its locks. Local settings also work behind a pooler, which does not let a client set them for a session."""
+would keep its locks. Local settings also work behind a pooler, which does not let a client set them for a session.
+
+Its statements are planned anew, for the present size of the tables. A plan that the server has kept from a time when
+the outbox was empty would read the whole outbox for each batch."""
 
 
 class PostgresDatabase:
@@ -220,6 +224,9 @@ def _session(pooled: bool, plain: bool) -> dict[str, str]:
     settings = {"application_name": "outrider", "default_transaction_isolation": "read committed"}
     if not plain:
         settings["statement_timeout"] = f"{STATEMENT_SECONDS * 1000:.0f}"
+        # A statement outside of a transaction may keep its plan, because planning takes longer than a small batch. A
+        # plan from a time when the outbox was empty must use the indexes as well.
+        settings |= {"enable_seqscan": "off", "jit": "off"}
     else:
         # A handler transaction may be long. If its machine is gone, its locks must not stay for hours.
         settings |= {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}

@@ -14,8 +14,10 @@ l AS MATERIALIZED (
     FOR SHARE OF k
 )
 
+-- A CASE, because the planner would take outbox_fetchable for a plain condition, and read all of it for a few ids.
+
 -- fragment: claimed
-(o.state = 'optimistic' AND o.claimed_until > (SELECT {schema}.outbox_clock()))
+CASE o.state WHEN 'optimistic' THEN o.claimed_until > (SELECT {schema}.outbox_clock()) ELSE false END
 
 -- fragment: event_columns
 o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.headers, o.topic, {stream_key} AS key,
@@ -177,10 +179,12 @@ FROM owned LEFT JOIN LATERAL (
 ) AS e ON true
 
 -- name: blocked
--- Which of these streams are blocked. Index: outbox_blocked_pkey.
-SELECT b.lane, b.topic, b.key
-FROM unnest($1::smallint[], $2::text[], $3::text[]) AS s (lane, topic, key)
-JOIN {schema}.outbox_blocked AS b USING (lane, topic, key)
+-- Which of these streams are blocked. LIMIT makes the planner look up each stream. Index: outbox_blocked_pkey.
+SELECT s.lane, s.topic, s.key
+FROM unnest($1::smallint[], $2::text[], $3::text[]) AS s (lane, topic, key) CROSS JOIN LATERAL (
+    SELECT FROM {schema}.outbox_blocked AS b
+    WHERE b.lane = s.lane AND b.topic = s.topic AND b.key = s.key LIMIT 1
+) AS found
 
 -- name: due
 -- Blocked streams whose time has come, with the head, or a share of the budget once draining.
