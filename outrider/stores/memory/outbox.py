@@ -84,15 +84,16 @@ class MemoryStore:
         tx.commit()
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
-        now = self.clock.now()
-        if not first and not self._alive(relay, now):
+        now, lease = self.clock.now(), timedelta(seconds=lease_seconds)
+        # A heartbeat from before the clock was set back may be renewed; until then, others may take the lanes.
+        if not first and (relay not in self.tables.relays or self.tables.relays[relay][1] <= now):
             return None
-        self.tables.relays[relay] = now + timedelta(seconds=lease_seconds)
-        return HeartbeatResult(sum(until > now for until in self.tables.relays.values()), self._free(now))
+        self.tables.relays[relay] = now - lease, now + lease
+        return HeartbeatResult(sum(self.alive(other, now) for other in self.tables.relays), self._free(now))
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
         now = self.clock.now()
-        taken = sorted(set(lanes) & set(self._free(now))) if self._alive(relay, now) else []
+        taken = sorted(set(lanes) & set(self._free(now))) if self.alive(relay, now) else []
         for lane in taken:
             self.take_lane(lane, relay)
         return Lease(relay, {lane: self.tables.lanes[lane].epoch for lane in taken})
@@ -229,12 +230,13 @@ class MemoryStore:
     def _present(self, event_ids: Sequence[UUID]) -> list[OutboxTableRow]:
         return [self.tables.rows[self.tables.ids[i]] for i in event_ids if i in self.tables.ids]
 
-    def _alive(self, relay: str, now: datetime) -> bool:
-        until = self.tables.relays.get(relay)
-        return until is not None and until > now
+    def alive(self, relay: str, now: datetime) -> bool:
+        """Return whether a relay has a valid heartbeat: one that has not expired, and is not far in the future."""
+        since, until = self.tables.relays.get(relay, (now, now))
+        return since <= now < until
 
     def _free(self, now: datetime) -> list[int]:
-        return [lane for lane, row in self.tables.lanes.items() if row.owner is None or not self._alive(row.owner, now)]
+        return [lane for lane, row in self.tables.lanes.items() if row.owner is None or not self.alive(row.owner, now)]
 
     def _view(self, row: OutboxTableRow, now: datetime) -> OutboxRow:
         self.resolve_topic(row)
@@ -267,7 +269,7 @@ class MemoryMaintenance:
 
     async def sweep(self) -> list[DeadRelay]:
         tables, now = self._store.tables, self._store.clock.now()
-        dead = [relay for relay, until in tables.relays.items() if until <= now]
+        dead = [relay for relay in tables.relays if not self._store.alive(relay, now)]
         for relay in dead:
             del tables.relays[relay]
         return [DeadRelay(relay, sum(row.owner == relay for row in tables.lanes.values())) for relay in dead]

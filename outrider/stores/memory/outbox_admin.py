@@ -62,12 +62,12 @@ class MemoryOutboxAdmin:
 
     async def relays(self) -> int:
         now = self._store.clock.now()
-        return sum(until > now for until in self._store.tables.relays.values())
+        return sum(self._store.alive(relay, now) for relay in self._store.tables.relays)
 
     async def lane_owner(self, lane: int) -> str | None:
         tables, now = self._store.tables, self._store.clock.now()
         owner = tables.lanes[lane].owner if lane in tables.lanes else None
-        return owner if owner in tables.relays and tables.relays[owner] > now else None
+        return owner if owner is not None and self._store.alive(owner, now) else None
 
     async def blocked_streams(self, limit: int) -> list[BlockedStream]:
         tables = self._store.tables

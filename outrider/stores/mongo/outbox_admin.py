@@ -31,7 +31,7 @@ from outrider.stores.mongo.database import Document, Documents, MongoDatabase, S
 from outrider.stores.mongo.documents import becoming, copied, inserted, stream_id, to_facts, to_stream
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_fetch import FILL_MAX, fill, of_stream
-from outrider.stores.mongo.outbox_lanes import living_relays
+from outrider.stores.mongo.outbox_lanes import living, living_relays
 from outrider.stores.mongo.outbox_settle import skip_marker
 from outrider.stores.mongo.staging import SequenceCounter, Wanted, advance, time_position
 
@@ -402,7 +402,7 @@ class MongoMaintenance:
 
 
 async def _sweep(session: Session, database: MongoDatabase) -> list[DeadRelay]:
-    lapsed = {"$expr": {"$lte": ["$alive_until", database.now]}}
+    lapsed = {"$nor": [living(database)]}
     dead = [row["_id"] for row in await database["outbox_relay"].find(lapsed, session=session).sort("_id").to_list()]
     if not dead:
         return []

@@ -130,8 +130,9 @@ def _prepare(conn: sqlite3.Connection) -> int:
 def _heartbeat(
     conn: sqlite3.Connection, relay: str, lease_seconds: float, first: bool, now: datetime
 ) -> HeartbeatResult | None:
-    until = now + timedelta(seconds=lease_seconds)
-    values = {"relay": relay, "until": to_seconds(until), "now": to_seconds(now)}
+    lease = timedelta(seconds=lease_seconds)
+    times = {"from": to_seconds(now - lease), "until": to_seconds(now + lease), "now": to_seconds(now)}
+    values = {"relay": relay, **times}
     if not conn.execute(SQL["join" if first else "heartbeat"], values).rowcount:
         return None
     relays = conn.execute(SQL["alive"], values).fetchone()[0]

@@ -88,6 +88,34 @@ class OwnershipContract:
         assert set(heir.lease.epochs) == lanes
         assert [(event.relay, event.lanes) for event in harness.observer.of(RelaySwept)] == [(dead.name, len(lanes))]
 
+    async def test_a_clock_set_back_does_not_keep_the_lanes_of_a_dead_relay(self, harness: Harness) -> None:
+        dead, heir = harness.relay(MemoryBroker(), seed=1), harness.relay(MemoryBroker(), seed=2, lease_seconds=40)
+        await dead.heartbeat()
+        lanes = set(dead.lease.epochs)
+        # Less than a lease may be a correction of the clock, and the relay may live.
+        await harness.advance(seconds=-10)
+        await heir.heartbeat()
+        assert not heir.lease.epochs
+        await harness.advance(seconds=-3600)
+        assert await harness.store.admin.relays() == 0
+        assert await harness.store.admin.lane_owner(0) is None
+        await heir.heartbeat()
+        assert set(heir.lease.epochs) == lanes
+        await heir.run_maintenance()
+        assert [event.relay for event in harness.observer.of(RelaySwept)] == [dead.name]
+
+    async def test_a_clock_set_back_does_not_cost_a_living_relay_its_lanes(self, harness: Harness) -> None:
+        broker = MemoryBroker()
+        relay = harness.relay(broker)
+        await relay.heartbeat()
+        owned = relay.lease
+        await harness.advance(seconds=-3600)
+        await relay.heartbeat()
+        assert relay.lease == owned
+        await harness.stage(order(1))
+        await harness.works(relay)
+        assert numbers(broker.log) == [1]
+
     async def test_a_relay_paused_past_its_lease_changes_nothing_when_it_wakes(self, harness: Harness) -> None:
         for seed, outcome in enumerate(OUTCOMES):
             await self._pause_and_wake(harness, outcome, seed)

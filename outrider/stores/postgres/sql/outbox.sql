@@ -91,31 +91,36 @@ id, event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic,
     schema_version, saga_id, sequence, max_attempts, retry, created_at, available_at, lane, attempts, reason, failure,
     policy, dead_lettered_at
 
+-- fragment: living
+(r.alive_from <= {schema}.outbox_clock() AND r.alive_until > {schema}.outbox_clock())
+
 -- Living relays and owners of lanes. Time is database time.
 
 -- name: heartbeat
--- Join ($3) or renew; says how many others live and which lanes are free. Index: outbox_relay_pkey.
+-- Join ($3) or renew; says how many others live and which lanes are free. A relay whose heartbeat is from before the
+-- clock was set back may renew it; until then, others may take its lanes, and the fence protects them. Index:
+-- outbox_relay_pkey.
 WITH beaten AS (
-    INSERT INTO {schema}.outbox_relay AS r (relay_id, alive_until)
-    SELECT $1, {schema}.outbox_clock() + $2 * interval '1 second'
+    INSERT INTO {schema}.outbox_relay AS r (relay_id, alive_from, alive_until)
+    SELECT $1, now - $2 * interval '1 second', now + $2 * interval '1 second' FROM {schema}.outbox_clock() AS now
     WHERE $3 OR EXISTS (
         SELECT FROM {schema}.outbox_relay WHERE relay_id = $1 AND alive_until > {schema}.outbox_clock())
-    ON CONFLICT (relay_id) DO UPDATE SET alive_until = excluded.alive_until
+    ON CONFLICT (relay_id) DO UPDATE SET alive_from = excluded.alive_from, alive_until = excluded.alive_until
     WHERE r.alive_until > {schema}.outbox_clock()
     RETURNING relay_id
 )
 SELECT
     (SELECT count(*) FROM beaten) AS beaten,
-    (SELECT count(*) FROM {schema}.outbox_relay WHERE relay_id <> $1 AND alive_until > {schema}.outbox_clock()) AS others,
+    (SELECT count(*) FROM {schema}.outbox_relay AS r WHERE relay_id <> $1 AND {living}) AS others,
     ARRAY(SELECT lane FROM {schema}.outbox_lane AS k
           WHERE owner IS NULL OR NOT EXISTS (
               SELECT FROM {schema}.outbox_relay AS r
-              WHERE r.relay_id = k.owner AND r.alive_until > {schema}.outbox_clock())
+              WHERE r.relay_id = k.owner AND {living})
           ORDER BY lane) AS free
 
 -- name: alive
 -- Count living relays.
-SELECT count(*) FROM {schema}.outbox_relay WHERE alive_until > {schema}.outbox_clock()
+SELECT count(*) FROM {schema}.outbox_relay AS r WHERE {living}
 
 -- name: claim
 -- Claim free lanes; a lane that is locked at this moment is left out. Index: outbox_lane_pkey.
@@ -123,14 +128,14 @@ WITH free AS (
     SELECT k.lane FROM {schema}.outbox_lane AS k
     WHERE k.lane = ANY ($2::smallint[]) AND (k.owner IS NULL OR NOT EXISTS (
         SELECT FROM {schema}.outbox_relay AS r
-        WHERE r.relay_id = k.owner AND r.alive_until > {schema}.outbox_clock()))
+        WHERE r.relay_id = k.owner AND {living}))
     ORDER BY k.lane
     FOR UPDATE OF k SKIP LOCKED
 )
 UPDATE {schema}.outbox_lane AS k SET owner = $1, epoch = k.epoch + 1
 FROM free
 WHERE k.lane = free.lane AND EXISTS (
-    SELECT FROM {schema}.outbox_relay WHERE relay_id = $1 AND alive_until > {schema}.outbox_clock())
+    SELECT FROM {schema}.outbox_relay AS r WHERE relay_id = $1 AND {living})
 RETURNING k.lane, k.epoch
 
 -- name: release

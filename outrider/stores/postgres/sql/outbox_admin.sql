@@ -49,7 +49,7 @@ UNION SELECT '', b.topic, NULL FROM (SELECT topic FROM {schema}.outbox_blocked L
 -- name: lane_owner
 -- The live relay that owns a lane. Index: outbox_lane_pkey, outbox_relay_pkey.
 SELECT r.relay_id FROM {schema}.outbox_lane AS l JOIN {schema}.outbox_relay AS r ON r.relay_id = l.owner
-WHERE l.lane = $1 AND r.alive_until > {schema}.outbox_clock()
+WHERE l.lane = $1 AND {living}
 
 -- name: blocked_streams
 -- Held ones first, because they wait for a person.
@@ -141,7 +141,7 @@ SELECT {schema}.outbox_clock(), $1, $2, event_id FROM unnest($3::uuid[]) AS w (e
 
 -- name: sweep
 -- Remove dead relays. A heartbeat that is being renewed at this moment is looked at again and spared.
-WITH dead AS (DELETE FROM {schema}.outbox_relay WHERE alive_until <= {schema}.outbox_clock() RETURNING relay_id)
+WITH dead AS (DELETE FROM {schema}.outbox_relay AS r WHERE NOT {living} RETURNING relay_id)
 SELECT relay_id, (SELECT count(*) FROM {schema}.outbox_lane WHERE owner = relay_id) AS lanes FROM dead
 
 -- name: take_duty

@@ -50,7 +50,7 @@ UNION SELECT '', topic, NULL FROM (SELECT topic FROM outbox_blocked LIMIT :look)
 
 -- name: lane_owner
 -- The live relay that owns a lane; the primary keys.
-SELECT relay_id FROM outbox_lane JOIN outbox_relay ON relay_id = owner WHERE lane = :lane AND alive_until > :now;
+SELECT relay_id FROM outbox_lane JOIN outbox_relay ON relay_id = owner WHERE lane = :lane AND {living};
 
 -- name: blocked_streams
 -- List blocked streams, those with a dead letter first, with the number of waiting events; outbox_waiting.
@@ -118,11 +118,11 @@ INSERT INTO outbox_operation (at, actor, verb, event_id) VALUES (:now, :actor, :
 -- name: dead_relays
 -- Relays whose heartbeat has lapsed, and how many lanes each left behind.
 SELECT relay_id, (SELECT count(*) FROM outbox_lane WHERE owner = relay_id) FROM outbox_relay
-WHERE alive_until <= :now ORDER BY relay_id;
+WHERE NOT {living} ORDER BY relay_id;
 
 -- name: sweep
 -- Remove lapsed heartbeats.
-DELETE FROM outbox_relay WHERE alive_until <= :now;
+DELETE FROM outbox_relay WHERE NOT {living};
 
 -- name: take_duty
 -- Take a duty whose time has come; changes no row if it has not.

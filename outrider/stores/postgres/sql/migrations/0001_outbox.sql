@@ -92,9 +92,11 @@ WHEN (OLD.state <> NEW.state AND (OLD.state, NEW.state) NOT IN ({stored_transiti
 EXECUTE FUNCTION {schema}.outbox_refuse_move()
 
 -- name: relay
--- One heartbeat per living relay.
+-- One heartbeat per living relay. `alive_from` is one lease before the heartbeat: a relay is dead as well if the clock
+-- of the database was set back by more than that, or it would keep its lanes until the clock is there again.
 CREATE TABLE {schema}.outbox_relay (
     relay_id    text PRIMARY KEY,
+    alive_from  timestamptz NOT NULL,
     alive_until timestamptz NOT NULL,
     joined_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50)

@@ -67,9 +67,11 @@ CREATE TABLE outbox_lane (
 );
 
 -- name: outbox_relay
--- One heartbeat per relay.
+-- One heartbeat per relay. `alive_from` is one lease before the heartbeat: a relay is dead as well if the clock was set
+-- back by more than that, or it would keep its lanes until the clock is there again.
 CREATE TABLE outbox_relay (
     relay_id TEXT PRIMARY KEY,
+    alive_from REAL NOT NULL,
     alive_until REAL NOT NULL
 ) WITHOUT ROWID;
 
