@@ -192,6 +192,8 @@ OUTBOX_RULES = {
         # A position requires a lane. A document without a position is a document that no relay has filled in yet.
         {"$or": [{"position": None}, {"lane": {"$type": "number"}}]},
         {"$or": [{"lane": None}, {"state": {"$ne": State.OPTIMISTIC.value}}, {"claimed_until": {"$type": "date"}}]},
+        # A waiting event is found by its topic.
+        {"$or": [{"waiting": None}, {"topic": {"$gt": ""}}]},
     ],
     # A document holds 16 MB. Later additions, such as a failure, need room; otherwise the event could never leave.
     "$expr": {"$lte": [{"$bsonSize": {name: f"${name}" for name in _TEXTS}}, TEXT_BYTES_MAX]},

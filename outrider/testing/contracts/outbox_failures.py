@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from datetime import timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -13,6 +13,7 @@ from outrider.brokers.base import CONFIRMED, Nacked, PublishResult, Rejected, Un
 from outrider.errors import Transient
 from outrider.event import SKIPPED_TYPE, DeadLetterReason, Message, OnDeadLetter
 from outrider.outbox.model import PARK, Criteria, DeadLetterEdit, Outcome, Retry, Settlement, Settlements
+from outrider.retry import ATTEMPTS_MAX, RetryPolicy
 from outrider.telemetry.events import EventDeadLettered, OptimisticSent, Retried
 from outrider.testing.contracts.outbox_ordering import RollBack
 from outrider.testing.fakes import MemoryBroker, Script
@@ -94,6 +95,20 @@ class FailureContract:
         assert [event.delay_seconds for event in harness.observer.of(Retried)] == [1.0, 2.0]
         assert numbers(broker.log, "A") == ([] if policy is OnDeadLetter.BLOCK else [2, 3])
         assert numbers(broker.log, "B") == [1]
+
+    async def test_the_highest_number_of_attempts_dead_letters_an_event_and_stops_no_other_key(
+        self, harness: Harness
+    ) -> None:
+        poison = uuid4()
+        await harness.insert(poison, "order.changed", '{"n": 1}', "A", attempts=ATTEMPTS_MAX)
+        keys = [f"N{n}" for n in range(100)]
+        await harness.stage(*(order(1, key) for key in keys))
+        broker = MemoryBroker(script=deciding(Nacked("no"), poison))
+        relay = harness.relay(broker, retry=RetryPolicy(jitter=0, max_attempts=ATTEMPTS_MAX))
+        await harness.works(relay)
+        [dead] = await harness.store.admin.dead_letters(ALL)
+        assert (dead["event_id"], dead["attempts"]) == (poison, ATTEMPTS_MAX)
+        assert sorted(str(message.key) for message in broker.log) == sorted(keys)
 
     async def test_a_permanent_error_is_dead_lettered_at_once(self, harness: Harness) -> None:
         [poison] = await harness.stage(order(1))

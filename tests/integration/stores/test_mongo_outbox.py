@@ -198,6 +198,7 @@ UNREADABLE: list[dict[str, Any]] = [
     {**MET, "state": None},
     {**MET, "created_at": None},
     {**MET, "state": "optimistic"},
+    *({**MET, "state": "failed", "fetchable": None, "waiting": 3, "topic": topic} for topic in (None, "")),
     {name: value for name, value in MET.items() if name != "fetchable"},
 ]
 

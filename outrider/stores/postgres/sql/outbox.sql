@@ -246,7 +246,7 @@ WHERE o.event_id = ANY ($4::uuid[]) AND o.lane = ANY (ARRAY(SELECT lane FROM l))
 -- name: retry
 -- A spent attempt. Lanes are locked by lock_lanes, here and below.
 UPDATE {schema}.outbox AS o
-SET state = 'failed', attempts = o.attempts + 1, topic = w.topic, failure = w.failure::json, claimed_by = NULL
+SET state = 'failed', attempts = least(o.attempts, {attempts_max} - 1) + 1, topic = w.topic, failure = w.failure::json, claimed_by = NULL
 FROM unnest($1::uuid[], $2::text[], $3::text[]) AS w (event_id, topic, failure)
 WHERE o.event_id = w.event_id AND o.state IN ({retry_guard}) AND NOT {claimed}
 RETURNING o.event_id
@@ -263,7 +263,7 @@ RETURNING o.event_id
 INSERT INTO {schema}.outbox_dead_letter ({dead_columns})
 SELECT o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.headers, w.topic,
     {stream_key}, o.routing_key, o.priority, o.schema_version, o.saga_id,
-    o.sequence, o.max_attempts, o.retry, o.created_at, o.available_at, o.lane, o.attempts + w.spent, w.reason,
+    o.sequence, o.max_attempts, o.retry, o.created_at, o.available_at, o.lane, least(o.attempts + w.spent::integer, {attempts_max}), w.reason,
     w.failure::json, w.policy, {schema}.outbox_clock()
 FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[])
     AS w (event_id, topic, reason, failure, policy, spent)

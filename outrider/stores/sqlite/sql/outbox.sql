@@ -121,7 +121,7 @@ DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN 
 
 -- name: retry
 -- An attempt was spent; the primary key.
-UPDATE outbox SET state = 'failed', topic = :topic, attempts = attempts + 1, failure = :failure, suspect = :suspect
+UPDATE outbox SET state = 'failed', topic = :topic, attempts = min(attempts, {attempts_max} - 1) + 1, failure = :failure, suspect = :suspect
 WHERE id = :id AND lane = :lane AND state IN ({retry_guard});
 
 -- name: defer
@@ -135,7 +135,7 @@ UPDATE outbox SET state = 'parked', topic = :topic WHERE id = :id AND lane = :la
 -- name: dead_letter
 -- Copy an event to the dead letters; the primary key.
 INSERT OR REPLACE INTO outbox_dead_letter ({copied_but_topic_attempts_failure}, topic, attempts, failure, reason, policy, dead_lettered_at)
-SELECT {copied_but_topic_attempts_failure}, :topic, attempts + :spent, :failure, :reason, :policy, :now
+SELECT {copied_but_topic_attempts_failure}, :topic, min(attempts + :spent, {attempts_max}), :failure, :reason, :policy, :now
 FROM outbox WHERE id = :id AND lane = :lane AND state IN ({dead_letter_guard});
 
 -- name: remove_dead_lettered

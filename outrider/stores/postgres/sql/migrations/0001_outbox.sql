@@ -57,13 +57,15 @@ CREATE TABLE {schema}.outbox (
                        CHECK (created_at BETWEEN '1900-01-01 00:00+00' AND '9000-01-01 00:00+00'),
     available_at   timestamptz CHECK (available_at BETWEEN '1900-01-01 00:00+00' AND '9000-01-01 00:00+00'),
     state          text NOT NULL DEFAULT 'pending' CHECK (state IN ({stored})),
-    attempts       smallint NOT NULL DEFAULT 0,
+    attempts       smallint NOT NULL DEFAULT 0 CHECK (attempts >= 0),
     failure        json,
     claimed_by        text,
     claimed_until     timestamptz,
     lane           smallint NOT NULL GENERATED ALWAYS AS (
                        {schema}.outbox_lane_of(coalesce(key, aggregate_id, event_id::text), priority)) STORED,
-    CHECK (state <> 'optimistic' OR (claimed_by IS NOT NULL AND claimed_until IS NOT NULL))
+    CHECK (state <> 'optimistic' OR (claimed_by IS NOT NULL AND claimed_until IS NOT NULL)),
+    -- A waiting event is found by its topic.
+    CHECK (topic IS NOT NULL OR state IN ({fetchable}))
 ) WITH (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000

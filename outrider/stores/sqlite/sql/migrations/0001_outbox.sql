@@ -30,12 +30,14 @@ CREATE TABLE outbox (
     ),
     lane INTEGER,
     state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ({stored})),
-    attempts INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0 CHECK (typeof(attempts) = 'integer' AND attempts BETWEEN 0 AND {attempts_max}),
     suspect INTEGER NOT NULL DEFAULT 0,
     failure TEXT,
     claimed_by TEXT,
     claimed_until REAL CHECK (state <> 'optimistic' OR (claimed_by IS NOT NULL AND claimed_until IS NOT NULL)),
-    stream_key TEXT GENERATED ALWAYS AS (coalesce(nullif(key, ''), nullif(aggregate_id, ''), event_id)) VIRTUAL
+    stream_key TEXT GENERATED ALWAYS AS (coalesce(nullif(key, ''), nullif(aggregate_id, ''), event_id)) VIRTUAL,
+    -- A waiting event is found by its topic.
+    CHECK (coalesce(topic, '') <> '' OR state IN ({fetchable}))
 );
 
 -- name: outbox_fetchable
