@@ -118,7 +118,10 @@ class OutboxMaintenance(Protocol):
         ...
 
     async def prune(self, retention: Retention) -> Pruned:
-        """Remove rows older than their retention, in bounded steps."""
+        """Remove rows older than their retention, in bounded steps.
+
+        A dead letter that is removed leaves a record, as if an operator had discarded it.
+        """
         ...
 
 

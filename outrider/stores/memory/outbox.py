@@ -14,6 +14,8 @@ from outrider.checks import CheckResult, warn
 from outrider.clock import Clock, SystemClock
 from outrider.event import BANDS, OnDeadLetter, OutboxRow, Readiness, Stream, TopicRule, default_topic, topic_of
 from outrider.outbox.model import (
+    EXPIRE_ACTOR,
+    EXPIRE_VERB,
     BlockReason,
     DeadRelay,
     Due,
@@ -288,14 +290,19 @@ class MemoryMaintenance:
         tables, now = self._store.tables, self._store.clock.now()
         sent = [i for i, (_, at) in tables.archive.items() if at < now - timedelta(days=retention.archive_days)]
         # A dead letter that blocks its stream stays until an operator acts.
-        limit = now - timedelta(days=retention.dead_letter_days)
+        days = retention.dead_letter_days
+        limit = None if days is None else now - timedelta(days=days)
         dead = [
-            i for i, row in tables.dead.items() if row.dead_lettered_at < limit and row.policy != OnDeadLetter.BLOCK
+            event_id
+            for event_id, row in tables.dead.items()
+            if limit is not None and row.dead_lettered_at < limit and row.policy != OnDeadLetter.BLOCK
         ]
         for event_id in sent:
             del tables.archive[event_id]
         for event_id in dead:
             del tables.dead[event_id]
+            record = {"at": now, "actor": EXPIRE_ACTOR, "verb": EXPIRE_VERB, "event_id": event_id}
+            tables.operations.append(record)
         oldest = now - timedelta(days=retention.operation_days)
         stored = [operation for operation in tables.operations if operation["at"] >= oldest]
         removed = len(tables.operations) - len(stored)

@@ -16,6 +16,8 @@ from outrider.errors import NotFound, Transient
 from outrider.event import DeadLetterReason, OnDeadLetter, Stream, TopicRule, topic_of
 from outrider.outbox import model
 from outrider.outbox.model import (
+    EXPIRE_ACTOR,
+    EXPIRE_VERB,
     BlockedStream,
     BlockReason,
     Criteria,
@@ -383,11 +385,18 @@ class MongoMaintenance:
             return Pruned(
                 await self._prune("outbox_archive", "sent_at", now, retention.archive_days, {}),
                 # A dead letter that blocks its stream stays until an operator acts.
-                await self._prune(
-                    "outbox_dead_letter", "dead_lettered_at", now, retention.dead_letter_days, {"policy": "skip"}
-                ),
+                await self._expire(now, retention.dead_letter_days),
                 await self._prune("outbox_operation", "at", now, retention.operation_days, {}),
             )
+
+    async def _expire(self, now: datetime, days: float | None) -> int:
+        """Remove old dead letters; each leaves a record."""
+        total, count = 0, 0 if days is None else PRUNE_MAX
+        while count == PRUNE_MAX:
+            before = now - timedelta(days=days or 0)
+            count = await self._database.transaction(_expire_dead_letters, self._database, before, now)
+            total += count
+        return total
 
     async def _prune(self, name: str, age: str, now: datetime, days: float, only: Document) -> int:
         """Remove the oldest documents, found by the index on their age."""
@@ -399,6 +408,17 @@ class MongoMaintenance:
                 total += (await documents.delete_many({"_id": {"$in": found}, **old})).deleted_count
             if len(found) < PRUNE_MAX:
                 return total
+
+
+async def _expire_dead_letters(session: Session, database: MongoDatabase, before: datetime, now: datetime) -> int:
+    """Remove some old dead letters, with a record of each; outbox_dead_letter_skipped."""
+    documents = database["outbox_dead_letter"]
+    old = {"dead_lettered_at": {"$lt": before}, "policy": "skip"}
+    found = documents.find(old, {"_id": 1}, session=session).sort("dead_lettered_at").limit(PRUNE_MAX)
+    rows = await found.to_list()
+    await documents.delete_many({"_id": {"$in": [row["_id"] for row in rows]}}, session=session)
+    await _record(session, database, EXPIRE_VERB, EXPIRE_ACTOR, rows, now=now)
+    return len(rows)
 
 
 async def _sweep(session: Session, database: MongoDatabase) -> list[DeadRelay]:

@@ -185,11 +185,16 @@ DELETE FROM {schema}.outbox_archive_default WHERE ctid = ANY (ARRAY(
     WHERE sent_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') LIMIT $2))
 
 -- name: prune_dead_letters
--- A blocking dead letter is needed to drain its stream, so it stays until an operator acts. Index:
--- outbox_dead_letter_age.
-DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
-    SELECT event_id FROM {schema}.outbox_dead_letter
-    WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))
+-- A blocking dead letter is needed to drain its stream, so it stays until an operator acts. Each one that goes leaves a
+-- record. Index: outbox_dead_letter_age.
+WITH gone AS (
+    DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
+        SELECT event_id FROM {schema}.outbox_dead_letter
+        WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))
+    RETURNING event_id
+)
+INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id)
+SELECT {schema}.outbox_clock(), $3, $4, event_id FROM gone
 
 -- name: prune_operations
 -- Index: outbox_operation_age.

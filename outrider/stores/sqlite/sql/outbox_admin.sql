@@ -140,7 +140,8 @@ DELETE FROM outbox_archive WHERE rowid IN (
 -- outbox_dead_letter_skipped.
 DELETE FROM outbox_dead_letter WHERE rowid IN (
     SELECT rowid FROM outbox_dead_letter WHERE policy = 'skip' AND dead_lettered_at < :before ORDER BY dead_lettered_at LIMIT :limit
-);
+)
+RETURNING event_id;
 
 -- name: prune_operations
 -- Remove the oldest operations; outbox_operation_at.
