@@ -12,6 +12,7 @@ import asyncpg
 
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError
 from outrider.outbox.model import Lease
+from outrider.stores.migrations import check_version
 
 Connection = asyncpg.pool.PoolConnectionProxy | asyncpg.Connection
 
@@ -174,6 +175,15 @@ class PostgresDatabase:
         """Run one statement and return the number of affected rows."""
         async with self.statement() as conn:
             return touched(await conn.execute(sql, *args, timeout=STATEMENT_SECONDS))
+
+    async def installation(self, schema: str) -> dict[str, str]:
+        """Return the facts of an installation. A replica is rejected, and so are tables of a newer version."""
+        rows = await self.fetch(f"SELECT name, value, pg_is_in_recovery() FROM {schema}.outbox_meta")  # noqa: S608
+        if any(replica for _, _, replica in rows):
+            raise UsageError(f"{self.where} is a read replica; point the store at the primary")
+        facts = {name: value for name, value, _ in rows}
+        check_version(f"{self.where}, schema {schema}", facts)
+        return facts
 
     async def close(self) -> None:
         """Close the pool, with a wait of at most a few seconds."""

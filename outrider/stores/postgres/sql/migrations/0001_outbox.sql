@@ -9,6 +9,10 @@ CREATE TABLE {schema}.outbox_meta (
 -- name: meta_lanes
 INSERT INTO {schema}.outbox_meta (name, value) VALUES ('lanes', '{lanes}')
 
+-- name: meta_version
+-- The version of these tables, and the version that code must know to work with them.
+INSERT INTO {schema}.outbox_meta (name, value) VALUES ('version', '1'), ('code_min', '1')
+
 -- name: clock
 -- All time is the database's, and all of it comes through here, so that a test can own it.
 CREATE FUNCTION {schema}.outbox_clock() RETURNS timestamptz LANGUAGE sql VOLATILE

@@ -209,6 +209,10 @@ CREATE TABLE outbox_meta (
 -- The number of lanes in each band.
 INSERT INTO outbox_meta (name, value) VALUES ('lanes', :lanes);
 
+-- name: meta_version
+-- The version of these tables, and the version that code must know to work with them.
+INSERT INTO outbox_meta (name, value) VALUES ('version', 1), ('code_min', 1);
+
 -- name: lane_rows
 -- One row per lane, free.
 INSERT INTO outbox_lane (lane)
