@@ -11,7 +11,7 @@ import pytest
 
 from outrider.brokers.base import CONFIRMED, Nacked, PublishResult, Rejected, Unknown
 from outrider.errors import Transient
-from outrider.event import SKIPPED_TYPE, DeadLetterReason, Message, OnDeadLetter
+from outrider.event import SKIPPED_TYPE, DeadLetterReason, Message, OnDeadLetter, Priority
 from outrider.outbox.model import PARK, Criteria, DeadLetterEdit, Outcome, Retry, Settlement, Settlements
 from outrider.retry import ATTEMPTS_MAX, RetryPolicy
 from outrider.telemetry.events import EventDeadLettered, OptimisticSent, Retried
@@ -109,6 +109,17 @@ class FailureContract:
         [dead] = await harness.store.admin.dead_letters(ALL)
         assert (dead["event_id"], dead["attempts"]) == (poison, ATTEMPTS_MAX)
         assert sorted(str(message.key) for message in broker.log) == sorted(keys)
+
+    @pytest.mark.parametrize("ordered", [True, False])
+    async def test_an_event_of_another_band_with_the_same_key_is_charged_no_attempt_for_its_neighbour(
+        self, harness: Harness, ordered: bool
+    ) -> None:
+        [urgent, _] = await harness.stage(order(1, "A", priority=Priority.HIGH), order(2, "A"))
+        broker = MemoryBroker(ordered=ordered, script=deciding(Nacked("no"), urgent))
+        await harness.works(harness.relay(broker))
+        assert [(event.event_id, event.attempt) for event in harness.observer.of(Retried)] == [(urgent, 1)]
+        assert numbers(broker.log) == [2]
+        assert [row["event_id"] for row in await harness.store.admin.events(ALL)] == [urgent]
 
     async def test_a_permanent_error_is_dead_lettered_at_once(self, harness: Harness) -> None:
         [poison] = await harness.stage(order(1))
