@@ -30,7 +30,7 @@ from outrider.outbox.model import (
 )
 from outrider.stores.mongo import outbox_lanes, outbox_settle
 from outrider.stores.mongo.database import Document, Documents, MongoDatabase, Session, translated
-from outrider.stores.mongo.documents import becoming, copied, inserted, stream_id, to_facts, to_stream
+from outrider.stores.mongo.documents import UNMET, becoming, copied, inserted, stream_id, to_facts, to_stream
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_fetch import FILL_MAX, fill, of_stream
 from outrider.stores.mongo.outbox_lanes import living, living_relays
@@ -168,6 +168,30 @@ class MongoOutboxAdmin:
             return []
         wanted = _wanted(criteria) | ({} if criteria.reason is None else {"reason": criteria.reason})
         return await self._list(self._database["outbox_dead_letter"], wanted, ("position", 1), criteria.limit)
+
+    async def dead_letter_groups(self, criteria: Criteria) -> list[Document]:
+        if criteria.state not in (None, State.DEAD_LETTER):
+            return []
+        wanted = _wanted(criteria) | ({} if criteria.reason is None else {"reason": criteria.reason})
+        names = {"reason": "$reason", "topic": "$topic"}
+        pipeline: list[dict[str, Any]] = [
+            {"$match": wanted},
+            {"$group": {"_id": names, "count": {"$sum": 1}}},
+            {"$sort": {"count": -1, "_id": 1}},
+            {"$limit": criteria.limit},
+        ]
+        with translated(self._database.where):
+            rows = await (await self._database["outbox_dead_letter"].aggregate(pipeline)).to_list()
+        return [{**row["_id"], "count": row["count"]} for row in rows]
+
+    async def has_due(self) -> bool:
+        events = {"$or": [{"fetchable": {"$exists": True}}, UNMET]}
+        due = {"until": {"$type": "date"}, "$expr": {"$lte": ["$until", self._database.now]}}
+        with translated(self._database.where):
+            for name, wanted in (("outbox", events), ("outbox_blocked", due)):
+                if await self._database[name].find_one(wanted, {"_id": 1}):
+                    return True
+        return False
 
     async def relays(self) -> int:
         with translated(self._database.where):

@@ -71,6 +71,13 @@ class PostgresOutboxAdmin:
     async def dead_letters(self, criteria: Criteria) -> list[dict[str, Any]]:
         return [_facts(row) for row in await self._fetch("dead_letters", *_filter(criteria), criteria.reason)]
 
+    async def dead_letter_groups(self, criteria: Criteria) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self._fetch("dead_letter_groups", *_filter(criteria), criteria.reason)]
+
+    async def has_due(self) -> bool:
+        [[due]] = await self._fetch("has_due")
+        return bool(due)
+
     async def topics(self, limit: int) -> list[str]:
         rows = await self._fetch("topics", LOOK_PER_LANE, LOOK_MAX)
         return sorted({topic_of(self._store.topic_rule, *row) for row in rows})[:limit]

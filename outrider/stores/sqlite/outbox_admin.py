@@ -78,6 +78,14 @@ class SqliteOutboxAdmin:
             return []
         return await self._database.read(_list, "dead_letters", criteria)
 
+    async def dead_letter_groups(self, criteria: Criteria) -> list[dict[str, Any]]:
+        if criteria.state not in (None, State.DEAD_LETTER):
+            return []
+        return await self._database.read(_groups, criteria)
+
+    async def has_due(self) -> bool:
+        return await self._database.read(_has_due, self._clock.now())
+
     async def topics(self, limit: int) -> list[str]:
         return await self._database.read(_topics, limit, self._store.topic_rule)
 
@@ -111,9 +119,18 @@ def _counts(conn: sqlite3.Connection) -> dict[str, int]:
 
 
 def _list(conn: sqlite3.Connection, query: str, criteria: Criteria) -> list[dict[str, Any]]:
+    return _facts(conn.execute(SQL[query], _filter(criteria)))
+
+
+def _groups(conn: sqlite3.Connection, criteria: Criteria) -> list[dict[str, Any]]:
+    rows = conn.execute(SQL["dead_letter_groups"], _filter(criteria))
+    return [{"reason": reason, "topic": topic, "count": count} for reason, topic, count in rows]
+
+
+def _filter(criteria: Criteria) -> dict[str, Any]:
     ids = json.dumps([str(event_id) for event_id in criteria.event_ids]) if criteria.event_ids else None
     wanted = {name: getattr(criteria, name) for name in ("state", "event_type", "topic", "key", "reason", "limit")}
-    return _facts(conn.execute(SQL[query], {**wanted, "ids": ids}))
+    return {**wanted, "ids": ids}
 
 
 def _find(conn: sqlite3.Connection, event_id: UUID) -> dict[str, Any] | None:
@@ -134,6 +151,10 @@ def _topics(conn: sqlite3.Connection, limit: int, rule: TopicRule) -> list[str]:
 
 def _relays(conn: sqlite3.Connection, now: datetime) -> int:
     return int(conn.execute(SQL["alive"], {"now": to_seconds(now)}).fetchone()[0])
+
+
+def _has_due(conn: sqlite3.Connection, now: datetime) -> bool:
+    return bool(conn.execute(SQL["has_due"], {"now": to_seconds(now)}).fetchone()[0])
 
 
 def _lane_owner(conn: sqlite3.Connection, lane: int, now: datetime) -> str | None:

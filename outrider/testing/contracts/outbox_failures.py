@@ -121,6 +121,34 @@ class FailureContract:
         assert numbers(broker.log) == [2]
         assert [row["event_id"] for row in await harness.store.admin.events(ALL)] == [urgent]
 
+    async def test_dead_letters_are_counted_by_reason_and_topic_in_the_database(self, harness: Harness) -> None:
+        topics = ["a"] * 5 + ["b"] * 3 + ["c"]
+        await harness.stage(*(order(1, f"K{n}", topic=topic) for n, topic in enumerate(topics)))
+        await harness.works(harness.relay(MemoryBroker(script=lambda message: Rejected("no"))))
+        # The limit is in groups, and a count has none.
+        groups = await harness.store.admin.dead_letter_groups(Criteria(limit=2))
+        assert [(group["topic"], group["count"]) for group in groups] == [("a", 5), ("b", 3)]
+        assert {group["reason"] for group in groups} == {DeadLetterReason.PERMANENT_FAILURE}
+        [only] = await harness.store.admin.dead_letter_groups(Criteria(topic="c", limit=10))
+        assert (only["topic"], only["count"]) == ("c", 1)
+
+    async def test_the_store_knows_whether_an_event_is_due(self, harness: Harness) -> None:
+        assert not await harness.store.admin.has_due()
+        keys = [f"K{n}" for n in range(20)]
+        ids = await harness.stage(*(order(1, key) for key in keys))
+        assert await harness.store.admin.has_due()
+        relay = harness.relay(MemoryBroker(script=lambda message: Nacked("not now")), retry=RetryPolicy(jitter=0))
+        await harness.works(relay)
+        # All streams are blocked, and none is due.
+        assert not await harness.store.admin.has_due()
+        await harness.advance(seconds=2)
+        assert await harness.store.admin.has_due()
+        for event_id in ids:
+            await harness.store.admin.dead_letter(event_id, "me", {"error": "no"}, "block")
+        assert not await harness.store.admin.has_due()
+        await harness.store.admin.replay(ids[:1], "me")
+        assert await harness.store.admin.has_due()
+
     async def test_a_permanent_error_is_dead_lettered_at_once(self, harness: Harness) -> None:
         [poison] = await harness.stage(order(1))
         broker = MemoryBroker(script=deciding(Rejected("no such topic"), poison))

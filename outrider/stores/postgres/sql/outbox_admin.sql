@@ -35,6 +35,21 @@ WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NU
 ORDER BY o.id
 LIMIT $6
 
+-- name: dead_letter_groups
+-- The numbers of dead letters by reason and topic. Reads all dead letters.
+SELECT o.reason, o.topic, count(*) AS count FROM {schema}.outbox_dead_letter AS o
+WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NULL OR $2 = 'dead_letter')
+    AND ($3::text IS NULL OR o.event_type = $3) AND ($4::text IS NULL OR o.topic = $4)
+    AND ($5::text IS NULL OR o.key = $5) AND ($7::text IS NULL OR o.reason = $7)
+GROUP BY o.reason, o.topic
+ORDER BY count(*) DESC, o.reason, o.topic
+LIMIT $6
+
+-- name: has_due
+-- Whether an event can be published now. Indexes: outbox_fetchable, outbox_blocked_due.
+SELECT EXISTS (SELECT FROM {schema}.outbox AS o WHERE o.state IN ({fetchable}))
+    OR EXISTS (SELECT FROM {schema}.outbox_blocked AS b WHERE b.until <= (SELECT {schema}.outbox_clock()))
+
 -- name: topics
 -- What decides about the topics at the start of each lane, and of blocked streams. Indexes: outbox_fetchable,
 -- outbox_blocked_pkey. A limit that the planner does not know makes it read in order and stop, whatever it estimates.

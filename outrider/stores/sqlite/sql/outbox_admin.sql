@@ -31,6 +31,20 @@ WHERE (:ids IS NULL OR event_id IN (SELECT value FROM json_each(:ids)))
     AND (:reason IS NULL OR reason = :reason)
 ORDER BY id LIMIT :limit;
 
+-- name: dead_letter_groups
+-- Count the dead letters by reason and topic; reads all of them.
+SELECT reason, topic, count(*) FROM outbox_dead_letter
+WHERE (:ids IS NULL OR event_id IN (SELECT value FROM json_each(:ids)))
+    AND (:event_type IS NULL OR event_type = :event_type)
+    AND (:topic IS NULL OR topic = :topic) AND (:key IS NULL OR stream_key = :key)
+    AND (:reason IS NULL OR reason = :reason)
+GROUP BY reason, topic ORDER BY count(*) DESC, reason, topic LIMIT :limit;
+
+-- name: has_due
+-- Tell whether an event can be published now; outbox_fetchable, outbox_blocked_due.
+SELECT EXISTS (SELECT 1 FROM outbox WHERE state IN ({fetchable}))
+    OR EXISTS (SELECT 1 FROM outbox_blocked WHERE until <= :now);
+
 -- name: find_event
 -- One undelivered event; the unique index.
 SELECT {facts}, state FROM outbox WHERE event_id = :event_id;
