@@ -14,12 +14,13 @@ from typing import Any
 
 from outrider.app import installer_for
 from outrider.errors import UsageError
+from outrider.stores.migrations import LANES_DEFAULT
 
 _TABLE = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(?:\w+\.)?(\w+)")
 _PARTITION = re.compile(r"outbox_archive_\d{8}")
 
 
-def install(op: Any, *, version: int, schema: str = "outrider", lanes: int = 32, after: int = 0) -> None:
+def install(op: Any, *, version: int, schema: str = "outrider", lanes: int | None = None, after: int = 0) -> None:
     """Bring Outrider's tables up to a version, inside the `upgrade` of a revision::
 
         from alembic import op
@@ -29,7 +30,7 @@ def install(op: Any, *, version: int, schema: str = "outrider", lanes: int = 32,
             install(op, version=3)
 
     Steps that are already installed are checked and skipped. With `alembic upgrade --sql` there is no database to ask,
-    so the SQL of all versions after `after` is written. `lanes` counts at the first installation only.
+    so the SQL of all versions after `after` is written. `lanes` is fixed by the first installation.
     """
     installer = installer_for(op.get_context().dialect.name, schema=schema)
     known = _last(installer)
@@ -71,10 +72,10 @@ def skip_outrider(entry: Any, name: str | None, type_: str, reflected: bool, com
     return not (type_ == "table" and reflected and compare_to is None and _is_ours(str(name)))
 
 
-def revision(identifier: str, *, revises: str | None, schema: str, lanes: int, after: int = 0) -> str:
+def revision(identifier: str, *, revises: str | None, schema: str, lanes: int | None, after: int = 0) -> str:
     """Return the text of a revision that installs the current version.
 
-    >>> print(revision("8f2a", revises=None, schema="outrider", lanes=32).splitlines()[0])
+    >>> print(revision("8f2a", revises=None, schema="outrider", lanes=None).splitlines()[0])
     \"\"\"Install Outrider's tables, version 3.
     """
     version = _last(installer_for("postgresql", schema=schema))
@@ -83,7 +84,7 @@ def revision(identifier: str, *, revises: str | None, schema: str, lanes: int, a
     arguments = [f"version={version}"]
     arguments += [f'schema="{schema}"'] if schema != "outrider" else []
     remove_arguments = ", ".join(["op", f"version={after + 1}", *arguments[1:]])
-    arguments += [f"lanes={lanes}"] if lanes != 32 else []
+    arguments += [f"lanes={lanes}"] if lanes not in (None, LANES_DEFAULT) else []
     arguments += [f"after={after}"] if after else []
     return _REVISION.format(
         version=version,

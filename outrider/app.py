@@ -199,8 +199,8 @@ async def open_store(
     return store
 
 
-def open_schema(url: str, *, schema: str = "outrider", lanes: int = 32) -> Schema:
-    """Return the installer of the store that a URL names. `lanes` counts at the first install only."""
+def open_schema(url: str, *, schema: str = "outrider", lanes: int | None = None) -> Schema:
+    """Return the installer of the store that a URL names. `lanes` is fixed by the first install."""
     opened: Schema = open_adapter("schema", url, schema=schema, lanes=lanes)
     return opened
 

@@ -18,12 +18,14 @@ from outrider.errors import UsageError
 from outrider.stores.migrations import Schema, SchemaStep
 
 app = typer.Typer(help="Install and upgrade the store.", no_args_is_help=True)
-Lanes = Annotated[int, typer.Option("--lanes", min=1, help="Lanes per band; fixed by the first install.")]
+Lanes = Annotated[
+    int | None, typer.Option("--lanes", min=1, help="Lanes per band, fixed by the first install; 32 unless set.")
+]
 
 
 @app.command()
 @expand_options
-def migrate(*, location: StoreLocation, lanes: Lanes = 32, json: Json = False) -> None:
+def migrate(*, location: StoreLocation, lanes: Lanes = None, json: Json = False) -> None:
     """Run the pending migrations. Safe to repeat, and to resume after a failure."""
     done = asyncio.run(_schema(location, lanes).migrate())
     if json:
@@ -77,7 +79,7 @@ def alembic(
     ] = None,
     after: Annotated[int, typer.Option("--after", min=0, help="The version of an earlier revision.")] = 0,
     schema: Annotated[str, typer.Option("--schema", help="The schema in PostgreSQL.")] = "outrider",
-    lanes: Lanes = 32,
+    lanes: Lanes = None,
     json: Json = False,
 ) -> None:
     """Print an Alembic revision that installs the store, for the `versions` folder."""
@@ -114,6 +116,6 @@ def _facts(step: SchemaStep) -> dict[str, Any]:
     return {"version": step.version, "migration": step.migration, "step": step.name}
 
 
-def _schema(location: StoreLocation, lanes: int = 32) -> Schema:
+def _schema(location: StoreLocation, lanes: int | None = None) -> Schema:
     chosen = location.read()
     return open_schema(chosen.store_url(), schema=chosen.schema, lanes=lanes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +54,8 @@ Rate = Annotated[float | None, typer.Option("--rate", min=0.01, help="At most th
 
 STEP_MAX = 500
 
+GROUPS_MAX = 1000
+
 BATCHES_PER_SECOND = 10
 
 
@@ -82,10 +83,9 @@ def show(id: EventId, *, location: StoreLocation, payload: WithPayload = False, 
 @app.command("groups")
 @expand_options
 def groups(*, location: StoreLocation, matching: DeadLetterFilter, json: Json = False) -> None:
-    """Count dead letters by reason and topic."""
-    rows = _find(location, _criteria((), matching, options.CHOSEN_MAX))
-    counted = Counter((str(row["reason"]), str(row["topic"])) for row in rows)
-    found = [{"reason": reason, "topic": topic, "count": count} for (reason, topic), count in counted.most_common()]
+    """Count dead letters by reason and topic; the 1,000 largest groups are shown."""
+    criteria = _criteria((), matching, GROUPS_MAX)
+    found = with_outbox(location, lambda store: store.admin.dead_letter_groups(criteria))
     emit(found) if json else show_table(["reason", "topic", "count"], found, empty="no dead letters match")
 
 

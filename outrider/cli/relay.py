@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from outrider.cli.output import CHECK_RESULT, emit, say
 from outrider.cli.processes import collect_rarely, die_with_parent, on_stop_signals
 from outrider.config import Config
 from outrider.errors import Transient
-from outrider.outbox.model import FETCHABLE, WAITING
+from outrider.outbox.model import WAITING
 from outrider.outbox.relay import Relay
 from outrider.outbox.store import OutboxAdmin
 from outrider.telemetry.events import EventDeadLettered, Observer, Observers, PassCompleted, TelemetryEvent
@@ -32,8 +31,6 @@ from outrider.telemetry.events import EventDeadLettered, Observer, Observers, Pa
 LOOK_SECONDS = 0.2
 
 LOOK_SHARE = 10
-
-STREAMS_MAX = 10_000
 
 IsDue = Callable[[], Awaitable[bool]]
 
@@ -185,13 +182,7 @@ async def _nothing_due() -> bool:
 async def _something_due(admin: OutboxAdmin) -> bool:
     # Events that wait for their time or for a person are not due, nor are the events behind them.
     try:
-        counts = await admin.counts(sent=False)
-        if any(counts.get(state) for state in FETCHABLE):
-            return True
-        if not any(counts.get(state) for state in WAITING):
-            return False
-        now = datetime.now(UTC)
-        return any(blocked.due_at and blocked.due_at <= now for blocked in await admin.blocked_streams(STREAMS_MAX))
+        return await admin.has_due()
     except Transient:  # Unknown, so go on; the relay itself reports a failing store.
         return True
 

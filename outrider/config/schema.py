@@ -32,7 +32,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 PROCESSES_MAX = 64
 
-_KINDS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
+_KINDS: dict[str, type[int] | type[float]] = {"int": int, "float": float, "float | None": float}
 
 
 @dataclass(frozen=True, slots=True)

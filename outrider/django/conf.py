@@ -42,7 +42,7 @@ class Settings:
     database: str = "default"
     schema: str = "outrider"
     broker: str | None = None
-    lanes: int = 32
+    lanes: int | None = None
     wake: bool = True
 
 

@@ -158,9 +158,16 @@ class Batch:
     def record(self, wave: Wave, results: Sequence[PublishResult], decide: Decide) -> list[RunResult]:
         """Record the results of a wave, one per event in the same order; return the results by stream."""
         by_id = dict(zip((event.event_id for event in wave.events), results, strict=True))
-        return [
-            self._record_run(run, [by_id[event.event_id] for event in run.events], decide) for run in self.runs_of(wave)
-        ]
+        failed: set[tuple[str, str]] = set()
+        recorded = []
+        for run in self.runs_of(wave):
+            # A broker knows topic and key only. It nacks the events of another band after a failure, too.
+            name = run.stream.topic, run.stream.key
+            run_results = [by_id[event.event_id] for event in run.events]
+            recorded.append(self._record_run(run, run_results, decide, is_behind=name in failed))
+            if recorded[-1].failure is not None:
+                failed.add(name)
+        return recorded
 
     def runs_of(self, wave: Wave) -> Sequence[StreamRun]:
         """Return the events of a wave by stream; the rest of the batch is then grouped by stream as well."""
@@ -265,8 +272,13 @@ class Batch:
             else:
                 self._sent.append(event)
 
-    def _record_run(self, run: StreamRun, results: Sequence[PublishResult], decide: Decide) -> RunResult:
-        """Confirm events up to the first failure, which decides about the rest of the stream."""
+    def _record_run(
+        self, run: StreamRun, results: Sequence[PublishResult], decide: Decide, *, is_behind: bool
+    ) -> RunResult:
+        """Confirm events up to the first failure, which decides about the rest of the stream.
+
+        A nack `is_behind` a failure of the same topic and key in another band: the next pass publishes the event again.
+        """
         stream, events = run
         failed = (index for index, result in enumerate(results) if not isinstance(result, Confirmed))
         index = next(failed, len(events))
@@ -275,6 +287,9 @@ class Batch:
         if not unconfirmed:
             return RunResult(stream, confirmed)
         result = results[index]
+        if is_behind and isinstance(result, Nacked):
+            self.leave(stream)
+            return RunResult(stream, confirmed)
         if isinstance(result, Nacked | Rejected):
             outcome = decide(events[index], result)
             self.stop(run, outcome, index)

@@ -336,6 +336,10 @@ class Settlements:
         return [*(Settlement(event, event.stream, CONFIRMED) for event in self.confirmed), *self.others]
 
 
+EXPIRE_ACTOR, EXPIRE_VERB = "maintenance", "expire"
+"""Actor and verb of the record that a dead letter leaves when its retention is over."""
+
+
 class DeadRelay(NamedTuple):
     """A dead relay, and the number of lanes that it owned."""
 
@@ -353,10 +357,13 @@ class Pruned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The days for which settled events and operator records are kept."""
+    """The days for which settled events and operator records are kept.
+
+    A dead letter is an undelivered event, so it is kept until an operator acts, unless `dead_letter_days` is given.
+    """
 
     archive_days: float = 7
-    dead_letter_days: float = 30
+    dead_letter_days: float | None = None
     operation_days: float = 90
 
 

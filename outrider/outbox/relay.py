@@ -27,6 +27,7 @@ from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
     BreakerClosed,
     BreakerOpened,
+    DeadLettersExpired,
     MaintenanceDone,
     Observer,
     Observers,
@@ -177,7 +178,10 @@ class Relay:
             self.observer.emit(RelaySwept(dead.relay, dead.lanes))
         if await self.store.maintenance.take_duty(PRUNE_DUTY, self.settings.maintenance_interval_seconds):
             await self.store.maintenance.prepare()
-            pruned = await self.store.maintenance.prune(self.settings.retention)
+            retention = self.settings.retention
+            pruned = await self.store.maintenance.prune(retention)
+            if pruned.dead_letters and retention.dead_letter_days is not None:
+                self.observer.emit(DeadLettersExpired(pruned.dead_letters, retention.dead_letter_days))
             if any(pruned):
                 self.observer.emit(MaintenanceDone(*pruned))
 

@@ -59,6 +59,14 @@ class OutboxAdmin(Protocol):
         """List dead letters in replay order."""
         ...
 
+    async def dead_letter_groups(self, criteria: Criteria) -> list[dict[str, Any]]:
+        """Count the dead letters that match by reason and topic, largest group first; `limit` is in groups."""
+        ...
+
+    async def has_due(self) -> bool:
+        """Return whether an event can be published now: an event at the start of a lane, or a blocked stream is due."""
+        ...
+
     async def topics(self, limit: int) -> list[str]:
         """Return topics of undelivered events, sorted; in a large backlog, the topics of the oldest events."""
         ...
@@ -118,7 +126,10 @@ class OutboxMaintenance(Protocol):
         ...
 
     async def prune(self, retention: Retention) -> Pruned:
-        """Remove rows older than their retention, in bounded steps."""
+        """Remove rows older than their retention, in bounded steps.
+
+        A dead letter that is removed leaves a record, as if an operator had discarded it.
+        """
         ...
 
 

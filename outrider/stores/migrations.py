@@ -23,7 +23,15 @@ Rows = Sequence[Sequence[Any]]
 Statements = Generator[str, Rows, T]
 """A generator that yields SQL texts, receives their rows and returns a result."""
 
-LANES_MAX = 1024
+LANES_DEFAULT, LANES_MAX = 32, 1024
+
+SCHEMA_VERSION = 1
+"""The version of the tables that this code was written for. The tables record their own version, which the last step of
+a migration raises, and `code_min`, the version that code must know, which the first step raises if older code would do
+harm."""
+
+SCHEMA_VERSION_MIN = 1
+"""The lowest version of the tables that this code works with."""
 
 LATER = {name: f"{{{name}}}" for name in ("version", "step", "checksum")}
 """Constants that are filled in for each step and stay as placeholders until then."""
@@ -104,15 +112,49 @@ def progress(known: Iterable[MigrationStep], applied: Mapping[tuple[int, str], s
     ]
 
 
-def check_lanes(lanes: int) -> None:
-    """Reject an invalid number of lanes.
+def check_version(where: str, facts: Mapping[str, Any]) -> None:
+    """Reject tables that this code does not understand, or that are too old for it. `facts` are those of `outbox_meta`.
+
+    >>> check_version("shop.db", {"version": SCHEMA_VERSION, "code_min": 1})
+    """
+    version, code_min = (int(facts.get(name, 0)) for name in ("version", "code_min"))
+    if code_min > SCHEMA_VERSION:
+        raise UsageError(
+            f"the tables in {where} have version {version} and need a newer outrider than this one, which knows "
+            f"version {SCHEMA_VERSION}; run: pip install --upgrade outrider"
+        )
+    if version < SCHEMA_VERSION_MIN:
+        raise UsageError(
+            f"the tables in {where} have version {version}, and this outrider needs version {SCHEMA_VERSION_MIN}; "
+            "run: outrider db migrate"
+        )
+
+
+def choose_lanes(installed: int | None, wanted: int | None) -> int:
+    """Return the number of lanes to install, or the installed number. A different wanted number is rejected.
+
+    >>> choose_lanes(None, None), choose_lanes(8, None)
+    (32, 8)
+    """
+    if installed is None:
+        return LANES_DEFAULT if wanted is None else wanted
+    if wanted not in (None, installed):
+        raise UsageError(
+            f"the outbox is installed with {installed} lanes per band, and {wanted} are wanted; the number is fixed, "
+            f"because each event is in the lane of its key: leave it out, or install with {wanted} elsewhere"
+        )
+    return installed
+
+
+def check_lanes(lanes: int | None) -> None:
+    """Reject an invalid number of lanes; None is the default, or the installed number.
 
     >>> check_lanes(0)
     Traceback (most recent call last):
     ...
     outrider.errors.InvalidSetting: lanes = 0 cannot work; use 1 to 1024, 32 suits most
     """
-    if not 1 <= lanes <= LANES_MAX:
+    if lanes is not None and not 1 <= lanes <= LANES_MAX:
         raise InvalidSetting(f"lanes = {lanes} cannot work; use 1 to {LANES_MAX}, 32 suits most")
 
 
@@ -131,7 +173,7 @@ class Installer:
 
     run = staticmethod(run_statements)
 
-    def install(self, version: int, lanes: int) -> Statements[list[MigrationStep]]:
+    def install(self, version: int, lanes: int | None) -> Statements[list[MigrationStep]]:
         """Run and return the pending steps up to a version."""
         check_lanes(lanes)
         yield from self.prepare()
@@ -149,7 +191,7 @@ class Installer:
         for name in self.turn + self.begin:
             yield self.texts[name]
 
-    def apply(self, step: MigrationStep, lanes: int) -> Statements[bool]:
+    def apply(self, step: MigrationStep, lanes: int | None) -> Statements[bool]:
         """Run and record one step, unless recorded before. A changed text is rejected."""
         for name in self.turn:
             yield self.texts[name]
@@ -161,10 +203,10 @@ class Installer:
         yield self.record(step)
         return True
 
-    def written(self, version: int, lanes: int, *, after: int = 0) -> list[str]:
+    def written(self, version: int, lanes: int | None, *, after: int = 0) -> list[str]:
         """Return all texts of the versions after `after` and up to `version`, for offline use."""
         check_lanes(lanes)
-        steps = [step for step in self.steps(lanes) if after < step.version <= version]
+        steps = [step for step in self.steps(choose_lanes(None, lanes)) if after < step.version <= version]
         texts = [text for step in steps for text in (step.sql, self.record(step))]
         names = (*self.turn, *self.begin)
         return [*(self.texts[name] for name in names), *texts, *(self.texts[name] for name in self._finish(steps))]
@@ -201,11 +243,15 @@ class Installer:
         rows = (yield self.texts["applied"]) if there else ()
         return {(version, step): checksum for version, step, checksum in rows}
 
-    def lanes(self, wanted: int) -> Statements[int]:
-        """Return the installed number of lanes, or the wanted number before the first installation."""
+    def lanes(self, wanted: int | None, *, strict: bool = False) -> Statements[int]:
+        """Return the installed number of lanes, or the wanted number before the first installation.
+
+        If `strict`, a wanted number that differs from the installed number is rejected. A revision or a setting that
+        names the number of the first installation stays valid.
+        """
         [[there]] = yield self.texts["has_lanes"]
         rows = (yield self.texts["lanes"]) if there else ()
-        return int(rows[0][0]) if rows else wanted
+        return choose_lanes(int(rows[0][0]) if rows else None, wanted if strict or not rows else None)
 
     def record(self, step: MigrationStep) -> str:
         """Return the text that records a step."""

@@ -13,6 +13,7 @@ from importlib.resources import files
 
 from outrider.errors import InvalidSetting
 from outrider.outbox import model
+from outrider.retry import ATTEMPTS_MAX
 
 _BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n", re.MULTILINE)
 _SECTION = re.compile(r"(\n--[^\n]*)+\s*\Z")
@@ -54,6 +55,7 @@ def constants(schema: str = "") -> dict[str, str]:
         "fetchable": model.sql_list(model.FETCHABLE),
         "waiting": model.sql_list(model.WAITING),
         "stored": model.sql_list(model.STORED),
+        "attempts_max": str(ATTEMPTS_MAX),
         "stored_transitions": ", ".join(f"('{source}', '{target}')" for source, target in model.stored_transitions()),
         **guards,
     }

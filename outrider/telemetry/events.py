@@ -195,6 +195,16 @@ class MaintenanceDone(TelemetryEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLettersExpired(TelemetryEvent):
+    """Maintenance has deleted undelivered events, because the retention of dead letters is limited by a setting."""
+
+    dead_letters: int
+    days: float
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
 class OptimisticSent(TelemetryEvent):
     """A writer published right after its commit: the number of confirmed events, and of events left to the relay."""
 

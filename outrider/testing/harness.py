@@ -71,7 +71,7 @@ class Harness(ABC):
         """Stage events in a separate transaction."""
         return await self.transact(lambda conn: outrider.stage(conn, *events))
 
-    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str, attempts: int = 0) -> None:
         """Insert a row with only these columns, as another program would: without a topic."""
         raise NotImplementedError("override `insert`, so that the suite can test rows without a topic")
 

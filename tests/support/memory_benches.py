@@ -28,10 +28,10 @@ class MemoryHarness(Harness):
     def savepoint(self, conn: MemoryTransaction) -> AbstractAsyncContextManager[Any]:
         return conn.savepoint()
 
-    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str, attempts: int = 0) -> None:
         await self.stage(Event(event_type, json.loads(payload), aggregate_id=key, event_id=event_id))
         row = self.store.tables.rows[self.store.tables.ids[event_id]]
-        row.event = row.event._replace(topic="")
+        row.event = row.event._replace(topic="", attempts=attempts)
         row.stream = row.event.stream
 
 

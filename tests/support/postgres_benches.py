@@ -43,10 +43,10 @@ class PostgresHarness(Harness):
         await super().advance(seconds=seconds)
         await self._pool.execute("UPDATE outrider.test_clock SET elapsed = $1", self.clock.boot_seconds())
 
-    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
-        columns = "event_id, event_type, payload, aggregate_id"
-        values = event_id, event_type, payload, key
-        await self._pool.execute(f"INSERT INTO outrider.outbox ({columns}) VALUES ($1, $2, $3, $4)", *values)
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str, attempts: int = 0) -> None:
+        columns = "event_id, event_type, payload, aggregate_id, attempts"
+        values = event_id, event_type, payload, key, attempts
+        await self._pool.execute(f"INSERT INTO outrider.outbox ({columns}) VALUES ($1, $2, $3, $4, $5)", *values)
 
 
 EFFECTS = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, what text NOT NULL)"

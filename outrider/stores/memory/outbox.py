@@ -14,6 +14,8 @@ from outrider.checks import CheckResult, warn
 from outrider.clock import Clock, SystemClock
 from outrider.event import BANDS, OnDeadLetter, OutboxRow, Readiness, Stream, TopicRule, default_topic, topic_of
 from outrider.outbox.model import (
+    EXPIRE_ACTOR,
+    EXPIRE_VERB,
     BlockReason,
     DeadRelay,
     Due,
@@ -84,15 +86,16 @@ class MemoryStore:
         tx.commit()
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
-        now = self.clock.now()
-        if not first and not self._alive(relay, now):
+        now, lease = self.clock.now(), timedelta(seconds=lease_seconds)
+        # A heartbeat from before the clock was set back may be renewed; until then, others may take the lanes.
+        if not first and (relay not in self.tables.relays or self.tables.relays[relay][1] <= now):
             return None
-        self.tables.relays[relay] = now + timedelta(seconds=lease_seconds)
-        return HeartbeatResult(sum(until > now for until in self.tables.relays.values()), self._free(now))
+        self.tables.relays[relay] = now - lease, now + lease
+        return HeartbeatResult(sum(self.alive(other, now) for other in self.tables.relays), self._free(now))
 
     async def claim(self, relay: str, lanes: Sequence[int]) -> Lease:
         now = self.clock.now()
-        taken = sorted(set(lanes) & set(self._free(now))) if self._alive(relay, now) else []
+        taken = sorted(set(lanes) & set(self._free(now))) if self.alive(relay, now) else []
         for lane in taken:
             self.take_lane(lane, relay)
         return Lease(relay, {lane: self.tables.lanes[lane].epoch for lane in taken})
@@ -229,12 +232,13 @@ class MemoryStore:
     def _present(self, event_ids: Sequence[UUID]) -> list[OutboxTableRow]:
         return [self.tables.rows[self.tables.ids[i]] for i in event_ids if i in self.tables.ids]
 
-    def _alive(self, relay: str, now: datetime) -> bool:
-        until = self.tables.relays.get(relay)
-        return until is not None and until > now
+    def alive(self, relay: str, now: datetime) -> bool:
+        """Return whether a relay has a valid heartbeat: one that has not expired, and is not far in the future."""
+        since, until = self.tables.relays.get(relay, (now, now))
+        return since <= now < until
 
     def _free(self, now: datetime) -> list[int]:
-        return [lane for lane, row in self.tables.lanes.items() if row.owner is None or not self._alive(row.owner, now)]
+        return [lane for lane, row in self.tables.lanes.items() if row.owner is None or not self.alive(row.owner, now)]
 
     def _view(self, row: OutboxTableRow, now: datetime) -> OutboxRow:
         self.resolve_topic(row)
@@ -267,7 +271,7 @@ class MemoryMaintenance:
 
     async def sweep(self) -> list[DeadRelay]:
         tables, now = self._store.tables, self._store.clock.now()
-        dead = [relay for relay, until in tables.relays.items() if until <= now]
+        dead = [relay for relay in tables.relays if not self._store.alive(relay, now)]
         for relay in dead:
             del tables.relays[relay]
         return [DeadRelay(relay, sum(row.owner == relay for row in tables.lanes.values())) for relay in dead]
@@ -286,14 +290,19 @@ class MemoryMaintenance:
         tables, now = self._store.tables, self._store.clock.now()
         sent = [i for i, (_, at) in tables.archive.items() if at < now - timedelta(days=retention.archive_days)]
         # A dead letter that blocks its stream stays until an operator acts.
-        limit = now - timedelta(days=retention.dead_letter_days)
+        days = retention.dead_letter_days
+        limit = None if days is None else now - timedelta(days=days)
         dead = [
-            i for i, row in tables.dead.items() if row.dead_lettered_at < limit and row.policy != OnDeadLetter.BLOCK
+            event_id
+            for event_id, row in tables.dead.items()
+            if limit is not None and row.dead_lettered_at < limit and row.policy != OnDeadLetter.BLOCK
         ]
         for event_id in sent:
             del tables.archive[event_id]
         for event_id in dead:
             del tables.dead[event_id]
+            record = {"at": now, "actor": EXPIRE_ACTOR, "verb": EXPIRE_VERB, "event_id": event_id}
+            tables.operations.append(record)
         oldest = now - timedelta(days=retention.operation_days)
         stored = [operation for operation in tables.operations if operation["at"] >= oldest]
         removed = len(tables.operations) - len(stored)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outrider.errors import NotFound, Transient
 from outrider.event import DeadLetterReason, OnDeadLetter, Stream
 from outrider.outbox import model
-from outrider.outbox.model import BlockedStream, BlockReason, Criteria, DeadLettered, DeadLetterEdit, State
+from outrider.outbox.model import FETCHABLE, BlockedStream, BlockReason, Criteria, DeadLettered, DeadLetterEdit, State
 from outrider.stores.memory.outbox_settle import MemorySettlement
 from outrider.stores.memory.tables import BlockRow, DeadRow, OutboxTableRow, skipped_marker
 
@@ -56,18 +57,32 @@ class MemoryOutboxAdmin:
         dead = sorted(self._store.tables.dead.values(), key=lambda dead: dead.row.event.position)
         return [facts for facts in map(_dead_facts, dead) if _matches(facts, criteria)][: criteria.limit]
 
+    async def dead_letter_groups(self, criteria: Criteria) -> list[dict[str, Any]]:
+        every = replace(criteria, limit=len(self._store.tables.dead))
+        counts = Counter((facts["reason"], facts["topic"]) for facts in await self.dead_letters(every))
+        ranked = sorted(counts.items(), key=lambda group: (-group[1], group[0]))
+        return [{"reason": reason, "topic": topic, "count": count} for (reason, topic), count in ranked][
+            : criteria.limit
+        ]
+
+    async def has_due(self) -> bool:
+        tables, now = self._store.tables, self._store.clock.now()
+        if any(row.event.state in FETCHABLE for row in tables.rows.values()):
+            return True
+        return any(block.until is not None and block.until <= now for block in tables.blocked.values())
+
     async def topics(self, limit: int) -> list[str]:
         self._resolve_topics()
         return sorted({row.stream.topic for row in self._store.tables.rows.values()})[:limit]
 
     async def relays(self) -> int:
         now = self._store.clock.now()
-        return sum(until > now for until in self._store.tables.relays.values())
+        return sum(self._store.alive(relay, now) for relay in self._store.tables.relays)
 
     async def lane_owner(self, lane: int) -> str | None:
         tables, now = self._store.tables, self._store.clock.now()
         owner = tables.lanes[lane].owner if lane in tables.lanes else None
-        return owner if owner in tables.relays and tables.relays[owner] > now else None
+        return owner if owner is not None and self._store.alive(owner, now) else None
 
     async def blocked_streams(self, limit: int) -> list[BlockedStream]:
         tables = self._store.tables

@@ -12,6 +12,7 @@ from outrider.brokers.base import Confirmed
 from outrider.event import OnDeadLetter, Stream
 from outrider.outbox import model
 from outrider.outbox.model import BlockReason, DeadLettered, Defer, Park, Retry, Settlement, State
+from outrider.retry import ATTEMPTS_MAX
 from outrider.stores.memory.tables import BlockRow, DeadRow, OutboxTableRow, skipped_marker
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class MemorySettlement:
                 self._tables.transition(event.position, State.PARKED)
                 self._parked[stream] = None
             case DeadLettered():
-                self.dead_letter(row, outcome, attempts=row.event.attempts + 1)
+                self.dead_letter(row, outcome, attempts=_attempts(row))
         return True
 
     def _claimed(self, row: OutboxTableRow) -> bool:
@@ -57,7 +58,7 @@ class MemorySettlement:
     def _retry(self, row: OutboxTableRow, outcome: Retry) -> None:
         row.failure = outcome.failure
         suspect = outcome.failure.get("kind") == "unknown"
-        self._tables.transition(row.event.position, State.FAILED, attempts=row.event.attempts + 1, suspect=suspect)
+        self._tables.transition(row.event.position, State.FAILED, attempts=_attempts(row), suspect=suspect)
         until = self._now + timedelta(seconds=outcome.delay_seconds)
         self._blocks[row.stream] = BlockRow(BlockReason.FAILED, row.event.position, until)
 
@@ -105,3 +106,7 @@ class MemorySettlement:
             block_anew = self._blocks.get(stream)
             if block_anew is None or block_anew.cause is BlockReason.DRAINING:
                 self._store.resolve(stream)
+
+
+def _attempts(row: OutboxTableRow) -> int:
+    return min(row.event.attempts + 1, ATTEMPTS_MAX)

@@ -98,7 +98,8 @@ class Tables:
     dead: dict[UUID, DeadRow] = field(default_factory=dict)
     counters: dict[Stream, int] = field(default_factory=dict)
     lanes: dict[int, LaneRow] = field(default_factory=dict)
-    relays: dict[str, datetime] = field(default_factory=dict)
+    relays: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
+    """The time of each relay's last heartbeat less a lease, and plus a lease: it is alive between the two."""
     duties: dict[str, datetime] = field(default_factory=dict)
     operations: list[dict[str, Any]] = field(default_factory=list)
 

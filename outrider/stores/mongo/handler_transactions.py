@@ -42,7 +42,7 @@ from outrider.stores.mongo.database import (
     outrun,
     translated,
 )
-from outrider.stores.mongo.schema import installed
+from outrider.stores.mongo.schema import check_installed_version, installed
 
 P = ParamSpec("P")
 
@@ -248,6 +248,7 @@ async def open_installed(url: str, schema: str, *, what: str, version: int, cloc
         if not await installed(database, version):
             where = f"{database.where}, database {schema}"
             raise UsageError(f"the {what} is not installed in {where}; run: outrider db migrate")
+        await check_installed_version(database)
     except BaseException:
         await database.close()
         raise

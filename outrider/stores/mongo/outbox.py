@@ -19,6 +19,7 @@ from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_admin import MongoMaintenance, MongoOutboxAdmin
 from outrider.stores.mongo.outbox_fetch import FILL_MAX, fill
 from outrider.stores.mongo.outbox_settle import depart
+from outrider.stores.mongo.schema import check_installed_version
 from outrider.stores.mongo.staging import read_setting
 
 FILLS_MAX = 20
@@ -87,6 +88,7 @@ class MongoStore:
         try:
             async with database.session() as session:
                 setting = await run_operations_async(read_setting(clock), session, schema)
+            await database.run(check_installed_version(database))
         except BaseException:
             await database.close()
             raise

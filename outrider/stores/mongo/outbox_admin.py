@@ -16,6 +16,8 @@ from outrider.errors import NotFound, Transient
 from outrider.event import DeadLetterReason, OnDeadLetter, Stream, TopicRule, topic_of
 from outrider.outbox import model
 from outrider.outbox.model import (
+    EXPIRE_ACTOR,
+    EXPIRE_VERB,
     BlockedStream,
     BlockReason,
     Criteria,
@@ -28,10 +30,10 @@ from outrider.outbox.model import (
 )
 from outrider.stores.mongo import outbox_lanes, outbox_settle
 from outrider.stores.mongo.database import Document, Documents, MongoDatabase, Session, translated
-from outrider.stores.mongo.documents import becoming, copied, inserted, stream_id, to_facts, to_stream
+from outrider.stores.mongo.documents import UNMET, becoming, copied, inserted, stream_id, to_facts, to_stream
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_fetch import FILL_MAX, fill, of_stream
-from outrider.stores.mongo.outbox_lanes import living_relays
+from outrider.stores.mongo.outbox_lanes import living, living_relays
 from outrider.stores.mongo.outbox_settle import skip_marker
 from outrider.stores.mongo.staging import SequenceCounter, Wanted, advance, time_position
 
@@ -166,6 +168,30 @@ class MongoOutboxAdmin:
             return []
         wanted = _wanted(criteria) | ({} if criteria.reason is None else {"reason": criteria.reason})
         return await self._list(self._database["outbox_dead_letter"], wanted, ("position", 1), criteria.limit)
+
+    async def dead_letter_groups(self, criteria: Criteria) -> list[Document]:
+        if criteria.state not in (None, State.DEAD_LETTER):
+            return []
+        wanted = _wanted(criteria) | ({} if criteria.reason is None else {"reason": criteria.reason})
+        names = {"reason": "$reason", "topic": "$topic"}
+        pipeline: list[dict[str, Any]] = [
+            {"$match": wanted},
+            {"$group": {"_id": names, "count": {"$sum": 1}}},
+            {"$sort": {"count": -1, "_id": 1}},
+            {"$limit": criteria.limit},
+        ]
+        with translated(self._database.where):
+            rows = await (await self._database["outbox_dead_letter"].aggregate(pipeline)).to_list()
+        return [{**row["_id"], "count": row["count"]} for row in rows]
+
+    async def has_due(self) -> bool:
+        events = {"$or": [{"fetchable": {"$exists": True}}, UNMET]}
+        due = {"until": {"$type": "date"}, "$expr": {"$lte": ["$until", self._database.now]}}
+        with translated(self._database.where):
+            for name, wanted in (("outbox", events), ("outbox_blocked", due)):
+                if await self._database[name].find_one(wanted, {"_id": 1}):
+                    return True
+        return False
 
     async def relays(self) -> int:
         with translated(self._database.where):
@@ -383,11 +409,18 @@ class MongoMaintenance:
             return Pruned(
                 await self._prune("outbox_archive", "sent_at", now, retention.archive_days, {}),
                 # A dead letter that blocks its stream stays until an operator acts.
-                await self._prune(
-                    "outbox_dead_letter", "dead_lettered_at", now, retention.dead_letter_days, {"policy": "skip"}
-                ),
+                await self._expire(now, retention.dead_letter_days),
                 await self._prune("outbox_operation", "at", now, retention.operation_days, {}),
             )
+
+    async def _expire(self, now: datetime, days: float | None) -> int:
+        """Remove old dead letters; each leaves a record."""
+        total, count = 0, 0 if days is None else PRUNE_MAX
+        while count == PRUNE_MAX:
+            before = now - timedelta(days=days or 0)
+            count = await self._database.transaction(_expire_dead_letters, self._database, before, now)
+            total += count
+        return total
 
     async def _prune(self, name: str, age: str, now: datetime, days: float, only: Document) -> int:
         """Remove the oldest documents, found by the index on their age."""
@@ -401,8 +434,19 @@ class MongoMaintenance:
                 return total
 
 
+async def _expire_dead_letters(session: Session, database: MongoDatabase, before: datetime, now: datetime) -> int:
+    """Remove some old dead letters, with a record of each; outbox_dead_letter_skipped."""
+    documents = database["outbox_dead_letter"]
+    old = {"dead_lettered_at": {"$lt": before}, "policy": "skip"}
+    found = documents.find(old, {"_id": 1}, session=session).sort("dead_lettered_at").limit(PRUNE_MAX)
+    rows = await found.to_list()
+    await documents.delete_many({"_id": {"$in": [row["_id"] for row in rows]}}, session=session)
+    await _record(session, database, EXPIRE_VERB, EXPIRE_ACTOR, rows, now=now)
+    return len(rows)
+
+
 async def _sweep(session: Session, database: MongoDatabase) -> list[DeadRelay]:
-    lapsed = {"$expr": {"$lte": ["$alive_until", database.now]}}
+    lapsed = {"$nor": [living(database)]}
     dead = [row["_id"] for row in await database["outbox_relay"].find(lapsed, session=session).sort("_id").to_list()]
     if not dead:
         return []

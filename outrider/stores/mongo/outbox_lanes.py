@@ -40,11 +40,16 @@ class MongoFence(NamedTuple):
 async def heartbeat(
     database: MongoDatabase, relay: str, lease_seconds: float, *, first: bool
 ) -> HeartbeatResult | None:
-    """Join, or renew a heartbeat that has not expired."""
+    """Join, or renew a heartbeat that has not expired.
+
+    A relay whose heartbeat is from before the clock was set back may renew the heartbeat. Until then, others may take
+    its lanes, and the fence protects them.
+    """
     relays = database["outbox_relay"]
     living = {"_id": relay} if first else {"_id": relay, "$expr": {"$gt": ["$alive_until", database.now]}}
-    until = [{"$set": {"alive_until": database.after(lease_seconds)}}]
-    done = await relays.update_one(living, until, upsert=first)
+    # One lease before the heartbeat: if the clock was set back by more than that, the relay is dead as well.
+    times = {"alive_from": database.after(-lease_seconds), "alive_until": database.after(lease_seconds)}
+    done = await relays.update_one(living, [{"$set": times}], upsert=first)
     if not first and not done.matched_count:
         return None
     alive = await living_relays(database)
@@ -54,8 +59,14 @@ async def heartbeat(
 
 async def living_relays(database: MongoDatabase, session: Session | None = None) -> set[str]:
     """Return the relays with a valid heartbeat."""
-    ahead = {"$expr": {"$gt": ["$alive_until", database.now]}}
-    return {row["_id"] for row in await database["outbox_relay"].find(ahead, {"_id": 1}, session=session).to_list()}
+    found = await database["outbox_relay"].find(living(database), {"_id": 1}, session=session).to_list()
+    return {row["_id"] for row in found}
+
+
+def living(database: MongoDatabase) -> Document:
+    """Return the condition for a valid heartbeat."""
+    now = database.now
+    return {"$expr": {"$and": [{"$lte": ["$alive_from", now]}, {"$gt": ["$alive_until", now]}]}}
 
 
 async def claim(database: MongoDatabase, relay: str, lanes: Sequence[int]) -> Lease:

@@ -22,6 +22,7 @@ from outrider.brokers.base import Confirmed
 from outrider.event import SKIPPED_TYPE, OnDeadLetter, OutboxRow, Stream, uuid7
 from outrider.outbox import model
 from outrider.outbox.model import BlockReason, DeadLettered, Defer, Lease, Park, Retry, Settlement, Settlements, State
+from outrider.retry import ATTEMPTS_MAX
 from outrider.stores.mongo import outbox_lanes
 from outrider.stores.mongo.database import Document, MongoDatabase, Session, milliseconds
 from outrider.stores.mongo.documents import RowEvent, becoming, copied, departed, stream_id
@@ -77,6 +78,8 @@ class MongoWriteSet:
 
     def _change(self, event: OutboxRow, stream: Stream, state: State, *, spent: int = 0, **facts: Any) -> None:
         change = becoming(state, stream.lane, topic=stream.topic, **facts)
+        # The number of attempts of a foreign document may be the highest that a field can have.
+        spent = spent if event.attempts < ATTEMPTS_MAX else 0
         self.changes.append(UpdateOne({"_id": event.event_id}, {**change, "$inc": {"attempts": spent}}))
 
     def updates(self) -> list[UpdateOne | UpdateMany]:
@@ -190,7 +193,7 @@ async def _write(
     await depart(session, database, removed, writes.now, archive=archive)
     for settlement, outcome in writes.dead_lettered:
         document = _leaving(settlement, rows, lanes)
-        document["attempts"] += 1
+        document["attempts"] = min(document["attempts"] + 1, ATTEMPTS_MAX)
         stream = settlement.stream
         writes.block_dead_lettered(stream, await dead_letter(session, database, document, stream, outcome, writes.now))
 

@@ -18,17 +18,14 @@ from bson.binary import UUID_SUBTYPE, Binary
 from pymongo import UpdateOne
 from pymongo.errors import CollectionInvalid, OperationFailure
 
-from outrider.errors import InvalidSetting
 from outrider.event import BANDS
 from outrider.outbox import model
 from outrider.outbox.model import State
 from outrider.saga.model import MessageKind, Phase, Status, StepStatus, Uncertainty, Undelivered
 from outrider.stores import migrations
-from outrider.stores.migrations import MigrationProgress, MigrationStep
+from outrider.stores.migrations import MigrationProgress, MigrationStep, check_lanes, check_version, choose_lanes
 from outrider.stores.mongo.database import MongoDatabase, check_url, translated
 from outrider.stores.queries import identifier
-
-LANES_MAX = 1024
 
 RECORD = "outrider_migration"
 
@@ -192,6 +189,8 @@ OUTBOX_RULES = {
         # A position requires a lane. A document without a position is a document that no relay has filled in yet.
         {"$or": [{"position": None}, {"lane": {"$type": "number"}}]},
         {"$or": [{"lane": None}, {"state": {"$ne": State.OPTIMISTIC.value}}, {"claimed_until": {"$type": "date"}}]},
+        # A waiting event is found by its topic.
+        {"$or": [{"waiting": None}, {"topic": {"$gt": ""}}]},
     ],
     # A document holds 16 MB. Later additions, such as a failure, need room; otherwise the event could never leave.
     "$expr": {"$lte": [{"$bsonSize": {name: f"${name}" for name in _TEXTS}}, TEXT_BYTES_MAX]},
@@ -345,15 +344,14 @@ STEPS: tuple[MigrationStep, ...] = (
 
 
 class MongoSchema:
-    """Migrations of one database. The number of lanes counts at the first migration only.
+    """Migrations of one database. The number of lanes is fixed by the first migration.
 
     >>> MongoSchema("mongodb://localhost/?replicaSet=rs0", schema="shop").schema
     'shop'
     """
 
-    def __init__(self, url: str, *, schema: str = "outrider", lanes: int = 32) -> None:
-        if not 1 <= lanes <= LANES_MAX:
-            raise InvalidSetting(f"lanes = {lanes} cannot work; use 1 to {LANES_MAX}, 32 suits most")
+    def __init__(self, url: str, *, schema: str = "outrider", lanes: int | None = None) -> None:
+        check_lanes(lanes)
         self.url, self.schema, self._lanes = url, identifier(schema), lanes
         check_url(url)
 
@@ -370,15 +368,17 @@ class MongoSchema:
     async def migrate(self) -> list[MigrationStep]:
         """Run and record all pending steps, and return them."""
         async with self._opened() as database:
+            found = await database["outbox_meta"].find_one({"_id": "lanes"})
+            lanes = choose_lanes(found["value"] if found else None, self._lanes)
             todo = migrations.pending(STEPS, await applied(database))
             for step in todo:
-                await self._apply(database, step)
+                await self._apply(database, step, lanes)
             return todo
 
-    async def _apply(self, database: MongoDatabase, step: MigrationStep) -> None:
+    async def _apply(self, database: MongoDatabase, step: MigrationStep, lanes: int) -> None:
         command = command_of(step)
         if SEED in command:
-            await _seed_lanes(database, self._lanes)
+            await _seed_lanes(database, lanes)
         else:
             await _make(database, command)
         facts = {"checksum": step.checksum, "applied_at": "$$NOW"}
@@ -415,6 +415,12 @@ async def installed(database: MongoDatabase, version: int) -> bool:
     return all((step.version, step.name) in done for step in STEPS if step.version == version)
 
 
+async def check_installed_version(database: MongoDatabase) -> None:
+    """Reject collections that this code does not understand."""
+    facts = {row["_id"]: row["value"] for row in await database["outbox_meta"].find().to_list()}
+    check_version(f"{database.where}, database {database.schema}", facts)
+
+
 async def _make(database: MongoDatabase, command: dict[str, object]) -> None:
     """Create a collection or an index, unless present: an earlier run may have ended before its record."""
     try:
@@ -425,9 +431,13 @@ async def _make(database: MongoDatabase, command: dict[str, object]) -> None:
 
 
 async def _seed_lanes(database: MongoDatabase, lanes: int) -> None:
-    """Fix the number of lanes and insert one free document per lane. The number of the first migrator counts."""
+    """Fix the number of lanes and insert one free document per lane. The number of the first migrator counts.
+
+    The version of the collections is recorded as well, and the version that code must know to work with them.
+    """
     meta = database["outbox_meta"]
-    await meta.update_one({"_id": "lanes"}, {"$setOnInsert": {"value": lanes}}, upsert=True)
+    for name, value in (("lanes", lanes), ("version", 1), ("code_min", 1)):
+        await meta.update_one({"_id": name}, {"$setOnInsert": {"value": value}}, upsert=True)
     found = await meta.find_one({"_id": "lanes"})
     assert found is not None, "the document existed a moment ago, and is never removed"
     free = {"$setOnInsert": {"owner": None, "epoch": 0, "turn": 0}}

@@ -12,6 +12,7 @@ import asyncpg
 
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError
 from outrider.outbox.model import Lease
+from outrider.stores.migrations import check_version
 
 Connection = asyncpg.pool.PoolConnectionProxy | asyncpg.Connection
 
@@ -76,10 +77,14 @@ BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; "
     f"SET LOCAL idle_in_transaction_session_timeout = {STALL_SECONDS * 1000:.0f}; "
     f"SET LOCAL tcp_user_timeout = {STALL_SECONDS * 1000:.0f}; "
-    f"SET LOCAL statement_timeout = {STATEMENT_SECONDS * 1000:.0f}"
+    f"SET LOCAL statement_timeout = {STATEMENT_SECONDS * 1000:.0f}; "
+    "SET LOCAL plan_cache_mode = force_custom_plan"
 )
 """Starts a transaction with limits on the server's side: a client that is frozen cannot end its own transaction, and
-would keep its locks. Local settings also work behind a pooler, which does not let a client set them for a session."""
+would keep its locks. Local settings also work behind a pooler, which does not let a client set them for a session.
+
+Its statements are planned anew, for the present size of the tables. A plan that the server has kept from a time when
+the outbox was empty would read the whole outbox for each batch."""
 
 
 class PostgresDatabase:
@@ -171,6 +176,15 @@ class PostgresDatabase:
         async with self.statement() as conn:
             return touched(await conn.execute(sql, *args, timeout=STATEMENT_SECONDS))
 
+    async def installation(self, schema: str) -> dict[str, str]:
+        """Return the facts of an installation. A replica is rejected, and so are tables of a newer version."""
+        rows = await self.fetch(f"SELECT name, value, pg_is_in_recovery() FROM {schema}.outbox_meta")  # noqa: S608
+        if any(replica for _, _, replica in rows):
+            raise UsageError(f"{self.where} is a read replica; point the store at the primary")
+        facts = {name: value for name, value, _ in rows}
+        check_version(f"{self.where}, schema {schema}", facts)
+        return facts
+
     async def close(self) -> None:
         """Close the pool, with a wait of at most a few seconds."""
         if self._pool is None or not self._ours:
@@ -220,6 +234,9 @@ def _session(pooled: bool, plain: bool) -> dict[str, str]:
     settings = {"application_name": "outrider", "default_transaction_isolation": "read committed"}
     if not plain:
         settings["statement_timeout"] = f"{STATEMENT_SECONDS * 1000:.0f}"
+        # A statement outside of a transaction may keep its plan, because planning takes longer than a small batch. A
+        # plan from a time when the outbox was empty must use the indexes as well.
+        settings |= {"enable_seqscan": "off", "jit": "off"}
     else:
         # A handler transaction may be long. If its machine is gone, its locks must not stay for hours.
         settings |= {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}

@@ -214,13 +214,11 @@ async def open_installed(
     database = PostgresDatabase(url, connections_max=connections_max, pooled=pooled, plain=True)
     await database.open()
     try:
-        sql = "SELECT to_regclass($1) IS NOT NULL, pg_is_in_recovery()"
-        [[installed, replica]] = await database.fetch(sql, f"{schema}.{last_step}")
+        [[installed]] = await database.fetch("SELECT to_regclass($1) IS NOT NULL", f"{schema}.{last_step}")
         if not installed:
             where = f"{database.where}, schema {schema}"
             raise UsageError(f"the {what} is not installed in {where}; run: outrider db migrate")
-        if replica:
-            raise UsageError(f"{database.where} is a read replica; point the store at the primary")
+        await database.installation(schema)
     except BaseException:
         await database.close()
         raise

@@ -154,11 +154,7 @@ def _due_stream(rows: list[Any]) -> DueStream:
 
 
 async def _installed_lanes(database: PostgresDatabase, schema: str) -> int:
-    sql = f"SELECT value, pg_is_in_recovery() FROM {schema}.outbox_meta WHERE name = 'lanes'"  # noqa: S608
-    rows = await database.fetch(sql)
-    if not rows:
+    facts = await database.installation(schema)
+    if "lanes" not in facts:
         raise UsageError(f"the outbox in schema {schema} is half installed; run: outrider db migrate")
-    value, replica = rows[0]
-    if replica:
-        raise UsageError(f"{database.where} is a read replica; point the store at the primary")
-    return int(value)
+    return int(facts["lanes"])

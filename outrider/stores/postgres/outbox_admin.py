@@ -15,6 +15,8 @@ import asyncpg
 from outrider.errors import NotFound, Transient
 from outrider.event import DeadLetterReason, OnDeadLetter, Stream, topic_of
 from outrider.outbox.model import (
+    EXPIRE_ACTOR,
+    EXPIRE_VERB,
     BlockedStream,
     Criteria,
     DeadLettered,
@@ -68,6 +70,13 @@ class PostgresOutboxAdmin:
 
     async def dead_letters(self, criteria: Criteria) -> list[dict[str, Any]]:
         return [_facts(row) for row in await self._fetch("dead_letters", *_filter(criteria), criteria.reason)]
+
+    async def dead_letter_groups(self, criteria: Criteria) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self._fetch("dead_letter_groups", *_filter(criteria), criteria.reason)]
+
+    async def has_due(self) -> bool:
+        [[due]] = await self._fetch("has_due")
+        return bool(due)
 
     async def topics(self, limit: int) -> list[str]:
         rows = await self._fetch("topics", LOOK_PER_LANE, LOOK_MAX)
@@ -205,7 +214,8 @@ class PostgresMaintenance:
         await self._database.execute(self._sql["adopt_orphans"])
         dropped = await self._drop_older_than(retention.archive_days)
         netted = await self._in_batches("prune_net", retention.archive_days)
-        dead = await self._in_batches("prune_dead_letters", retention.dead_letter_days)
+        expire = "prune_dead_letters", retention.dead_letter_days, EXPIRE_ACTOR, EXPIRE_VERB
+        dead = 0 if retention.dead_letter_days is None else await self._in_batches(*expire)
         operations = await self._in_batches("prune_operations", retention.operation_days)
         return Pruned(dropped + netted, dead, operations)
 
@@ -253,10 +263,10 @@ class PostgresMaintenance:
             if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
                 raise
 
-    async def _in_batches(self, verb: str, days: float) -> int:
+    async def _in_batches(self, verb: str, days: float | None, *args: Any) -> int:
         total, count = 0, BATCH_MAX
         while count == BATCH_MAX:
-            count = await self._database.execute(self._sql[verb], days, BATCH_MAX)
+            count = await self._database.execute(self._sql[verb], days, BATCH_MAX, *args)
             total += count
         return total
 

@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 
 class PostgresSchema:
-    """Migrations of one schema. The number of lanes counts at the first migration only.
+    """Migrations of one schema. The number of lanes is fixed by the first migration.
 
     >>> PostgresSchema("postgresql://localhost/shop", schema="shop").schema
     'shop'
     """
 
-    def __init__(self, url: str, *, schema: str = "outrider", lanes: int = 32, pooled: bool = False) -> None:
+    def __init__(self, url: str, *, schema: str = "outrider", lanes: int | None = None, pooled: bool = False) -> None:
         check_lanes(lanes)
         self.url, self.schema, self._lanes, self._pooled = url, identifier(schema), lanes, pooled
         self._where = PostgresDatabase(url).where
@@ -47,7 +47,7 @@ class PostgresSchema:
         """Run the pending steps and create the archive partitions. A step and its record share one transaction."""
         async with self._connected() as conn:
             await _perform(conn, self._installer.prepare())
-            known = self._installer.steps(await _perform(conn, self._installer.lanes(self._lanes)))
+            known = self._installer.steps(await _perform(conn, self._installer.lanes(self._lanes, strict=True)))
             done = [step for step in known if await _perform(conn, self._installer.apply(step, self._lanes))]
         await self._prepare()
         return done

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from outrider.errors import OutriderError, Transient, Unreachable, UsageError
+from outrider.stores.migrations import check_version
 
 BUSY_SECONDS = 10.0
 """The maximum wait of a statement for another writer."""
@@ -54,6 +55,19 @@ class SqliteDatabase:
     def _run(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
         with translated(), transaction(self.connection, begin):
             return work(self.connection)
+
+
+def installation(conn: sqlite3.Connection, what: str) -> dict[str, int]:
+    """Return the facts of an installation. Tables that this code does not understand are rejected."""
+    try:
+        with translated():
+            facts = dict(conn.execute("SELECT name, value FROM outbox_meta").fetchall())
+    except UsageError as error:
+        raise UsageError(f"the database has no {what}, or half of one; run `outrider db migrate`") from error
+    if "lanes" not in facts:
+        raise UsageError(f"the database has no {what}, or half of one; run `outrider db migrate`")
+    check_version("this file", facts)
+    return facts
 
 
 def connect(path: Path, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:

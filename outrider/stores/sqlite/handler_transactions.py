@@ -27,7 +27,7 @@ from outrider.handler_transactions import (
     TransactionSource,
     WrappedTransaction,
 )
-from outrider.stores.sqlite.database import open_existing, translated, translation
+from outrider.stores.sqlite.database import installation, open_existing, translated, translation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -299,6 +299,7 @@ def _check_installed(conn: sqlite3.Connection, what: str, installed: str) -> Non
             found = conn.execute(installed).fetchone()[0]
         if not found:
             raise UsageError(f"the database has no {what}, or half of one; run `outrider db migrate`")
+        installation(conn, what)
     except BaseException:
         conn.close()
         raise

@@ -13,7 +13,6 @@ from uuid import UUID
 
 from outrider.checks import CheckResult
 from outrider.clock import Clock, SystemClock
-from outrider.errors import UsageError
 from outrider.event import OutboxRow, Readiness, Stream, TopicRule, default_topic, lane_of, resolve_topic
 from outrider.outbox.model import (
     BlockReason,
@@ -28,7 +27,7 @@ from outrider.outbox.model import (
 from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
 from outrider.stores.sqlite import outbox_settle, staging
 from outrider.stores.sqlite.checks import check
-from outrider.stores.sqlite.database import SqliteDatabase, translated
+from outrider.stores.sqlite.database import SqliteDatabase, installation
 from outrider.stores.sqlite.outbox_admin import SqliteMaintenance, SqliteOutboxAdmin
 from outrider.stores.sqlite.rows import load, to_event, to_seconds
 from outrider.stores.sqlite.wakeup import SqliteListener
@@ -118,11 +117,10 @@ def _release(conn: sqlite3.Connection, rows: list[dict[str, Any]]) -> None:
 def _prepare(conn: sqlite3.Connection) -> int:
     """Read the number of lanes, and register the SQL function that computes the lane of a foreign row."""
     try:
-        with translated():
-            lanes = staging.read_lanes(conn)
-    except (UsageError, TypeError) as error:
+        lanes = installation(conn, "outbox")["lanes"]
+    except BaseException:
         conn.close()
-        raise UsageError("the database has no outbox, or half of one; run `outrider db migrate`") from error
+        raise
     conn.create_function("outrider_lane", 2, lambda key, priority: lane_of(key, priority, lanes), deterministic=True)
     return lanes
 
@@ -130,8 +128,9 @@ def _prepare(conn: sqlite3.Connection) -> int:
 def _heartbeat(
     conn: sqlite3.Connection, relay: str, lease_seconds: float, first: bool, now: datetime
 ) -> HeartbeatResult | None:
-    until = now + timedelta(seconds=lease_seconds)
-    values = {"relay": relay, "until": to_seconds(until), "now": to_seconds(now)}
+    lease = timedelta(seconds=lease_seconds)
+    times = {"from": to_seconds(now - lease), "until": to_seconds(now + lease), "now": to_seconds(now)}
+    values = {"relay": relay, **times}
     if not conn.execute(SQL["join" if first else "heartbeat"], values).rowcount:
         return None
     relays = conn.execute(SQL["alive"], values).fetchone()[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -13,6 +13,8 @@ from outrider.clock import Clock
 from outrider.errors import NotFound, Transient
 from outrider.event import DeadLetterReason, OnDeadLetter, Stream, TopicRule, topic_of
 from outrider.outbox.model import (
+    EXPIRE_ACTOR,
+    EXPIRE_VERB,
     BlockedStream,
     Criteria,
     DeadLettered,
@@ -35,6 +37,9 @@ LOOK_MAX = 10_000
 """The maximum of events, and of blocked streams, that are read to list topics."""
 
 PRUNE_MAX = 1_000
+
+Remove = Callable[[sqlite3.Connection, str, dict[str, Any]], int]
+"""Runs the statement that removes some old rows; returns their number."""
 """The maximum of rows removed in one transaction."""
 
 
@@ -73,6 +78,14 @@ class SqliteOutboxAdmin:
             return []
         return await self._database.read(_list, "dead_letters", criteria)
 
+    async def dead_letter_groups(self, criteria: Criteria) -> list[dict[str, Any]]:
+        if criteria.state not in (None, State.DEAD_LETTER):
+            return []
+        return await self._database.read(_groups, criteria)
+
+    async def has_due(self) -> bool:
+        return await self._database.read(_has_due, self._clock.now())
+
     async def topics(self, limit: int) -> list[str]:
         return await self._database.read(_topics, limit, self._store.topic_rule)
 
@@ -106,9 +119,18 @@ def _counts(conn: sqlite3.Connection) -> dict[str, int]:
 
 
 def _list(conn: sqlite3.Connection, query: str, criteria: Criteria) -> list[dict[str, Any]]:
+    return _facts(conn.execute(SQL[query], _filter(criteria)))
+
+
+def _groups(conn: sqlite3.Connection, criteria: Criteria) -> list[dict[str, Any]]:
+    rows = conn.execute(SQL["dead_letter_groups"], _filter(criteria))
+    return [{"reason": reason, "topic": topic, "count": count} for reason, topic, count in rows]
+
+
+def _filter(criteria: Criteria) -> dict[str, Any]:
     ids = json.dumps([str(event_id) for event_id in criteria.event_ids]) if criteria.event_ids else None
     wanted = {name: getattr(criteria, name) for name in ("state", "event_type", "topic", "key", "reason", "limit")}
-    return _facts(conn.execute(SQL[query], {**wanted, "ids": ids}))
+    return {**wanted, "ids": ids}
 
 
 def _find(conn: sqlite3.Connection, event_id: UUID) -> dict[str, Any] | None:
@@ -129,6 +151,10 @@ def _topics(conn: sqlite3.Connection, limit: int, rule: TopicRule) -> list[str]:
 
 def _relays(conn: sqlite3.Connection, now: datetime) -> int:
     return int(conn.execute(SQL["alive"], {"now": to_seconds(now)}).fetchone()[0])
+
+
+def _has_due(conn: sqlite3.Connection, now: datetime) -> bool:
+    return bool(conn.execute(SQL["has_due"], {"now": to_seconds(now)}).fetchone()[0])
 
 
 def _lane_owner(conn: sqlite3.Connection, lane: int, now: datetime) -> str | None:
@@ -246,18 +272,36 @@ class SqliteMaintenance:
     async def prune(self, retention: Retention) -> Pruned:
         return Pruned(
             await self._prune("prune_archive", retention.archive_days),
-            await self._prune("prune_dead_letters", retention.dead_letter_days),
+            await self._prune("prune_dead_letters", retention.dead_letter_days, _expire),
             await self._prune("prune_operations", retention.operation_days),
         )
 
-    async def _prune(self, query: str, days: float) -> int:
-        before = (self._clock.now() - timedelta(days=days)).timestamp()
-        values = {"before": before, "limit": PRUNE_MAX}
+    async def _prune(self, query: str, days: float | None, remove: Remove | None = None) -> int:
+        if days is None:
+            return 0
+        now = self._clock.now()
+        values: dict[str, Any] = {
+            "before": to_seconds(now - timedelta(days=days)),
+            "limit": PRUNE_MAX,
+            "now": to_seconds(now),
+        }
         total, removed = 0, PRUNE_MAX
         while removed == PRUNE_MAX:
-            removed = await self._database.write(lambda conn: conn.execute(SQL[query], values).rowcount)
+            removed = await self._database.write(remove or _delete, SQL[query], values)
             total += removed
         return total
+
+
+def _delete(conn: sqlite3.Connection, sql: str, values: dict[str, Any]) -> int:
+    return conn.execute(sql, values).rowcount
+
+
+def _expire(conn: sqlite3.Connection, sql: str, values: dict[str, Any]) -> int:
+    """Remove dead letters; each leaves a record."""
+    removed = conn.execute(sql, values).fetchall()
+    record = {"now": values["now"], "actor": EXPIRE_ACTOR, "verb": EXPIRE_VERB}
+    conn.executemany(SQL["record"], [{**record, "event_id": event_id} for (event_id,) in removed])
+    return len(removed)
 
 
 def _sweep(conn: sqlite3.Connection, now: float) -> list[DeadRelay]:

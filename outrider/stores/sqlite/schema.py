@@ -16,7 +16,16 @@ from typing import TypeVar
 
 from outrider.event import BANDS
 from outrider.stores import migrations, queries
-from outrider.stores.migrations import LATER, Installer, MigrationProgress, MigrationStep, Statements, check_lanes
+from outrider.stores.migrations import (
+    LANES_DEFAULT,
+    LATER,
+    Installer,
+    MigrationProgress,
+    MigrationStep,
+    Statements,
+    check_lanes,
+    choose_lanes,
+)
 from outrider.stores.sqlite.database import connect, transaction, translated
 from outrider.stores.sqlite.rows import PACKAGE
 from outrider.stores.statements import run_statements
@@ -27,13 +36,13 @@ _NUMBER = re.compile(r":(lanes|bands)\b")
 
 
 class SqliteSchema:
-    """The schema of one database file. `lanes` counts at the first installation only.
+    """The schema of one database file. The first installation fixes the number of lanes.
 
     >>> asyncio.run(SqliteSchema("absent.db").status())[0].state
     'pending'
     """
 
-    def __init__(self, path: str | Path, lanes: int = 32) -> None:
+    def __init__(self, path: str | Path, lanes: int | None = None) -> None:
         check_lanes(lanes)
         self._path = Path(path)
         self._lanes = lanes
@@ -41,11 +50,12 @@ class SqliteSchema:
 
     async def status(self) -> list[MigrationProgress]:
         """Return the progress of all migrations, without changes to the database."""
-        return migrations.progress(self._installer.steps(self._lanes), await asyncio.to_thread(self._applied))
+        return migrations.progress(self._installer.steps(LANES_DEFAULT), await asyncio.to_thread(self._applied))
 
     async def plan(self) -> list[MigrationStep]:
         """Return the pending steps, which `migrate` would run, without changes to the database."""
-        return migrations.pending(self._installer.steps(self._lanes), await asyncio.to_thread(self._applied))
+        known = self._installer.steps(choose_lanes(None, self._lanes))
+        return migrations.pending(known, await asyncio.to_thread(self._applied))
 
     async def migrate(self) -> list[MigrationStep]:
         """Run and return the pending steps."""
@@ -61,7 +71,8 @@ class SqliteSchema:
         with translated(), closing(connect(self._path)) as conn:
             with transaction(conn):
                 _perform(conn, self._installer.prepare())
-            todo = migrations.pending(self._installer.steps(self._lanes), _perform(conn, self._installer.applied()))
+            known = self._installer.steps(_perform(conn, self._installer.lanes(self._lanes, strict=True)))
+            todo = migrations.pending(known, _perform(conn, self._installer.applied()))
             return [step for step in todo if self._apply(conn, step)]
 
     def _apply(self, conn: sqlite3.Connection, step: MigrationStep) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from datetime import timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from outrider.brokers.base import CONFIRMED, Nacked, PublishResult, Rejected, Unknown
 from outrider.errors import Transient
-from outrider.event import SKIPPED_TYPE, DeadLetterReason, Message, OnDeadLetter
+from outrider.event import SKIPPED_TYPE, DeadLetterReason, Message, OnDeadLetter, Priority
 from outrider.outbox.model import PARK, Criteria, DeadLetterEdit, Outcome, Retry, Settlement, Settlements
+from outrider.retry import ATTEMPTS_MAX, RetryPolicy
 from outrider.telemetry.events import EventDeadLettered, OptimisticSent, Retried
 from outrider.testing.contracts.outbox_ordering import RollBack
 from outrider.testing.fakes import MemoryBroker, Script
@@ -94,6 +95,59 @@ class FailureContract:
         assert [event.delay_seconds for event in harness.observer.of(Retried)] == [1.0, 2.0]
         assert numbers(broker.log, "A") == ([] if policy is OnDeadLetter.BLOCK else [2, 3])
         assert numbers(broker.log, "B") == [1]
+
+    async def test_the_highest_number_of_attempts_dead_letters_an_event_and_stops_no_other_key(
+        self, harness: Harness
+    ) -> None:
+        poison = uuid4()
+        await harness.insert(poison, "order.changed", '{"n": 1}', "A", attempts=ATTEMPTS_MAX)
+        keys = [f"N{n}" for n in range(100)]
+        await harness.stage(*(order(1, key) for key in keys))
+        broker = MemoryBroker(script=deciding(Nacked("no"), poison))
+        relay = harness.relay(broker, retry=RetryPolicy(jitter=0, max_attempts=ATTEMPTS_MAX))
+        await harness.works(relay)
+        [dead] = await harness.store.admin.dead_letters(ALL)
+        assert (dead["event_id"], dead["attempts"]) == (poison, ATTEMPTS_MAX)
+        assert sorted(str(message.key) for message in broker.log) == sorted(keys)
+
+    @pytest.mark.parametrize("ordered", [True, False])
+    async def test_an_event_of_another_band_with_the_same_key_is_charged_no_attempt_for_its_neighbour(
+        self, harness: Harness, ordered: bool
+    ) -> None:
+        [urgent, _] = await harness.stage(order(1, "A", priority=Priority.HIGH), order(2, "A"))
+        broker = MemoryBroker(ordered=ordered, script=deciding(Nacked("no"), urgent))
+        await harness.works(harness.relay(broker))
+        assert [(event.event_id, event.attempt) for event in harness.observer.of(Retried)] == [(urgent, 1)]
+        assert numbers(broker.log) == [2]
+        assert [row["event_id"] for row in await harness.store.admin.events(ALL)] == [urgent]
+
+    async def test_dead_letters_are_counted_by_reason_and_topic_in_the_database(self, harness: Harness) -> None:
+        topics = ["a"] * 5 + ["b"] * 3 + ["c"]
+        await harness.stage(*(order(1, f"K{n}", topic=topic) for n, topic in enumerate(topics)))
+        await harness.works(harness.relay(MemoryBroker(script=lambda message: Rejected("no"))))
+        # The limit is in groups, and a count has none.
+        groups = await harness.store.admin.dead_letter_groups(Criteria(limit=2))
+        assert [(group["topic"], group["count"]) for group in groups] == [("a", 5), ("b", 3)]
+        assert {group["reason"] for group in groups} == {DeadLetterReason.PERMANENT_FAILURE}
+        [only] = await harness.store.admin.dead_letter_groups(Criteria(topic="c", limit=10))
+        assert (only["topic"], only["count"]) == ("c", 1)
+
+    async def test_the_store_knows_whether_an_event_is_due(self, harness: Harness) -> None:
+        assert not await harness.store.admin.has_due()
+        keys = [f"K{n}" for n in range(20)]
+        ids = await harness.stage(*(order(1, key) for key in keys))
+        assert await harness.store.admin.has_due()
+        relay = harness.relay(MemoryBroker(script=lambda message: Nacked("not now")), retry=RetryPolicy(jitter=0))
+        await harness.works(relay)
+        # All streams are blocked, and none is due.
+        assert not await harness.store.admin.has_due()
+        await harness.advance(seconds=2)
+        assert await harness.store.admin.has_due()
+        for event_id in ids:
+            await harness.store.admin.dead_letter(event_id, "me", {"error": "no"}, "block")
+        assert not await harness.store.admin.has_due()
+        await harness.store.admin.replay(ids[:1], "me")
+        assert await harness.store.admin.has_due()
 
     async def test_a_permanent_error_is_dead_lettered_at_once(self, harness: Harness) -> None:
         [poison] = await harness.stage(order(1))

@@ -21,7 +21,7 @@ from outrider.outbox.model import (
     Settlements,
 )
 from outrider.outbox.relay import Relay
-from outrider.telemetry.events import LeaseLost, RelaySwept
+from outrider.telemetry.events import DeadLettersExpired, LeaseLost, RelaySwept
 from outrider.testing.fakes import MemoryBroker
 from outrider.testing.harness import Harness, numbers, order, orders
 
@@ -87,6 +87,34 @@ class OwnershipContract:
         await heir.heartbeat()
         assert set(heir.lease.epochs) == lanes
         assert [(event.relay, event.lanes) for event in harness.observer.of(RelaySwept)] == [(dead.name, len(lanes))]
+
+    async def test_a_clock_set_back_does_not_keep_the_lanes_of_a_dead_relay(self, harness: Harness) -> None:
+        dead, heir = harness.relay(MemoryBroker(), seed=1), harness.relay(MemoryBroker(), seed=2, lease_seconds=40)
+        await dead.heartbeat()
+        lanes = set(dead.lease.epochs)
+        # Less than a lease may be a correction of the clock, and the relay may live.
+        await harness.advance(seconds=-10)
+        await heir.heartbeat()
+        assert not heir.lease.epochs
+        await harness.advance(seconds=-3600)
+        assert await harness.store.admin.relays() == 0
+        assert await harness.store.admin.lane_owner(0) is None
+        await heir.heartbeat()
+        assert set(heir.lease.epochs) == lanes
+        await heir.run_maintenance()
+        assert [event.relay for event in harness.observer.of(RelaySwept)] == [dead.name]
+
+    async def test_a_clock_set_back_does_not_cost_a_living_relay_its_lanes(self, harness: Harness) -> None:
+        broker = MemoryBroker()
+        relay = harness.relay(broker)
+        await relay.heartbeat()
+        owned = relay.lease
+        await harness.advance(seconds=-3600)
+        await relay.heartbeat()
+        assert relay.lease == owned
+        await harness.stage(order(1))
+        await harness.works(relay)
+        assert numbers(broker.log) == [1]
 
     async def test_a_relay_paused_past_its_lease_changes_nothing_when_it_wakes(self, harness: Harness) -> None:
         for seed, outcome in enumerate(OUTCOMES):
@@ -212,6 +240,31 @@ class MaintenanceContract:
         await harness.works(relay)
         assert len(broker.log) == 1
 
+    async def test_a_dead_letter_is_kept_for_ever_unless_a_setting_limits_its_retention(self, harness: Harness) -> None:
+        await harness.stage(order(1, "A"))
+        broker = MemoryBroker(script=lambda _: Rejected("no"))
+        relay = harness.relay(broker, on_dead_letter=OnDeadLetter.SKIP)
+        await harness.works(relay)
+        await harness.advance(seconds=3650 * DAY)
+        assert (await harness.store.maintenance.prune(Retention())).dead_letters == 0
+        assert len(await harness.store.admin.dead_letters(Criteria())) == 1
+
+    async def test_a_dead_letter_whose_retention_is_over_leaves_a_record_and_is_reported(
+        self, harness: Harness
+    ) -> None:
+        await harness.stage(*(order(1, f"A{n}") for n in range(5)))
+        broker = MemoryBroker(script=lambda _: Rejected("no"))
+        relay = harness.relay(broker, on_dead_letter=OnDeadLetter.SKIP, retention=Retention(dead_letter_days=30))
+        await harness.works(relay)
+        await harness.advance(seconds=31 * DAY)
+        await relay.run_maintenance()
+        [expired] = harness.observer.of(DeadLettersExpired)
+        assert (expired.dead_letters, expired.days) == (5, 30)
+        assert await harness.store.admin.dead_letters(Criteria()) == []
+        # The records are counted when they go in their turn.
+        await harness.advance(seconds=91 * DAY)
+        assert (await harness.store.maintenance.prune(Retention())).operations == 5
+
     async def test_old_dead_letters_go_but_a_blocking_one_stays_until_an_operator_acts(self, harness: Harness) -> None:
         await harness.stage(order(1, "A", topic="held"), order(1, "A", topic="skipped"))
         broker = MemoryBroker(script=lambda _: Rejected("no"))
@@ -219,7 +272,7 @@ class MaintenanceContract:
         relay = harness.relay(broker, dead_letter_policies=policies)
         await harness.works(relay)
         await harness.advance(seconds=31 * DAY)
-        pruned = await harness.store.maintenance.prune(Retention())
+        pruned = await harness.store.maintenance.prune(Retention(dead_letter_days=30))
         assert pruned.dead_letters == 1
         assert [row["topic"] for row in await harness.store.admin.dead_letters(Criteria())] == ["held"]
 

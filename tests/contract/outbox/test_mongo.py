@@ -41,9 +41,10 @@ class MongoHarness(Harness):
     def savepoint(self, conn: Any) -> AbstractAsyncContextManager[Any]:
         raise NotImplementedError("MongoDB has no savepoints")
 
-    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str, attempts: int = 0) -> None:
         assert isinstance(self.store, MongoStore)
         document = {"_id": event_id, "event_type": event_type, "payload": payload, "aggregate_id": key}
+        document |= {"attempts": attempts} if attempts else {}
         await self.store.database["outbox"].insert_one(document)
 
 

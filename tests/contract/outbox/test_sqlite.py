@@ -51,11 +51,11 @@ class SqliteHarness(Harness):
         finally:
             conn.execute("RELEASE inner_block")
 
-    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str) -> None:
+    async def insert(self, event_id: UUID, event_type: str, payload: str, key: str, attempts: int = 0) -> None:
         async with self.transaction() as conn:
-            columns = "event_id, event_type, payload, aggregate_id"
-            values = (str(event_id), event_type, payload, key)
-            conn.execute(f"INSERT INTO outbox ({columns}) VALUES (?, ?, ?, ?)", values)
+            columns = "event_id, event_type, payload, aggregate_id, attempts"
+            values = (str(event_id), event_type, payload, key, attempts)
+            conn.execute(f"INSERT INTO outbox ({columns}) VALUES (?, ?, ?, ?, ?)", values)
 
 
 class TestSqliteStore(StoreContract):

@@ -13,7 +13,9 @@ import pytest
 import outrider
 from outrider.errors import InvalidSetting, NotInTransaction, Unreachable, UsageError
 from outrider.event import lane_of
-from outrider.outbox.model import Retention
+from outrider.outbox.model import WAITING, Retention
+from outrider.outbox.relay import Relay
+from outrider.outbox.settings import RelaySettings
 from outrider.stores.postgres import PostgresSchema, PostgresStore
 from outrider.stores.postgres.outbox_admin import PostgresMaintenance
 from outrider.testing import MemoryBroker
@@ -151,6 +153,21 @@ async def test_the_database_rejects_an_unknown_transition(store: PostgresStore, 
         await conn.execute("UPDATE outrider.outbox SET state = 'pending'")
     with pytest.raises(asyncpg.CheckViolationError):
         await conn.execute("UPDATE outrider.outbox SET state = 'sent'")
+
+
+@pytest.mark.parametrize("state", sorted(WAITING))
+async def test_the_database_rejects_a_waiting_row_without_a_topic(store: PostgresStore, conn: Any, state: str) -> None:
+    insert = "INSERT INTO outrider.outbox (event_type, payload, state, topic) VALUES ('order.placed', '{}', $1, $2)"
+    with pytest.raises(asyncpg.CheckViolationError):
+        await conn.execute(insert, state, None)
+    await conn.execute(insert, state, "orders")
+    # It is found, though nothing says that its stream is blocked.
+    await store.maintenance.prune(Retention())
+    broker = MemoryBroker()
+    relay = Relay(store, broker, RelaySettings(workers=1))
+    await relay.heartbeat()
+    await relay.run_once()
+    assert [message.topic for message in broker.log] == ["orders"]
 
 
 async def test_staging_outside_a_transaction_is_rejected(store: PostgresStore, conn: Any) -> None:

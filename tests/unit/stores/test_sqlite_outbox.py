@@ -19,6 +19,7 @@ from outrider.errors import NotInTransaction, Transient, UsageError
 from outrider.event import OutboxRow, Stream, lane_of, uuid7
 from outrider.outbox.model import (
     PARK,
+    WAITING,
     Lease,
     NewEvent,
     OptimisticClaim,
@@ -152,7 +153,7 @@ async def test_a_foreign_event_can_be_dead_lettered_before_a_relay_has_met_it(
 
 
 def test_the_database_rejects_a_change_of_state_that_is_no_transition(conn: sqlite3.Connection) -> None:
-    insert(conn, state="parked")
+    insert(conn, state="parked", topic="orders")
     with pytest.raises(sqlite3.IntegrityError, match="may not change its state"):
         conn.execute("UPDATE outbox SET state = 'pending'")
 
@@ -167,6 +168,9 @@ def test_the_database_rejects_a_change_of_state_that_is_no_transition(conn: sqli
         {"headers": "[]"},
         {"priority": 10},
         {"available_at": "tomorrow"},
+        {"attempts": 40_000},
+        {"attempts": "many"},
+        *({"state": state, "topic": topic} for state in sorted(WAITING) for topic in (None, "")),
     ],
 )
 def test_the_database_rejects_rows_that_a_relay_could_not_read(

@@ -14,8 +14,10 @@ l AS MATERIALIZED (
     FOR SHARE OF k
 )
 
+-- A CASE, because the planner would take outbox_fetchable for a plain condition, and read all of it for a few ids.
+
 -- fragment: claimed
-(o.state = 'optimistic' AND o.claimed_until > (SELECT {schema}.outbox_clock()))
+CASE o.state WHEN 'optimistic' THEN o.claimed_until > (SELECT {schema}.outbox_clock()) ELSE false END
 
 -- fragment: event_columns
 o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.headers, o.topic, {stream_key} AS key,
@@ -89,31 +91,36 @@ id, event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic,
     schema_version, saga_id, sequence, max_attempts, retry, created_at, available_at, lane, attempts, reason, failure,
     policy, dead_lettered_at
 
+-- fragment: living
+(r.alive_from <= {schema}.outbox_clock() AND r.alive_until > {schema}.outbox_clock())
+
 -- Living relays and owners of lanes. Time is database time.
 
 -- name: heartbeat
--- Join ($3) or renew; says how many others live and which lanes are free. Index: outbox_relay_pkey.
+-- Join ($3) or renew; says how many others live and which lanes are free. A relay whose heartbeat is from before the
+-- clock was set back may renew it; until then, others may take its lanes, and the fence protects them. Index:
+-- outbox_relay_pkey.
 WITH beaten AS (
-    INSERT INTO {schema}.outbox_relay AS r (relay_id, alive_until)
-    SELECT $1, {schema}.outbox_clock() + $2 * interval '1 second'
+    INSERT INTO {schema}.outbox_relay AS r (relay_id, alive_from, alive_until)
+    SELECT $1, now - $2 * interval '1 second', now + $2 * interval '1 second' FROM {schema}.outbox_clock() AS now
     WHERE $3 OR EXISTS (
         SELECT FROM {schema}.outbox_relay WHERE relay_id = $1 AND alive_until > {schema}.outbox_clock())
-    ON CONFLICT (relay_id) DO UPDATE SET alive_until = excluded.alive_until
+    ON CONFLICT (relay_id) DO UPDATE SET alive_from = excluded.alive_from, alive_until = excluded.alive_until
     WHERE r.alive_until > {schema}.outbox_clock()
     RETURNING relay_id
 )
 SELECT
     (SELECT count(*) FROM beaten) AS beaten,
-    (SELECT count(*) FROM {schema}.outbox_relay WHERE relay_id <> $1 AND alive_until > {schema}.outbox_clock()) AS others,
+    (SELECT count(*) FROM {schema}.outbox_relay AS r WHERE relay_id <> $1 AND {living}) AS others,
     ARRAY(SELECT lane FROM {schema}.outbox_lane AS k
           WHERE owner IS NULL OR NOT EXISTS (
               SELECT FROM {schema}.outbox_relay AS r
-              WHERE r.relay_id = k.owner AND r.alive_until > {schema}.outbox_clock())
+              WHERE r.relay_id = k.owner AND {living})
           ORDER BY lane) AS free
 
 -- name: alive
 -- Count living relays.
-SELECT count(*) FROM {schema}.outbox_relay WHERE alive_until > {schema}.outbox_clock()
+SELECT count(*) FROM {schema}.outbox_relay AS r WHERE {living}
 
 -- name: claim
 -- Claim free lanes; a lane that is locked at this moment is left out. Index: outbox_lane_pkey.
@@ -121,14 +128,14 @@ WITH free AS (
     SELECT k.lane FROM {schema}.outbox_lane AS k
     WHERE k.lane = ANY ($2::smallint[]) AND (k.owner IS NULL OR NOT EXISTS (
         SELECT FROM {schema}.outbox_relay AS r
-        WHERE r.relay_id = k.owner AND r.alive_until > {schema}.outbox_clock()))
+        WHERE r.relay_id = k.owner AND {living}))
     ORDER BY k.lane
     FOR UPDATE OF k SKIP LOCKED
 )
 UPDATE {schema}.outbox_lane AS k SET owner = $1, epoch = k.epoch + 1
 FROM free
 WHERE k.lane = free.lane AND EXISTS (
-    SELECT FROM {schema}.outbox_relay WHERE relay_id = $1 AND alive_until > {schema}.outbox_clock())
+    SELECT FROM {schema}.outbox_relay AS r WHERE relay_id = $1 AND {living})
 RETURNING k.lane, k.epoch
 
 -- name: release
@@ -177,10 +184,12 @@ FROM owned LEFT JOIN LATERAL (
 ) AS e ON true
 
 -- name: blocked
--- Which of these streams are blocked. Index: outbox_blocked_pkey.
-SELECT b.lane, b.topic, b.key
-FROM unnest($1::smallint[], $2::text[], $3::text[]) AS s (lane, topic, key)
-JOIN {schema}.outbox_blocked AS b USING (lane, topic, key)
+-- Which of these streams are blocked. LIMIT makes the planner look up each stream. Index: outbox_blocked_pkey.
+SELECT s.lane, s.topic, s.key
+FROM unnest($1::smallint[], $2::text[], $3::text[]) AS s (lane, topic, key) CROSS JOIN LATERAL (
+    SELECT FROM {schema}.outbox_blocked AS b
+    WHERE b.lane = s.lane AND b.topic = s.topic AND b.key = s.key LIMIT 1
+) AS found
 
 -- name: due
 -- Blocked streams whose time has come, with the head, or a share of the budget once draining.
@@ -237,7 +246,7 @@ WHERE o.event_id = ANY ($4::uuid[]) AND o.lane = ANY (ARRAY(SELECT lane FROM l))
 -- name: retry
 -- A spent attempt. Lanes are locked by lock_lanes, here and below.
 UPDATE {schema}.outbox AS o
-SET state = 'failed', attempts = o.attempts + 1, topic = w.topic, failure = w.failure::json, claimed_by = NULL
+SET state = 'failed', attempts = least(o.attempts, {attempts_max} - 1) + 1, topic = w.topic, failure = w.failure::json, claimed_by = NULL
 FROM unnest($1::uuid[], $2::text[], $3::text[]) AS w (event_id, topic, failure)
 WHERE o.event_id = w.event_id AND o.state IN ({retry_guard}) AND NOT {claimed}
 RETURNING o.event_id
@@ -254,7 +263,7 @@ RETURNING o.event_id
 INSERT INTO {schema}.outbox_dead_letter ({dead_columns})
 SELECT o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.headers, w.topic,
     {stream_key}, o.routing_key, o.priority, o.schema_version, o.saga_id,
-    o.sequence, o.max_attempts, o.retry, o.created_at, o.available_at, o.lane, o.attempts + w.spent, w.reason,
+    o.sequence, o.max_attempts, o.retry, o.created_at, o.available_at, o.lane, least(o.attempts + w.spent::integer, {attempts_max}), w.reason,
     w.failure::json, w.policy, {schema}.outbox_clock()
 FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[])
     AS w (event_id, topic, reason, failure, policy, spent)

@@ -35,6 +35,21 @@ WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NU
 ORDER BY o.id
 LIMIT $6
 
+-- name: dead_letter_groups
+-- The numbers of dead letters by reason and topic. Reads all dead letters.
+SELECT o.reason, o.topic, count(*) AS count FROM {schema}.outbox_dead_letter AS o
+WHERE (cardinality($1::uuid[]) = 0 OR o.event_id = ANY ($1)) AND ($2::text IS NULL OR $2 = 'dead_letter')
+    AND ($3::text IS NULL OR o.event_type = $3) AND ($4::text IS NULL OR o.topic = $4)
+    AND ($5::text IS NULL OR o.key = $5) AND ($7::text IS NULL OR o.reason = $7)
+GROUP BY o.reason, o.topic
+ORDER BY count(*) DESC, o.reason, o.topic
+LIMIT $6
+
+-- name: has_due
+-- Whether an event can be published now. Indexes: outbox_fetchable, outbox_blocked_due.
+SELECT EXISTS (SELECT FROM {schema}.outbox AS o WHERE o.state IN ({fetchable}))
+    OR EXISTS (SELECT FROM {schema}.outbox_blocked AS b WHERE b.until <= (SELECT {schema}.outbox_clock()))
+
 -- name: topics
 -- What decides about the topics at the start of each lane, and of blocked streams. Indexes: outbox_fetchable,
 -- outbox_blocked_pkey. A limit that the planner does not know makes it read in order and stop, whatever it estimates.
@@ -49,7 +64,7 @@ UNION SELECT '', b.topic, NULL FROM (SELECT topic FROM {schema}.outbox_blocked L
 -- name: lane_owner
 -- The live relay that owns a lane. Index: outbox_lane_pkey, outbox_relay_pkey.
 SELECT r.relay_id FROM {schema}.outbox_lane AS l JOIN {schema}.outbox_relay AS r ON r.relay_id = l.owner
-WHERE l.lane = $1 AND r.alive_until > {schema}.outbox_clock()
+WHERE l.lane = $1 AND {living}
 
 -- name: blocked_streams
 -- Held ones first, because they wait for a person.
@@ -141,7 +156,7 @@ SELECT {schema}.outbox_clock(), $1, $2, event_id FROM unnest($3::uuid[]) AS w (e
 
 -- name: sweep
 -- Remove dead relays. A heartbeat that is being renewed at this moment is looked at again and spared.
-WITH dead AS (DELETE FROM {schema}.outbox_relay WHERE alive_until <= {schema}.outbox_clock() RETURNING relay_id)
+WITH dead AS (DELETE FROM {schema}.outbox_relay AS r WHERE NOT {living} RETURNING relay_id)
 SELECT relay_id, (SELECT count(*) FROM {schema}.outbox_lane WHERE owner = relay_id) AS lanes FROM dead
 
 -- name: take_duty
@@ -185,11 +200,16 @@ DELETE FROM {schema}.outbox_archive_default WHERE ctid = ANY (ARRAY(
     WHERE sent_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') LIMIT $2))
 
 -- name: prune_dead_letters
--- A blocking dead letter is needed to drain its stream, so it stays until an operator acts. Index:
--- outbox_dead_letter_age.
-DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
-    SELECT event_id FROM {schema}.outbox_dead_letter
-    WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))
+-- A blocking dead letter is needed to drain its stream, so it stays until an operator acts. Each one that goes leaves a
+-- record. Index: outbox_dead_letter_age.
+WITH gone AS (
+    DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
+        SELECT event_id FROM {schema}.outbox_dead_letter
+        WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))
+    RETURNING event_id
+)
+INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id)
+SELECT {schema}.outbox_clock(), $3, $4, event_id FROM gone
 
 -- name: prune_operations
 -- Index: outbox_operation_age.

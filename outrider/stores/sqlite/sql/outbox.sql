@@ -1,28 +1,31 @@
+-- fragment: living
+(alive_from <= :now AND alive_until > :now)
+
 -- name: join
 -- Start a heartbeat.
-INSERT INTO outbox_relay (relay_id, alive_until) VALUES (:relay, :until)
-ON CONFLICT (relay_id) DO UPDATE SET alive_until = excluded.alive_until;
+INSERT INTO outbox_relay (relay_id, alive_from, alive_until) VALUES (:relay, :from, :until)
+ON CONFLICT (relay_id) DO UPDATE SET alive_from = excluded.alive_from, alive_until = excluded.alive_until;
 
 -- name: heartbeat
--- Renew a heartbeat that has not lapsed; the primary key.
-UPDATE outbox_relay SET alive_until = :until WHERE relay_id = :relay AND alive_until > :now;
+-- Renew a heartbeat that has not lapsed, also one from before the clock was set back; the primary key.
+UPDATE outbox_relay SET alive_from = :from, alive_until = :until WHERE relay_id = :relay AND alive_until > :now;
 
 -- name: alive
 -- Count living relays.
-SELECT count(*) FROM outbox_relay WHERE alive_until > :now;
+SELECT count(*) FROM outbox_relay WHERE {living};
 
 -- name: free_lanes
 -- Lanes without a living owner.
 SELECT lane FROM outbox_lane
-WHERE owner IS NULL OR owner NOT IN (SELECT relay_id FROM outbox_relay WHERE alive_until > :now)
+WHERE owner IS NULL OR owner NOT IN (SELECT relay_id FROM outbox_relay WHERE {living})
 ORDER BY lane;
 
 -- name: claim
 -- Take the free ones of the lanes, if the relay is alive; the epoch goes up.
 UPDATE outbox_lane SET owner = :relay, epoch = epoch + 1
 WHERE lane IN (SELECT value FROM json_each(:lanes))
-    AND (owner IS NULL OR owner NOT IN (SELECT relay_id FROM outbox_relay WHERE alive_until > :now))
-    AND :relay IN (SELECT relay_id FROM outbox_relay WHERE alive_until > :now);
+    AND (owner IS NULL OR owner NOT IN (SELECT relay_id FROM outbox_relay WHERE {living}))
+    AND :relay IN (SELECT relay_id FROM outbox_relay WHERE {living});
 
 -- name: take_lane
 -- Take a lane from its relay, so that nothing decided before can be written after.
@@ -118,7 +121,7 @@ DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN 
 
 -- name: retry
 -- An attempt was spent; the primary key.
-UPDATE outbox SET state = 'failed', topic = :topic, attempts = attempts + 1, failure = :failure, suspect = :suspect
+UPDATE outbox SET state = 'failed', topic = :topic, attempts = min(attempts, {attempts_max} - 1) + 1, failure = :failure, suspect = :suspect
 WHERE id = :id AND lane = :lane AND state IN ({retry_guard});
 
 -- name: defer
@@ -132,7 +135,7 @@ UPDATE outbox SET state = 'parked', topic = :topic WHERE id = :id AND lane = :la
 -- name: dead_letter
 -- Copy an event to the dead letters; the primary key.
 INSERT OR REPLACE INTO outbox_dead_letter ({copied_but_topic_attempts_failure}, topic, attempts, failure, reason, policy, dead_lettered_at)
-SELECT {copied_but_topic_attempts_failure}, :topic, attempts + :spent, :failure, :reason, :policy, :now
+SELECT {copied_but_topic_attempts_failure}, :topic, min(attempts + :spent, {attempts_max}), :failure, :reason, :policy, :now
 FROM outbox WHERE id = :id AND lane = :lane AND state IN ({dead_letter_guard});
 
 -- name: remove_dead_lettered

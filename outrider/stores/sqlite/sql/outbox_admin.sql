@@ -31,6 +31,20 @@ WHERE (:ids IS NULL OR event_id IN (SELECT value FROM json_each(:ids)))
     AND (:reason IS NULL OR reason = :reason)
 ORDER BY id LIMIT :limit;
 
+-- name: dead_letter_groups
+-- Count the dead letters by reason and topic; reads all of them.
+SELECT reason, topic, count(*) FROM outbox_dead_letter
+WHERE (:ids IS NULL OR event_id IN (SELECT value FROM json_each(:ids)))
+    AND (:event_type IS NULL OR event_type = :event_type)
+    AND (:topic IS NULL OR topic = :topic) AND (:key IS NULL OR stream_key = :key)
+    AND (:reason IS NULL OR reason = :reason)
+GROUP BY reason, topic ORDER BY count(*) DESC, reason, topic LIMIT :limit;
+
+-- name: has_due
+-- Tell whether an event can be published now; outbox_fetchable, outbox_blocked_due.
+SELECT EXISTS (SELECT 1 FROM outbox WHERE state IN ({fetchable}))
+    OR EXISTS (SELECT 1 FROM outbox_blocked WHERE until <= :now);
+
 -- name: find_event
 -- One undelivered event; the unique index.
 SELECT {facts}, state FROM outbox WHERE event_id = :event_id;
@@ -50,7 +64,7 @@ UNION SELECT '', topic, NULL FROM (SELECT topic FROM outbox_blocked LIMIT :look)
 
 -- name: lane_owner
 -- The live relay that owns a lane; the primary keys.
-SELECT relay_id FROM outbox_lane JOIN outbox_relay ON relay_id = owner WHERE lane = :lane AND alive_until > :now;
+SELECT relay_id FROM outbox_lane JOIN outbox_relay ON relay_id = owner WHERE lane = :lane AND {living};
 
 -- name: blocked_streams
 -- List blocked streams, those with a dead letter first, with the number of waiting events; outbox_waiting.
@@ -118,11 +132,11 @@ INSERT INTO outbox_operation (at, actor, verb, event_id) VALUES (:now, :actor, :
 -- name: dead_relays
 -- Relays whose heartbeat has lapsed, and how many lanes each left behind.
 SELECT relay_id, (SELECT count(*) FROM outbox_lane WHERE owner = relay_id) FROM outbox_relay
-WHERE alive_until <= :now ORDER BY relay_id;
+WHERE NOT {living} ORDER BY relay_id;
 
 -- name: sweep
 -- Remove lapsed heartbeats.
-DELETE FROM outbox_relay WHERE alive_until <= :now;
+DELETE FROM outbox_relay WHERE NOT {living};
 
 -- name: take_duty
 -- Take a duty whose time has come; changes no row if it has not.
@@ -140,7 +154,8 @@ DELETE FROM outbox_archive WHERE rowid IN (
 -- outbox_dead_letter_skipped.
 DELETE FROM outbox_dead_letter WHERE rowid IN (
     SELECT rowid FROM outbox_dead_letter WHERE policy = 'skip' AND dead_lettered_at < :before ORDER BY dead_lettered_at LIMIT :limit
-);
+)
+RETURNING event_id;
 
 -- name: prune_operations
 -- Remove the oldest operations; outbox_operation_at.

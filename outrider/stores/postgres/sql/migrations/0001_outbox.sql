@@ -9,6 +9,10 @@ CREATE TABLE {schema}.outbox_meta (
 -- name: meta_lanes
 INSERT INTO {schema}.outbox_meta (name, value) VALUES ('lanes', '{lanes}')
 
+-- name: meta_version
+-- The version of these tables, and the version that code must know to work with them.
+INSERT INTO {schema}.outbox_meta (name, value) VALUES ('version', '1'), ('code_min', '1')
+
 -- name: clock
 -- All time is the database's, and all of it comes through here, so that a test can own it.
 CREATE FUNCTION {schema}.outbox_clock() RETURNS timestamptz LANGUAGE sql VOLATILE
@@ -57,13 +61,15 @@ CREATE TABLE {schema}.outbox (
                        CHECK (created_at BETWEEN '1900-01-01 00:00+00' AND '9000-01-01 00:00+00'),
     available_at   timestamptz CHECK (available_at BETWEEN '1900-01-01 00:00+00' AND '9000-01-01 00:00+00'),
     state          text NOT NULL DEFAULT 'pending' CHECK (state IN ({stored})),
-    attempts       smallint NOT NULL DEFAULT 0,
+    attempts       smallint NOT NULL DEFAULT 0 CHECK (attempts >= 0),
     failure        json,
     claimed_by        text,
     claimed_until     timestamptz,
     lane           smallint NOT NULL GENERATED ALWAYS AS (
                        {schema}.outbox_lane_of(coalesce(key, aggregate_id, event_id::text), priority)) STORED,
-    CHECK (state <> 'optimistic' OR (claimed_by IS NOT NULL AND claimed_until IS NOT NULL))
+    CHECK (state <> 'optimistic' OR (claimed_by IS NOT NULL AND claimed_until IS NOT NULL)),
+    -- A waiting event is found by its topic.
+    CHECK (topic IS NOT NULL OR state IN ({fetchable}))
 ) WITH (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000
@@ -92,9 +98,11 @@ WHEN (OLD.state <> NEW.state AND (OLD.state, NEW.state) NOT IN ({stored_transiti
 EXECUTE FUNCTION {schema}.outbox_refuse_move()
 
 -- name: relay
--- One heartbeat per living relay.
+-- One heartbeat per living relay. `alive_from` is one lease before the heartbeat: a relay is dead as well if the clock
+-- of the database was set back by more than that, or it would keep its lanes until the clock is there again.
 CREATE TABLE {schema}.outbox_relay (
     relay_id    text PRIMARY KEY,
+    alive_from  timestamptz NOT NULL,
     alive_until timestamptz NOT NULL,
     joined_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50)

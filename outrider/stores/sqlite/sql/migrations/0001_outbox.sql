@@ -30,12 +30,14 @@ CREATE TABLE outbox (
     ),
     lane INTEGER,
     state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ({stored})),
-    attempts INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0 CHECK (typeof(attempts) = 'integer' AND attempts BETWEEN 0 AND {attempts_max}),
     suspect INTEGER NOT NULL DEFAULT 0,
     failure TEXT,
     claimed_by TEXT,
     claimed_until REAL CHECK (state <> 'optimistic' OR (claimed_by IS NOT NULL AND claimed_until IS NOT NULL)),
-    stream_key TEXT GENERATED ALWAYS AS (coalesce(nullif(key, ''), nullif(aggregate_id, ''), event_id)) VIRTUAL
+    stream_key TEXT GENERATED ALWAYS AS (coalesce(nullif(key, ''), nullif(aggregate_id, ''), event_id)) VIRTUAL,
+    -- A waiting event is found by its topic.
+    CHECK (coalesce(topic, '') <> '' OR state IN ({fetchable}))
 );
 
 -- name: outbox_fetchable
@@ -67,9 +69,11 @@ CREATE TABLE outbox_lane (
 );
 
 -- name: outbox_relay
--- One heartbeat per relay.
+-- One heartbeat per relay. `alive_from` is one lease before the heartbeat: a relay is dead as well if the clock was set
+-- back by more than that, or it would keep its lanes until the clock is there again.
 CREATE TABLE outbox_relay (
     relay_id TEXT PRIMARY KEY,
+    alive_from REAL NOT NULL,
     alive_until REAL NOT NULL
 ) WITHOUT ROWID;
 
@@ -204,6 +208,10 @@ CREATE TABLE outbox_meta (
 -- name: lanes
 -- The number of lanes in each band.
 INSERT INTO outbox_meta (name, value) VALUES ('lanes', :lanes);
+
+-- name: meta_version
+-- The version of these tables, and the version that code must know to work with them.
+INSERT INTO outbox_meta (name, value) VALUES ('version', 1), ('code_min', 1);
 
 -- name: lane_rows
 -- One row per lane, free.

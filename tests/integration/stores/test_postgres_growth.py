@@ -1,0 +1,112 @@
+"""A burst on PostgreSQL, after the server has cached the plans of all statements for an empty outbox."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from outrider.brokers.base import CONFIRMED, Nacked, PublishResult
+from outrider.event import Message
+from outrider.outbox.relay import Relay
+from outrider.outbox.settings import RelaySettings
+from outrider.retry import RetryPolicy
+from outrider.stores.postgres import PostgresStore
+from outrider.testing import MemoryBroker
+from tests.support.postgres_databases import end_pooled_sessions, name_of
+
+pytestmark = pytest.mark.postgres
+
+BURST, KEYS = 6_000, 300
+WARM_UP = 10
+"""More executions than the five after which the server may keep a plan that does not know the parameters."""
+INSERT = """
+INSERT INTO outrider.outbox (event_type, aggregate_id, topic, payload)
+SELECT 'order.placed', 'k' || ($2 + i) % $3, 'orders', '{"pad": "xxxxxxxxxxxxxxxxxxxx"}'
+FROM generate_series(1, $1::integer) AS i
+"""
+ANALYZE = "VACUUM (ANALYZE) outrider.outbox, outrider.outbox_blocked, outrider.outbox_archive"
+LEFT = "SELECT EXISTS (SELECT FROM outrider.outbox) OR EXISTS (SELECT FROM outrider.outbox_blocked)"
+ROWS_READ = """
+SELECT relname, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows FROM pg_stat_user_tables
+WHERE schemaname = 'outrider' AND relname IN ('outbox', 'outbox_blocked')
+"""
+END_SESSIONS = """
+SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'outrider'
+"""
+
+
+class FirstAttemptFails:
+    """A script that rejects the first message of each key."""
+
+    def __init__(self) -> None:
+        self.failed: set[str | None] = set()
+
+    def __call__(self, message: Message) -> PublishResult:
+        if message.key in self.failed:
+            return CONFIRMED
+        self.failed.add(message.key)
+        return Nacked("try again")
+
+
+async def _warm_up(relay: Relay, conn: Any) -> None:
+    """Run every statement often enough for a cached plan, while the outbox is as good as empty."""
+    await conn.execute(ANALYZE)
+    for number in range(WARM_UP):
+        await conn.execute(INSERT, 3, 100_000 + 10 * number, 1_000_000)
+        await conn.execute(INSERT, 3, 100_000 + 10 * number, 1_000_000)
+        await _drain(relay, conn)
+    await conn.execute(ANALYZE)
+    await relay.run_once()
+
+
+async def _drain(relay: Relay, conn: Any) -> None:
+    while await conn.fetchval(LEFT):
+        await relay.run_once()
+
+
+async def _rows_read(conn: Any) -> dict[str, int]:
+    # A session reports its counts at the latest when it ends.
+    await conn.execute(END_SESSIONS)
+    return {row["relname"]: row["rows"] for row in await conn.fetch(ROWS_READ)}
+
+
+@pytest.mark.parametrize("script", [None, FirstAttemptFails()], ids=["confirmed", "first attempt fails"])
+async def test_a_burst_after_a_quiet_time_is_read_and_settled_through_indexes(
+    postgres_url: str, conn: Any, script: FirstAttemptFails | None
+) -> None:
+    store = await PostgresStore.open(postgres_url, connections_max=1)
+    await _check_burst(store, conn, script)
+    await store.close()
+    read = await _rows_read(conn)
+    assert read["outbox"] < 20 * BURST
+    assert read["outbox_blocked"] < 20 * BURST
+
+
+@pytest.mark.pgbouncer
+async def test_a_burst_after_a_quiet_time_is_read_through_indexes_behind_a_pooler(
+    postgres_url: str, conn: Any, pgbouncer_url: str
+) -> None:
+    through = urlsplit(pgbouncer_url)._replace(path=urlsplit(postgres_url).path).geturl()
+    store = await PostgresStore.open(through, connections_max=1, pooled=True)
+    await _check_burst(store, conn, None)
+    await store.close()
+    await end_pooled_sessions(pgbouncer_url, name_of(postgres_url))
+    read = await _rows_read(conn)
+    assert read["outbox"] < 20 * BURST
+
+
+async def _check_burst(store: PostgresStore, conn: Any, script: FirstAttemptFails | None) -> None:
+    broker = MemoryBroker(script=script)
+    settings = RelaySettings(
+        workers=1, lease_seconds=600, retry=RetryPolicy(base_seconds=0.001, cap_seconds=0.001, jitter=0)
+    )
+    relay = Relay(store, broker, settings)
+    await relay.heartbeat()
+    await _warm_up(relay, conn)
+    await conn.execute("SELECT pg_stat_reset()")
+    await conn.execute(INSERT, BURST, 0, KEYS)
+    await _drain(relay, conn)
+    assert len({message.message_id for message in broker.log}) == BURST + 6 * WARM_UP
