@@ -11,6 +11,7 @@ import pytest
 
 from outrider import Outbox, Waker
 from outrider.stores.postgres import PostgresStore
+from outrider.stores.postgres.wakeup import NotificationListener
 from tests.contract.drivers.connection_case import Case, placed
 from tests.contract.drivers.databases import PostgresDatabase
 from tests.contract.drivers.django_case import Django
@@ -27,7 +28,9 @@ AGAIN_SECONDS = 0.05
 async def heard(postgres_database: PostgresDatabase) -> AsyncIterator[asyncio.Event]:
     """The event that a listening relay sets when it is woken."""
     store, heard = await PostgresStore.open(postgres_database.url), asyncio.Event()
-    async with store.listen(heard.set), asyncio.timeout(WAIT_SECONDS):
+    # Only notifications: a relay also looks at the id sequence.
+    listener = NotificationListener(store.database, "outrider_outbox")
+    async with listener.listening(heard.set), asyncio.timeout(WAIT_SECONDS):
         # The listener connects in the background, and does not say when it has.
         while not heard.is_set():
             await store.notify()
