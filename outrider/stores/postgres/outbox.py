@@ -47,6 +47,7 @@ class PostgresStore:
         archive: bool,
         topic_rule: TopicRule = default_topic,
     ) -> None:
+        self.schema = schema
         self.lanes = lanes
         self.archive = archive
         self.topic_rule = topic_rule

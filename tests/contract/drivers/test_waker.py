@@ -9,9 +9,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider import Outbox, Waker
+from outrider import Outbox, Waker, config
+from outrider.cli.relay import run_beside
 from outrider.stores.postgres import PostgresStore
 from outrider.stores.postgres.wakeup import NotificationListener
+from outrider.telemetry.events import Handled, Observers
+from outrider.waker import StagedObserver
 from tests.contract.drivers.connection_case import Case, placed
 from tests.contract.drivers.databases import PostgresDatabase
 from tests.contract.drivers.django_case import Django
@@ -53,6 +56,15 @@ async def test_a_relay_hears_of_what_was_staged(
         await heard.wait()
     await asyncio.to_thread(waker.close)
     await case.close()
+
+
+async def test_a_consumer_process_wakes_relays_after_its_handlers_have_staged(
+    postgres_database: PostgresDatabase, heard: asyncio.Event
+) -> None:
+    chosen, staged = config.load({"store": postgres_database.url, "broker": "null://"}, {}), StagedObserver()
+    async with run_beside(chosen, Observers(), staged, enabled=False), asyncio.timeout(WAIT_SECONDS):
+        staged.emit(Handled("billing", 1, 0, 0, 0, 0, 0.0, staged=1))
+        await heard.wait()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

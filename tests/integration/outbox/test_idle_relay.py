@@ -12,9 +12,12 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from typer.testing import CliRunner
 
 import outrider
 from outrider import Event, Relay, RelaySettings
+from outrider.brokers.base import CONFIRMED, Rejected
+from outrider.cli import app
 from outrider.outbox.model import Fetched, Lease
 from outrider.stores.postgres import PostgresStore, wakeup
 from outrider.testing import MemoryBroker
@@ -170,6 +173,27 @@ async def test_writes_to_other_tables_wake_no_idle_relay(idle: Idle, conn: Any) 
     # Not zero: transactions of other tests on this server may have been open when the relay started.
     assert idle.fetches - before <= 20
     await conn.execute("DROP TABLE other")
+
+
+async def test_a_dead_letter_that_is_replayed_by_command_is_found_without_a_poll(conn: Any, postgres_url: str) -> None:
+    async with relaying(postgres_url) as idle:
+        idle.broker.script = lambda message: Rejected("not now")
+        async with conn.transaction():
+            [event_id] = await outrider.stage(conn, Event("order.placed", {}, key="A-7"))
+        await _until_dead_lettered(conn)
+        await idle.quiet()
+        idle.broker.script = lambda message: CONFIRMED
+        # A resumed event keeps its number, so the sequence does not move.
+        command = ["dead-letters", "replay", str(event_id)]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command, env={"OUTRIDER_STORE": postgres_url})
+        assert result.exit_code == 0, result.output
+        await idle.until(lambda: idle.confirmed == [str(event_id)])
+
+
+async def _until_dead_lettered(conn: Any) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not await conn.fetchval("SELECT count(*) FROM outrider.outbox_dead_letter"):  # noqa: ASYNC110 (a server)
+            await asyncio.sleep(0.01)
 
 
 async def test_a_look_writes_nothing_and_needs_no_transaction_id(store: PostgresStore, conn: Any) -> None:
