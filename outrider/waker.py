@@ -102,6 +102,7 @@ class _WakeLoop:
         self._store: OutboxStore | None = None
         self._sending: asyncio.Task[None] | None = None
         self._requested = False
+        self._failing = False
         self._closing = asyncio.Event()
 
     def request(self) -> None:
@@ -129,6 +130,10 @@ class _WakeLoop:
             self._store = self._store or await self._opening()
             await self._store.notify()
         except OutriderError as error:
-            _log.warning("relays could not be woken", extra={"error": str(error)})
+            # Once per outage: a busy application would write a record every second.
+            if not self._failing:
+                _log.warning("relays could not be woken", extra={"error": str(error)})
+            self._failing = True
             return False
+        self._failing = False
         return True

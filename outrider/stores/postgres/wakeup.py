@@ -20,8 +20,10 @@ from outrider.stores.postgres.database import PostgresDatabase, translated
 DEBOUNCE_SECONDS = 0.005
 """The minimum time between two notifications of one process; the first after a pause is sent at once."""
 
-LOOK_SECONDS = 0.025
-"""The pause between two looks at the id sequence. An event waits half of it in the median."""
+LOOK_SECONDS, POOLED_LOOK_SECONDS = 0.025, 0.035
+"""The pause between two looks at the id sequence: an event waits half of it in the median. A look through a pooler
+costs the server more.
+"""
 
 LOOK_SECONDS_MAX = 10.0
 """The time limit of a look."""
@@ -175,7 +177,7 @@ class SequenceWatcher:
     async def _watch(self, wake: Callable[[], None]) -> None:
         watch, warned = InsertWatch(), False
         while True:
-            pause = LOOK_SECONDS
+            pause = POOLED_LOOK_SECONDS if self._database.pooled else LOOK_SECONDS
             try:
                 if watch.observe(await self._look()):
                     wake()
