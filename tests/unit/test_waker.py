@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,8 @@ from uuid import UUID
 import pytest
 
 import outrider
-from outrider import Event
+from outrider import Event, waker
+from outrider.errors import Unreachable
 from outrider.inbox.executor import HandlerExecutor
 from outrider.inbox.router import Route, Routes
 from outrider.inbox.settings import ConsumerSettings
@@ -78,3 +80,25 @@ def test_relays_are_woken_after_a_commit_that_has_staged_events(event: Telemetry
     StagedObserver(lambda: woken.append(True)).emit(event)
     assert len(woken) == calls
     StagedObserver().emit(event)
+
+
+async def test_an_outage_of_the_database_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waker, "RETRY_SECONDS", 0.001)
+    tries, over = 0, asyncio.Event()
+
+    async def opening() -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 5:
+            over.set()
+        raise Unreachable("the database is away")
+
+    loop = waker._WakeLoop(opening)
+    async with asyncio.timeout(30):
+        while not over.is_set():
+            loop.request()
+            await asyncio.sleep(0)
+    await loop.close()
+    assert [record.getMessage() for record in caplog.records] == ["relays could not be woken"]
