@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from bench import brokers, inbox, latency, mongo, saga, staging, targets, throughput
+from bench import brokers, idle, inbox, latency, mongo, saga, staging, targets, throughput
 from bench.report import Report
 from outrider.brokers.null import NullBroker
 from outrider.testing.servers import KafkaServer, MongoServer, PostgresServer, RabbitServer
@@ -31,6 +33,11 @@ class Bench:
     def postgres(self) -> PostgresServer:
         """PostgreSQL that waits for its disk."""
         return self._servers.enter_context(PostgresServer(fsync=True, settings=SETTINGS))
+
+    @cached_property
+    def mongodb(self) -> MongoServer:
+        """MongoDB, a replica set of one node."""
+        return self._servers.enter_context(MongoServer())
 
     @cached_property
     def kafka_arena(self) -> brokers.Arena:
@@ -67,6 +74,14 @@ class Bench:
         measuring = latency.run(self.postgres.url, kinds, per_second=options.rate, seconds=options.latency_seconds)
         self.report.latencies = asyncio.run(measuring)
 
+    def idle(self) -> None:
+        """A lone event on an idle system, on every store, and the cost of rest."""
+        options, folder = self._options, Path(self._servers.enter_context(TemporaryDirectory()))
+        measuring = idle.run(
+            self.postgres, self.mongodb, folder, events=options.idle_events, rest_seconds=options.rest_seconds
+        )
+        self.report.lone, self.report.rests = asyncio.run(measuring)
+
     def inbox(self) -> None:
         """Consuming from memory: the inbox beside a bare loop."""
         options = self._options
@@ -79,7 +94,7 @@ class Bench:
 
     def mongo(self) -> None:
         """MongoDB: a backlog to nowhere, one document at a time beside ours; and what staging adds."""
-        options, server = self._options, self._servers.enter_context(MongoServer())
+        options, server = self._options, self.mongodb
         self.report.mongo_drains = asyncio.run(mongo.drains(server, options.events // 3, options.seconds))
         self.report.mongo_costs = asyncio.run(mongo.staging(server, options.transactions // 5))
         self.report.results.append(targets.against_one_by_one(self.report.mongo_drains))
@@ -98,6 +113,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "kafka": Bench.kafka,
     "rabbitmq": Bench.rabbitmq,
     "latency": Bench.latency,
+    "idle": Bench.idle,
     "inbox": Bench.inbox,
     "saga": Bench.saga,
     "mongo": Bench.mongo,
@@ -130,6 +146,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds for brokers, inbox and sagas; the median counts")
     parser.add_argument("--rate", type=float, default=200, help="events per second in the latency part")
     parser.add_argument("--latency-seconds", type=float, default=3, help="how long each runner is measured")
+    lone = "lone events of each row that commits at once in the idle part; a third as many late ones"
+    parser.add_argument("--idle-events", type=int, default=30, help=lone)
+    parser.add_argument("--rest-seconds", type=float, default=10, help="how long the cost of rest is measured")
     parser.add_argument(
         "--messages", type=int, default=250, help="messages to the inbox one by one; many more in batches"
     )

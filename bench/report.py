@@ -14,6 +14,7 @@ from rich.table import Table
 
 from bench import mongo
 from bench.brokers import Arena, Score
+from bench.idle import Lone, Rest
 from bench.inbox import InboxResult
 from bench.latency import Latency
 from bench.load import Drain
@@ -34,6 +35,8 @@ class Report:
     costs: list[Cost] = field(default_factory=list)
     brokers: list[tuple[Arena, list[Score]]] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
+    lone: list[Lone] = field(default_factory=list)
+    rests: list[Rest] = field(default_factory=list)
     inbox_results: list[InboxResult] = field(default_factory=list)
     rates: list[Rate] = field(default_factory=list)
     mongo_drains: list[mongo.Rate] = field(default_factory=list)
@@ -56,6 +59,7 @@ class Report:
                 arena.name.lower(): [_plain_score(score) for score in scores] for arena, scores in self.brokers
             },
             "latency": [_plain(latency) for latency in self.latencies],
+            "idle": {"lone": [_plain(row) for row in self.lone], "rest": [_plain(row) for row in self.rests]},
             "inbox": [_plain(handled) for handled in self.inbox_results],
             "saga": [_plain(rate) for rate in self.rates],
             "mongo": {"drain": [_plain(rate) for rate in self.mongo_drains], "staging": dict(self.mongo_costs)},
@@ -69,6 +73,7 @@ class Report:
             *([_cost_table(self.costs)] if self.costs else []),
             *(_score_table(arena, scores) for arena, scores in self.brokers),
             *([_latency_table(self.latencies)] if self.latencies else []),
+            *([_lone_table(self.lone), _rest_table(self.rests)] if self.lone else []),
             *([_inbox_table(self.inbox_results)] if self.inbox_results else []),
             *([_rate_table(self.rates)] if self.rates else []),
             *([_mongo_table(self.mongo_drains)] if self.mongo_drains else []),
@@ -124,6 +129,20 @@ def _latency_table(latencies: Sequence[Latency]) -> Table:
     return table
 
 
+def _lone_table(rows: Sequence[Lone]) -> Table:
+    table = Table("a lone event, commit to confirm", "writer", "commit after the insert", "events", "p50 ms", "p99 ms")
+    for row in rows:
+        table.add_row(*row[:3], str(row.events), f"{row.p50_milliseconds:,.1f}", f"{row.p99_milliseconds:,.1f}")
+    return table
+
+
+def _rest_table(rests: Sequence[Rest]) -> Table:
+    table = Table("an idle relay", "% of a core database", "relay", "transactions/s", "log bytes/min")
+    for rest in rests:
+        table.add_row(rest.store, *("" if figure is None else f"{figure:,.2f}" for figure in rest[1:]))
+    return table
+
+
 def _inbox_table(inbox_results: Sequence[InboxResult]) -> Table:
     table = Table("consuming from memory", "at once", "messages/s", "times bare")
     for handled in inbox_results:
@@ -168,6 +187,6 @@ def _plain_score(score: Score) -> dict[str, Any]:
     }
 
 
-def _plain(measured: Latency | InboxResult | Rate | mongo.Rate) -> dict[str, Any]:
+def _plain(measured: Latency | Lone | Rest | InboxResult | Rate | mongo.Rate) -> dict[str, Any]:
     fields = measured._asdict()
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in fields.items()}

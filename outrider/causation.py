@@ -2,6 +2,8 @@
 
 The inbox says which events are handled; drivers ask when they stage events or start a saga. Headers that an event has
 of its own win. No header is invented: a handled event without a trace gives none.
+
+Consumers and saga workers also count the events that are staged in their transactions, to wake relays after the commit.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from outrider.event import TRACEPARENT, Event
 
@@ -59,6 +62,38 @@ def traceparent() -> str | None:
 def is_handling() -> bool:
     """Tell whether a handler runs."""
     return _continued.get() is not None
+
+
+@dataclass(slots=True)
+class StagedCount:
+    """The number of events that were staged inside a block, in tasks and threads that the block has started as well."""
+
+    events: int = 0
+
+
+_staged: ContextVar[StagedCount | None] = ContextVar("outrider_staged", default=None)
+
+
+@contextmanager
+def counting_staged() -> Iterator[StagedCount]:
+    """Count the events that are staged while the block runs.
+
+    >>> with counting_staged() as staged:
+    ...     count_staged(2)
+    >>> staged.events
+    2
+    """
+    token = _staged.set(count := StagedCount())
+    try:
+        yield count
+    finally:
+        _staged.reset(token)
+
+
+def count_staged(events: int) -> None:
+    """Report staged events to the surrounding block that counts them, if there is one."""
+    if count := _staged.get():
+        count.events += events
 
 
 def _headers_to_continue(event: Event) -> dict[str, str]:

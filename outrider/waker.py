@@ -1,4 +1,4 @@
-"""Wakes relays from an application: notifications are sent in the background, on a separate connection.
+"""Wakes relays from applications, consumers and saga workers, in the background and on a separate connection.
 
 A notification that cannot be sent is logged and dropped, because relays poll as well. Staging never waits for a
 notification.
@@ -17,6 +17,7 @@ from outrider.app import open_store
 from outrider.background import Background
 from outrider.errors import OutriderError
 from outrider.outbox.store import OutboxStore
+from outrider.telemetry.events import Handled, SagaAdvanced, TelemetryEvent
 
 PAUSE_SECONDS = 0.005
 """Seconds between two notifications: the second covers all calls in the meantime."""
@@ -24,6 +25,21 @@ RETRY_SECONDS = 1.0
 """Seconds to wait after a notification that could not be sent."""
 
 _log = logging.getLogger(__name__)
+
+
+class StagedObserver:
+    """Calls `wake` after the commit of a consumer or a saga worker that has staged events::
+
+    Consumer(source, store, routes, observer=Observers([log_observer(), StagedObserver(waker)]))
+    """
+
+    def __init__(self, wake: Callable[[], object] | None = None) -> None:
+        self.wake = wake
+
+    def emit(self, event: TelemetryEvent) -> None:
+        """Wake relays, unless the transaction has staged nothing."""
+        if isinstance(event, Handled | SagaAdvanced) and event.staged and self.wake is not None:
+            self.wake()
 
 
 class Waker:
@@ -86,6 +102,7 @@ class _WakeLoop:
         self._store: OutboxStore | None = None
         self._sending: asyncio.Task[None] | None = None
         self._requested = False
+        self._failing = False
         self._closing = asyncio.Event()
 
     def request(self) -> None:
@@ -113,6 +130,10 @@ class _WakeLoop:
             self._store = self._store or await self._opening()
             await self._store.notify()
         except OutriderError as error:
-            _log.warning("relays could not be woken", extra={"error": str(error)})
+            # Once per outage: a busy application would write a record every second.
+            if not self._failing:
+                _log.warning("relays could not be woken", extra={"error": str(error)})
+            self._failing = True
             return False
+        self._failing = False
         return True

@@ -34,6 +34,7 @@ from outrider.telemetry.events import (
     RelayStarted,
     TelemetryEvent,
 )
+from outrider.waker import StagedObserver
 
 Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where the inbox is, such as shop.handlers:inbox.")]
 NAMES = {
@@ -116,14 +117,15 @@ async def run(
     """Run one consumer per name until it stops, and a relay if wanted; return the counts of messages by outcome."""
     store = await app.open_inbox(chosen.store_url(), schema=chosen.schema, transactions=transactions)
     tally = ConsumerTally(relay=relay)
-    observer = Observers([app.log_observer(), tally])
+    staged = StagedObserver()
+    observer = Observers([app.log_observer(), tally, staged])
     try:
         consumers = [
             Consumer(app.open_source(chosen.broker_url(), each), store, each, observer=observer) for each in routes
         ]
         # Twice, because the source needs time to leave as well.
         seconds = 2 * max(each.settings.shutdown_timeout_seconds for each in routes)
-        async with run_beside(chosen, observer, enabled=relay) as is_due:
+        async with run_beside(chosen, observer, staged, enabled=relay) as is_due:
             watch = _idle(tally, consumers, until_idle, is_due) if until_idle else None
             await _run(consumers, watch, seconds + (chosen.relay.lease_seconds if relay else 0))
     finally:

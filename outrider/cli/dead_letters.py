@@ -107,7 +107,9 @@ def add(
 
     async def dead_letter_event(store: OutboxStore) -> bool:
         await store.admin.event(wanted)  # Raises NotFound for an id that no table holds.
-        return await store.admin.dead_letter(wanted, actor(), failure, chosen)
+        moved = await store.admin.dead_letter(wanted, actor(), failure, chosen)
+        await store.notify()
+        return moved
 
     if not with_outbox(location, dead_letter_event):
         raise NotDone(f"{wanted} was not moved: it is no longer undelivered; see `outrider events show {wanted}`")
@@ -141,7 +143,9 @@ def edit(
     async def changed(store: OutboxStore) -> bool:
         for dead_letter in await store.admin.dead_letters(Criteria(event_ids=(wanted,), limit=1)):
             valid = validate_edit(dead_letter, StagingRules(), payload=payload, headers=headers, topic=topic)
-            return await store.admin.edit(wanted, actor(), valid)
+            done = await store.admin.edit(wanted, actor(), valid)
+            await store.notify()
+            return done
         return False
 
     if not with_outbox(location, changed):
@@ -169,7 +173,13 @@ def replay(
 
     async def send(store: OutboxStore, found: list[UUID]) -> int:
         operator = actor()
-        return await in_batches(found, rate, lambda batch: store.admin.replay(batch, operator), quiet=consent.json)
+
+        async def replay_batch(batch: Sequence[UUID]) -> int:
+            replayed = await store.admin.replay(batch, operator)
+            await store.notify()
+            return replayed
+
+        return await in_batches(found, rate, replay_batch, quiet=consent.json)
 
     decision.apply(
         lambda: _find(location, chosen), lambda found: with_outbox(location, lambda store: send(store, found))
@@ -195,7 +205,12 @@ def discard(
 
     async def remove(store: OutboxStore, found: list[UUID]) -> int:
         operator = actor()
-        return await in_batches(found, None, lambda batch: store.admin.discard(batch, operator), quiet=consent.json)
+        discarded = await in_batches(
+            found, None, lambda batch: store.admin.discard(batch, operator), quiet=consent.json
+        )
+        # The streams that a discarded event has blocked continue.
+        await store.notify()
+        return discarded
 
     decision.apply(
         lambda: _find(location, chosen), lambda found: with_outbox(location, lambda store: remove(store, found))

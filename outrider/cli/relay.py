@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -27,10 +28,14 @@ from outrider.outbox.model import WAITING
 from outrider.outbox.relay import Relay
 from outrider.outbox.store import OutboxAdmin
 from outrider.telemetry.events import EventDeadLettered, Observer, Observers, PassCompleted, TelemetryEvent
+from outrider.waker import StagedObserver, Waker
 
 LOOK_SECONDS = 0.2
 
 LOOK_SHARE = 10
+
+NOTIFIED = ("postgresql", "postgres")
+"""Schemes of the stores that send notifications; on other stores a relay sees every commit."""
 
 IsDue = Callable[[], Awaitable[bool]]
 
@@ -116,22 +121,39 @@ async def run(chosen: Config, *, until_empty: bool) -> RelayTally:
 
 
 @asynccontextmanager
-async def run_beside(chosen: Config, observer: Observer, *, enabled: bool) -> AsyncIterator[IsDue]:
+async def run_beside(
+    chosen: Config, observer: Observer, staged: StagedObserver, *, enabled: bool
+) -> AsyncIterator[IsDue]:
     """While the block runs, run a relay in this process; yield a function that tells whether an event is due.
 
-    A fatal error of the relay ends the block, and is raised. The relay stops cleanly after the block, and also after an
-    error of the block.
+    Staged events wake the relay; without one, they wake the relays of other processes. A fatal error of the relay ends
+    the block, and is raised. The relay stops cleanly after the block, and also after an error of the block.
     """
     if not enabled:
-        yield _nothing_due
+        async with _waking(chosen, staged):
+            yield _nothing_due
         return
     async with _open_relay(chosen, observer) as relay, asyncio.TaskGroup() as group:
+        staged.wake = relay.wake
         running = group.create_task(relay.run())
         try:
             yield partial(_something_due, relay.store.admin)
         finally:
             relay.stop()
             await asyncio.wait([running])
+
+
+@asynccontextmanager
+async def _waking(chosen: Config, staged: StagedObserver) -> AsyncIterator[None]:
+    """Send notifications, where relays do not notice a commit by themselves as fast."""
+    if urlsplit(url := chosen.store_url()).scheme not in NOTIFIED:
+        yield
+        return
+    staged.wake = waker = Waker(url, schema=chosen.schema)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(waker.close)
 
 
 @asynccontextmanager

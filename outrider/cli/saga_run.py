@@ -44,6 +44,7 @@ from outrider.telemetry.events import (
     SagaWorkerUnavailable,
     TelemetryEvent,
 )
+from outrider.waker import StagedObserver
 
 Concurrency = Annotated[int | None, typer.Option(help="Number of sagas that a worker runs at a time.")]
 Lease = Annotated[float | None, typer.Option(help="Seconds until a claim ends that is not renewed.")]
@@ -164,7 +165,8 @@ async def run_once(
 ) -> dict[str, int]:
     """Run one worker, the consumers of its replies, and a relay if wanted, until they stop; return the counts."""
     tally = SagaTally(relay=relay)
-    observer = Observers([app.log_observer(), tally])
+    staged = StagedObserver()
+    observer = Observers([app.log_observer(), tally, staged])
     outbox = app.Outbox(schema=chosen.schema)
     store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, transactions=sagas.transactions)
     try:
@@ -173,7 +175,7 @@ async def run_once(
         # The worker is notified by the consumers: handled replies are messages for its sagas.
         async with (
             _consumers(chosen, inbox, Observers([observer, worker])) as consumers,
-            run_beside(chosen, observer, enabled=relay) as is_due,
+            run_beside(chosen, observer, staged, enabled=relay) as is_due,
         ):
             members = 1 + len(consumers) + relay
             watch = _idle(worker, tally, members, until_idle, is_due) if until_idle else None

@@ -363,13 +363,19 @@ def decide(verb: str, ids: Sequence[Any], actor: str, *, consumers: bool = False
     """
     chosen = conf.current()
     opening = open_inbox if consumers else open_store
-    return shared().run(_decide(opening(store_url(chosen.database), schema=chosen.schema), verb, ids, actor)).result()
+    return (
+        shared()
+        .run(_decide(opening(store_url(chosen.database), schema=chosen.schema), verb, ids, actor, consumers))
+        .result()
+    )
 
 
-async def _decide(opening: Any, verb: str, ids: Sequence[Any], actor: str) -> int:
+async def _decide(opening: Any, verb: str, ids: Sequence[Any], actor: str, consumers: bool) -> int:
     store = await opening
     try:
         count: int = await getattr(store.admin, verb)(ids, actor)
+        if not consumers:
+            await store.notify()
         return count
     finally:
         await store.close()

@@ -215,7 +215,7 @@ class HandlerExecutor:
         unhandled = [received for received, outcome in done.entries if outcome is NO_HANDLER]
         dropped -= len(unhandled)
         counts = applied, len(done.duplicates), dropped, waiting, len(unhandled)
-        self._observer.emit(Handled(consumer, *counts, seconds=seconds))
+        self._observer.emit(Handled(consumer, *counts, seconds=seconds, staged=done.staged))
         self._emit_unhandled_types(unhandled)
         for received, outcome in done.of(InboxDeadLettered):
             assert isinstance(outcome, InboxDeadLettered)

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outrider.causation import handling
+from outrider.causation import counting_staged, handling
 from outrider.errors import InvalidHandler, OutriderError, Permanent, TransactionLost, UsageError
 from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter, ReceivedEvent
 from outrider.inbox.model import (
@@ -70,6 +70,8 @@ class BatchOutcome:
     states: dict[InboxStream, StreamState] = field(default_factory=dict)
     dead_letters: Mapping[UUID, int] = field(default_factory=dict)
     drains: Collection[InboxBlockReason] = (InboxBlockReason.DRAINING,)
+    staged: int = 0
+    """The number of events that the handlers have staged."""
 
     def of(self, kind: type[InboxOutcome]) -> list[EventOutcome]:
         """Return the entries with an outcome of this type."""
@@ -109,7 +111,9 @@ class InboxTransaction:
                 if (given := await self._read_batch(tx, batch)) is None:
                     return outcome
                 todo = _decide(given, self._routes, dead_letter, outcome)
-                seconds = await self._invoke(tx, todo)
+                with counting_staged() as staged:
+                    seconds = await self._invoke(tx, todo)
+                outcome.staged = staged.events
                 outcome.entries = [
                     EventOutcome(event, Applied(seconds[event.event_id]) if isinstance(target, Route) else target)
                     for event, target in todo

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from outrider.background import shared
+from outrider.causation import count_staged
 from outrider.drivers.commit_hooks import after_commit
 from outrider.drivers.detect import Mode, driver, driver_of, kind_of
 from outrider.errors import UsageError
@@ -49,6 +50,7 @@ class Outbox:
         """Stage events in the caller's open transaction; return their ids. See `outrider.stage`."""
         request = validate_events(events, self.rules)
         await self.insert(conn, request, None)
+        count_staged(len(request.ids))
         self._wake_after(conn)
         return list(request.ids)
 
@@ -56,6 +58,7 @@ class Outbox:
         """Stage events through a synchronous connection. See `outrider.stage_sync`."""
         request = validate_events(events, self.rules)
         self.insert_sync(conn, request, None)
+        count_staged(len(request.ids))
         self._wake_after(conn)
         return list(request.ids)
 

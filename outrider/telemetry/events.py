@@ -233,7 +233,7 @@ class ConsumerStopped(TelemetryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Handled(TelemetryEvent):
-    """A consumer's transaction has committed: the outcomes of its messages."""
+    """A consumer's transaction has committed: the outcomes of its messages, and the number of events it has staged."""
 
     consumer: str
     applied: int
@@ -242,6 +242,7 @@ class Handled(TelemetryEvent):
     waiting: int
     no_handler: int
     seconds: float
+    staged: int = 0
 
     level: ClassVar[str] = "debug"
 
@@ -405,13 +406,14 @@ class SagaWorkerRecovered(TelemetryEvent):
 
 @dataclass(frozen=True, slots=True)
 class SagaAdvanced(TelemetryEvent):
-    """A turn of a saga was committed; the fields have the new state."""
+    """A turn of a saga was committed; the fields have the new state, and the number of events that were staged."""
 
     saga_id: UUID
     saga_type: str
     status: str
     step: str | None
     retries: int
+    staged: int = 0
 
     level: ClassVar[str] = "debug"
 

@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import outrider
 from outrider.brokers.base import Broker
 from outrider.event import Event
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
+from outrider.outbox.store import OutboxStore
 from outrider.outbox.validation import StagingRules
 from outrider.stores.memory import MemoryStore
 from outrider.telemetry.events import BreakerOpened, EventDeadLettered, PassCompleted, Retried, TelemetryEvent
-from outrider.testing import RecordingObserver
+from outrider.testing import MemoryBroker, RecordingObserver
 
 PATIENCE_SECONDS = 60.0
 PAYLOAD_BYTES_MAX = 4_000_000
@@ -44,6 +46,30 @@ class SignallingObserver(RecordingObserver):
                 if await true():
                     return
                 await emitted.wait()
+
+
+NEVER = RelaySettings(poll_seconds_min=600, poll_seconds_max=600)
+"""Polls so rarely that a test is over before."""
+
+
+@asynccontextmanager
+async def relaying_without_polls(store: OutboxStore) -> AsyncIterator[Callable[..., Awaitable[None]]]:
+    """Run a relay around the block; yield a function that waits until these events, and no others, are confirmed."""
+    broker = MemoryBroker()
+    relay = Relay(store, broker, NEVER)
+    running = asyncio.create_task(relay.run())
+
+    async def confirmed(*event_ids: UUID) -> None:
+        wanted = sorted(map(str, event_ids))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while sorted(message.message_id for message in broker.log) != wanted:  # noqa: ASYNC110 (short waits)
+                await asyncio.sleep(0.01)
+
+    try:
+        yield confirmed
+    finally:
+        relay.stop()
+        await running
 
 
 @dataclass

@@ -223,7 +223,7 @@ class SagaRunner:
         self._trusted_until = self._turns.saved_at + self._context.settings.lease_seconds * LEASE_MARGIN
         self.claimed_until = self._trusted_until
         self._instance = saved.change.instance
-        for event in telemetry_of(saved.record, plan):
+        for event in telemetry_of(saved.record, plan, saved.staged):
             self._context.observer.emit(event)
         entries = {(entry.step, entry.phase): entry for entry in (*saved.record.journal, *plan.entries)}
         self._todo += [action for action in plan.actions if isinstance(action, CallAction | LocalAction)]
@@ -281,11 +281,11 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def telemetry_of(record: SagaRecord, plan: Plan) -> Iterator[TelemetryEvent]:
+def telemetry_of(record: SagaRecord, plan: Plan, staged: int) -> Iterator[TelemetryEvent]:
     """Yield the telemetry events of a saved turn."""
     old, new = record.instance, plan.instance
     saga = new.saga_id, new.saga_type
-    yield SagaAdvanced(*saga, new.status, new.current_step, new.retry_count)
+    yield SagaAdvanced(*saga, new.status, new.current_step, new.retry_count, staged)
     before = {(entry.step, entry.phase): entry for entry in record.journal}
     for entry in plan.entries:
         was = before.get((entry.step, entry.phase))

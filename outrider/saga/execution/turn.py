@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from outrider.causation import counting_staged
 from outrider.clock import Clock
 from outrider.errors import ConcurrencyError, InvalidEvent, Transient
 from outrider.event import Event
@@ -129,6 +130,7 @@ class Saved(NamedTuple):
     plan: Plan
     change: SagaChange | None = None
     deferred: tuple[Result, ...] = ()
+    staged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +192,11 @@ class TurnTransaction:
         result: TurnResult
         try:
             async with store.transactions.open() if turn_input.local else store.transaction() as tx:
-                result = await self._stages(tx, turn_input)
+                with counting_staged() as staged:
+                    result = await self._stages(tx, turn_input)
                 if not isinstance(result, Saved):
                     raise _RollBack
+                result = result._replace(staged=staged.events)
         except _RollBack:
             return result
         except Transient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from uuid import UUID
@@ -72,6 +73,7 @@ class MongoStore:
         self.admin: OutboxAdmin = MongoOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = MongoMaintenance(database)
         self._backlog = wakeup.Backlog()
+        self._filling = asyncio.Lock()
 
     @classmethod
     async def open(
@@ -107,12 +109,17 @@ class MongoStore:
         await self.database.transaction(outbox_lanes.leave, self.database, relay)
 
     async def fetch(self, lease: Lease, quotas: Mapping[int, int]) -> Fetched:
-        filled = False
+        filled = waited = False
         while (
             fetched := await outbox_fetch.fetch(self.database, lease, quotas, self.topic_rule, filled=filled)
         ) is None:
-            await self._fill()
-            filled = True
+            # Workers that fill in the same documents would lose write conflicts against each other, so they take turns.
+            # The worker before may have missed the documents of this fetch: look again, and fill in the second time.
+            filled = waited or not self._filling.locked()
+            waited = True
+            async with self._filling:
+                if filled:
+                    await self._fill()
         self._backlog.fetched(len(fetched.events))
         return fetched
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import asyncpg
 
-from outrider.checks import CheckResult, fail, is_loopback, ok, warn
+from outrider.checks import CheckResult, Level, fail, is_loopback, ok, warn
 from outrider.stores.postgres.database import translated
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ CHECKS = {
     "postgres-partitions": "the archive has its days ahead, and somebody who may make more",
     "postgres-transactions": "no transaction has been open for long",
     "postgres-pooler": "the store knows whether a pooler shares its sessions",
-    "postgres-wakeups": "a notification reaches a relay",
+    "postgres-sequence": "an idle relay notices inserts",
+    "postgres-wakeups": "a notification reaches a relay, or the relay notices inserts without one",
 }
 
 SWITCHES = (
@@ -88,6 +89,7 @@ async def check(store: PostgresStore) -> list[CheckResult]:
     hasty = [row["role"] for row in await database.fetch(sql["hasty_roles"])]
     missing = await database.fetch(sql["missing_rights"])
     [[may]] = await database.fetch(sql["may_make_partitions"])
+    sequence = check_sequence(await database.fetch(sql["sequence_facts"]), f"{store.schema}.outbox_id_seq")
     [long] = await database.fetch(sql["long_transactions"], LONG_SECONDS)
     return [
         *check_server(facts),
@@ -97,7 +99,8 @@ async def check(store: PostgresStore) -> list[CheckResult]:
         check_rights([f"{row['what']} on {row['name']}" for row in missing]),
         await _partitions(store, may=may),
         check_transactions(long),
-        *await check_pooler(database.url, database.where, pooled=database.pooled),
+        sequence,
+        *await check_pooler(database.url, database.where, pooled=database.pooled, watched=sequence.level is Level.OK),
     ]
 
 
@@ -217,13 +220,32 @@ def check_partitions(today: date, names: set[str], *, netted: bool, may: bool, a
     return ok(check, "there, days ahead")
 
 
-async def check_pooler(url: str, where: str, *, pooled: bool) -> list[CheckResult]:
+def check_sequence(facts: Sequence[Mapping[str, Any]], name: str) -> CheckResult:
+    """Check whether the relay can look at the id sequence, and whether every insert moves the sequence.
+
+    >>> check_sequence([{"readable": False, "cache": 1}], "outrider.outbox_id_seq").level
+    <Level.WARN: 'warn'>
+    """
+    check, found = "postgres-sequence", facts[0] if facts else {"readable": False, "cache": 1}
+    if not found["readable"]:
+        text = f"the role may not read the sequence {name}, so an idle relay only sees new events when it polls"
+        return warn(check, text, f"GRANT SELECT ON SEQUENCE {name} TO the role of the relay")
+    if found["cache"] > 1:
+        text = f"a session takes {found['cache']} numbers of {name} at once, and an idle relay only notices the first"
+        return warn(check, text, f"ALTER SEQUENCE {name} CACHE 1")
+    return ok(check, "the role may read it, and every insert moves it")
+
+
+async def check_pooler(url: str, where: str, *, pooled: bool, watched: bool) -> list[CheckResult]:
     """Compare the setting `pooled` with the actual behaviour of the connection."""
     with translated(where):
         async with _connected(url) as first, _connected(url) as second:
             shared = await _share_sessions(first, second)
             notified = await _is_notified(first, second)
-    return [check_sessions(shared=shared, pooled=pooled), check_notifications(notified=notified, pooled=pooled)]
+    return [
+        check_sessions(shared=shared, pooled=pooled),
+        check_notifications(notified=notified, pooled=pooled, watched=watched),
+    ]
 
 
 def check_sessions(*, shared: bool, pooled: bool) -> CheckResult:
@@ -248,19 +270,21 @@ def check_sessions(*, shared: bool, pooled: bool) -> CheckResult:
     return ok(check, "behind a pooler, and pooled=true is set" if shared else "sessions are our own")
 
 
-def check_notifications(*, notified: bool, pooled: bool) -> CheckResult:
-    """Check whether a notification after a commit wakes a relay.
+def check_notifications(*, notified: bool, pooled: bool, watched: bool) -> CheckResult:
+    """Check whether a notification after a commit wakes a relay, or the relay notices inserts without one.
 
-    >>> check_notifications(notified=False, pooled=True).level
+    >>> check_notifications(notified=False, pooled=True, watched=False).level
     <Level.WARN: 'warn'>
     """
     check = "postgres-wakeups"
     if notified and not pooled:
         return ok(check, "a notification arrives")
+    if watched:
+        return ok(check, "notifications do not arrive through a pooler; relays look at the id sequence instead")
     return warn(
         check,
         "notifications do not arrive through a pooler, so an idle relay only sees new events after poll_seconds_max",
-        "connect the relay to PostgreSQL directly, or lower poll_seconds_max",
+        "let the relay read the id sequence (see postgres-sequence), or connect it to PostgreSQL directly",
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -28,7 +28,7 @@ from outrider.stores.postgres.checks import check
 from outrider.stores.postgres.database import PostgresDatabase, fence
 from outrider.stores.postgres.outbox_admin import PostgresMaintenance, PostgresOutboxAdmin
 from outrider.stores.postgres.outbox_settle import confirm, settle
-from outrider.stores.postgres.wakeup import NotificationListener
+from outrider.stores.postgres.wakeup import NotificationListener, SequenceWatcher
 from outrider.stores.queries import identifier
 
 STREAM_COLUMNS = 4
@@ -47,6 +47,7 @@ class PostgresStore:
         archive: bool,
         topic_rule: TopicRule = default_topic,
     ) -> None:
+        self.schema = schema
         self.lanes = lanes
         self.archive = archive
         self.topic_rule = topic_rule
@@ -56,6 +57,7 @@ class PostgresStore:
         self.maintenance: OutboxMaintenance = PostgresMaintenance(database, schema)
         # A channel has at most 63 characters, like a schema.
         self._notify_channel = NotificationListener(database, f"{schema[:50]}_outbox")
+        self._watcher = SequenceWatcher(database, self.sql["sequence_look"], f"{schema}.outbox_id_seq")
 
     @classmethod
     async def open(
@@ -136,8 +138,10 @@ class PostgresStore:
     async def notify(self) -> None:
         await self._notify_channel.send()
 
-    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        return self._notify_channel.listening(wake)
+    @asynccontextmanager
+    async def listen(self, wake: Callable[[], None]) -> AsyncIterator[None]:
+        async with self._notify_channel.listening(wake), self._watcher.watching(wake):
+            yield
 
     async def check(self) -> list[CheckResult]:
         return await check(self)

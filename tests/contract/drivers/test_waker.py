@@ -9,8 +9,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider import Outbox, Waker
+from outrider import Outbox, Waker, config
+from outrider.cli.relay import run_beside
 from outrider.stores.postgres import PostgresStore
+from outrider.stores.postgres.wakeup import NotificationListener
+from outrider.telemetry.events import Handled, Observers
+from outrider.waker import StagedObserver
 from tests.contract.drivers.connection_case import Case, placed
 from tests.contract.drivers.databases import PostgresDatabase
 from tests.contract.drivers.django_case import Django
@@ -27,7 +31,9 @@ AGAIN_SECONDS = 0.05
 async def heard(postgres_database: PostgresDatabase) -> AsyncIterator[asyncio.Event]:
     """The event that a listening relay sets when it is woken."""
     store, heard = await PostgresStore.open(postgres_database.url), asyncio.Event()
-    async with store.listen(heard.set), asyncio.timeout(WAIT_SECONDS):
+    # Only notifications: a relay also looks at the id sequence.
+    listener = NotificationListener(store.database, "outrider_outbox")
+    async with listener.listening(heard.set), asyncio.timeout(WAIT_SECONDS):
         # The listener connects in the background, and does not say when it has.
         while not heard.is_set():
             await store.notify()
@@ -50,6 +56,15 @@ async def test_a_relay_hears_of_what_was_staged(
         await heard.wait()
     await asyncio.to_thread(waker.close)
     await case.close()
+
+
+async def test_a_consumer_process_wakes_relays_after_its_handlers_have_staged(
+    postgres_database: PostgresDatabase, heard: asyncio.Event
+) -> None:
+    chosen, staged = config.load({"store": postgres_database.url, "broker": "null://"}, {}), StagedObserver()
+    async with run_beside(chosen, Observers(), staged, enabled=False), asyncio.timeout(WAIT_SECONDS):
+        staged.emit(Handled("billing", 1, 0, 0, 0, 0, 0.0, staged=1))
+        await heard.wait()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -25,6 +25,7 @@ from outrider.testing import ManualClock
 from outrider.testing.harness import order, orders
 from outrider.testing.servers.mongo import MongoServer
 from tests.support.mongo_outbox import fetched, staged
+from tests.support.running_relay import relaying_without_polls
 
 pytestmark = pytest.mark.mongo
 
@@ -246,6 +247,36 @@ async def test_a_commit_wakes_a_listener(store: MongoStore) -> None:
             woken.clear()
             await staged(store, order(number))
             await woken.wait()
+
+
+class OneFill(MongoStore):
+    """Counts the workers that fill in documents at the same time."""
+
+    filling = at_once = 0
+
+    async def _fill(self) -> None:
+        self.filling += 1
+        self.at_once = max(self.at_once, self.filling)
+        await super()._fill()
+        self.filling -= 1
+
+
+async def test_foreign_documents_are_found_without_a_poll_and_filled_in_by_one_worker_at_a_time(
+    mongo_url: str, mongo_schema: str
+) -> None:
+    store = await OneFill.open(mongo_url, schema=mongo_schema)
+    found: list[UUID] = []
+    async with relaying_without_polls(store) as confirmed:
+        for number in range(4):
+            document = foreign(key=f"A-{number}")
+            found.append(document["_id"])
+            async with store.database.client.start_session() as session, await session.start_transaction():
+                await store.database["outbox"].insert_one(document, session=session)
+                await confirmed(*found[:-1])
+            await confirmed(*found)
+    assert isinstance(store, OneFill)
+    assert store.at_once == 1
+    await store.close()
 
 
 async def test_listening_survives_a_lost_change_stream(store: MongoStore) -> None:

@@ -127,7 +127,11 @@ async def test_missing_rights_are_named_one_by_one(url: str) -> None:
     assert found["postgres-rights"].text == "the role may not: DELETE on outbox, UPDATE on outbox"
     assert (found["postgres-partitions"].level, "does not own" in found["postgres-partitions"].text) == (WARN, True)
     await run(url, f"{grants} {role}")
-    assert (await of_store(url.replace("postgres@", f"{role}@")))["postgres-rights"].level is OK
+    found = await of_store(url.replace("postgres@", f"{role}@"))
+    assert (found["postgres-rights"].level, found["postgres-sequence"].level) == (OK, WARN)
+    assert found["postgres-sequence"].remedy.startswith("GRANT SELECT ON SEQUENCE outrider.outbox_id_seq TO")
+    await run(url, f"GRANT SELECT ON SEQUENCE outrider.outbox_id_seq TO {role}")
+    assert (await of_store(url.replace("postgres@", f"{role}@")))["postgres-sequence"].level is OK
 
 
 async def test_missing_partitions_of_the_archive_are_reported_and_so_are_rows_without_a_partition(url: str) -> None:
@@ -171,12 +175,18 @@ def pooler(request: pytest.FixtureRequest, server: PostgresServer) -> Iterator[P
 
 @pytest.mark.pgbouncer
 class TestPooler:
-    async def test_behind_a_pooler_a_pooled_store_is_warned_about_wakeups_only(
+    async def test_behind_a_pooler_a_pooled_store_needs_no_notifications(self, url: str, pooler: PgBouncer) -> None:
+        found = await of_store(_through(pooler, url), pooled=True)
+        assert {check for check, result in found.items() if result.level is not OK} == set()
+        assert "id sequence" in found["postgres-wakeups"].text
+
+    async def test_behind_a_pooler_a_sequence_that_does_not_show_every_insert_is_reported(
         self, url: str, pooler: PgBouncer
     ) -> None:
+        await run(url, "ALTER SEQUENCE outrider.outbox_id_seq CACHE 10")
         found = await of_store(_through(pooler, url), pooled=True)
-        assert {check for check, result in found.items() if result.level is not OK} == {"postgres-wakeups"}
-        assert "poll_seconds_max" in found["postgres-wakeups"].remedy
+        assert found["postgres-sequence"].level is found["postgres-wakeups"].level is WARN
+        assert found["postgres-sequence"].remedy == "ALTER SEQUENCE outrider.outbox_id_seq CACHE 1"
 
     async def test_behind_a_pooler_a_store_without_pooled_is_rejected(self, url: str, pooler: PgBouncer) -> None:
         found = {result.check: result for result in await diagnosed(store=_through(pooler, url))}
@@ -186,8 +196,7 @@ class TestPooler:
     async def test_a_pooler_with_a_single_session_is_found_too(self, url: str, server: PostgresServer) -> None:
         with PgBouncer(server, settings={"default_pool_size": "1"}) as narrow:
             found = await of_store(_through(narrow, url), pooled=True)
-        assert found["postgres-pooler"].level is OK
-        assert found["postgres-wakeups"].level is WARN
+        assert found["postgres-pooler"].level is found["postgres-wakeups"].level is OK
 
     async def test_one_that_keeps_sessions_apart_is_none(self, url: str, server: PostgresServer) -> None:
         keeping = {"pool_mode": "session", "ignore_startup_parameters": SESSION_SETTINGS}

@@ -15,6 +15,7 @@ ONLY_POSTGRES = {
         "confirm_claim_delete": "the same for optimistic writers, without an archive",
         "lock_lanes": "locks rows; SQLite locks the database, and reads `owned`",
         "next_due": "SQLite finds the next due stream while it reads `due`",
+        "sequence_look": "SQLite has PRAGMA data_version",
         "wait": "one statement for many rows, deferred and parked; SQLite has `defer` and `park`",
     },
     "stage": {

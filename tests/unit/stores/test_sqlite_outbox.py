@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -30,6 +30,7 @@ from outrider.outbox.model import (
     StageRequest,
 )
 from outrider.stores.sqlite import SqliteSchema, SqliteStore, database
+from tests.support.running_relay import relaying_without_polls
 
 ALL_LANES = range(12)
 QUOTAS = dict.fromkeys(ALL_LANES, 100)
@@ -317,6 +318,23 @@ async def test_a_commit_on_any_connection_wakes_the_relay(store: SqliteStore, pa
         woken.clear()
         await store.notify()
         assert woken.is_set()
+
+
+async def test_lone_events_are_found_without_a_poll(store: SqliteStore, path: Path) -> None:
+    found: list[UUID] = []
+    async with relaying_without_polls(store) as confirmed:
+        with closing(sqlite3.connect(path, timeout=30, check_same_thread=False)) as conn:
+            for _ in range(3):
+                found.append(uuid7())
+                sql = "INSERT INTO outbox (event_id, event_type, payload) VALUES (?, 'order.placed', '{}')"
+                await asyncio.to_thread(committed, conn, sql, str(found[-1]))
+                await confirmed(*found)
+
+
+def committed(conn: sqlite3.Connection, sql: str, event_id: str) -> None:
+    """Insert and commit, after a wait for other writers; beside the event loop, because the relay writes as well."""
+    with conn:
+        conn.execute(sql, (event_id,))
 
 
 async def test_closing_ends_the_stores_thread(path: Path) -> None:

@@ -31,6 +31,11 @@ FROM (VALUES ('outbox', 'SELECT,INSERT,UPDATE,DELETE'), ('outbox_relay', 'SELECT
 WHERE NOT has_table_privilege('{schema}.' || w.name, p.what)
 ORDER BY w.name, p.what
 
+-- name: sequence_facts
+-- Whether a relay may look at the id sequence, and how many numbers a session takes from it at once.
+SELECT has_sequence_privilege(s.seqrelid, 'SELECT') AS readable, s.seqcache AS cache
+FROM pg_sequence AS s WHERE s.seqrelid = to_regclass('{schema}.outbox_id_seq')
+
 -- name: may_make_partitions
 -- Only the archive's owner can add a day to it.
 SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE') AS may

@@ -183,6 +183,13 @@ FROM owned LEFT JOIN LATERAL (
     LIMIT owned.quota
 ) AS e ON true
 
+-- name: sequence_look
+-- Whether events were inserted, committed or not, with the transactions in progress. The snapshot is older than the
+-- position, and age() reads the next transaction id after both. No parameters, so that one message is enough.
+SELECT concat_ws(' ', s.last_value + s.is_called::integer, pg_current_snapshot(),
+    age(pg_snapshot_xmax(pg_current_snapshot())::xid))
+FROM {schema}.outbox_id_seq AS s
+
 -- name: blocked
 -- Which of these streams are blocked. LIMIT makes the planner look up each stream. Index: outbox_blocked_pkey.
 SELECT s.lane, s.topic, s.key
