@@ -8,8 +8,8 @@ Every adapter keeps these rules, and the contract suite checks them:
 3. `capabilities.ordered` is a promise about a single call: a message without a confirmation leaves no later message of
    the same topic and key confirmed. Without the promise the relay sends at most one event per stream at a time.
 4. `check` is read-only and sends no message of the user. Facts that cannot be determined are reported as unknown.
-5. A destination without an answer holds up no other. An adapter whose destinations answer separately returns
-   `Unanswered` for the messages that are still without an answer a while after the others.
+5. With `publish_promptly` a destination without an answer holds up no other: the messages that are still without an
+   answer a while after the others are `Unanswered`. `publish` waits for every answer.
 """
 
 from __future__ import annotations
@@ -72,6 +72,15 @@ class Broker(Protocol):
 
     async def close(self) -> None:
         """Disconnect."""
+        ...
+
+
+@runtime_checkable
+class PublishesPromptly(Protocol):
+    """A broker whose destinations answer separately."""
+
+    async def publish_promptly(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Publish messages, and return soon after the last answer, with `Unanswered` for the rest."""
         ...
 
 

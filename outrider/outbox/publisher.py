@@ -21,6 +21,7 @@ from outrider.brokers.base import (
     Broker,
     Nacked,
     PublishesApart,
+    PublishesPromptly,
     PublishResult,
     Rejected,
     Unanswered,
@@ -182,7 +183,7 @@ class BatchPublisher:
             if not limits.may_publish() or self.breakers.is_open(""):
                 return False
             began = self.clock.boot_seconds()
-            results = await publish(self.broker, messages, self.policy.settings.publish_timeout_seconds)
+            results = await self._publish(messages)
         if self.breakers.is_healthy and results.count(CONFIRMED) == len(results):
             batch.confirm(wave)
         else:
@@ -219,6 +220,12 @@ class BatchPublisher:
             results = trial.result() if trial.done() else _answers_of(trial, name, len(messages))
             self._record(batch, limits.lease, group, results, now, isolated=True)
         return True
+
+    async def _publish(self, messages: list[Message]) -> Sequence[PublishResult]:
+        broker, seconds = self.broker, self.policy.settings.publish_timeout_seconds
+        if not isinstance(broker, PublishesPromptly):
+            return await publish(broker, messages, seconds)
+        return await limit_time(broker.publish_promptly(messages), len(messages), broker.capabilities.name, seconds)
 
     async def _publish_apart(self, broker: PublishesApart, messages: list[Message]) -> Sequence[PublishResult]:
         seconds = self.policy.settings.publish_timeout_seconds

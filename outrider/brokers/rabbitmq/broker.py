@@ -78,6 +78,11 @@ class RabbitBroker:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Send the messages of each channel in one write, and wait for the confirms."""
+        results = await self.publish_promptly(messages)
+        return [await result.answer if isinstance(result, Unanswered) else result for result in results]
+
+    async def publish_promptly(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Publish like `publish`, and leave a queue behind that does not confirm while the server answers."""
         return await self._publish_by_channel(messages, self._pool.publish)
 
     async def publish_apart(self, messages: Sequence[Message]) -> Sequence[PublishResult]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from statistics import median
 from uuid import uuid4
 
 import pytest
@@ -80,6 +81,32 @@ async def test_a_broker_killed_and_restarted_loses_nothing_and_costs_no_attempt(
         await asyncio.to_thread(server.start)
         await relay.until_sent(250 * len(KEYS))
     assert complete(read(server.bootstrap, topic), 250)
+    assert relay.failed_attempts == []
+
+
+async def test_a_topic_that_never_confirms_stops_no_other_topic(server: KafkaServer) -> None:
+    topic = make_topic(server.bootstrap)
+    mute = make_topic(server.bootstrap, min_insync_replicas="2")
+    broker = KafkaBroker(server.bootstrap, publish_seconds=2)
+    async with RunningRelay(broker).open() as relay:
+        await relay.stage(*orders(3, "A", topic=topic))
+        await relay.until_sent(3)
+        seconds: dict[str, list[float]] = {"before": [], "mute": []}
+        for number in range(4, 104):
+            when = "before" if number < 34 else "mute"
+            if when == "mute" and number % 5 == 0:
+                await relay.stage(*(order(number, key, topic=mute) for key in KEYS))
+            began = time.perf_counter()
+            await relay.stage(order(number, "A", topic=topic))
+            await relay.store.notify()
+            await relay.until_sent(number)
+            seconds[when].append(time.perf_counter() - began)
+        await relay.until_emitted(BreakerOpened)
+        assert relay.down == {mute}
+    await broker.close()
+    assert median(seconds["mute"]) < 5 * median(seconds["before"]) + 0.05
+    assert numbers(read(server.bootstrap, topic)) == list(range(1, 104))
+    assert read(server.bootstrap, mute) == []
     assert relay.failed_attempts == []
 
 
