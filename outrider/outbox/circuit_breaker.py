@@ -7,8 +7,8 @@ many after each success, half as many after each failure. An isolated failure of
 when the destination is known to work: another message is confirmed, or a probe succeeds while there is a single such
 failure. After three strikes the event counts as poison.
 
-A destination is stopped from the first message without an answer on, before the breaker opens. After the breaker has
-closed, the destination is on trial until no suspect is left: its events go out in isolated groups, one group at a time.
+A destination is stopped from the first message without an answer on, before the breaker opens. After a successful probe
+the destination is half-open until no suspect is left: its events go out in isolated groups, one group at a time.
 """
 
 from __future__ import annotations
@@ -179,12 +179,12 @@ class CircuitBreakers:
         found = self._destinations.get(name)
         return self.is_open(name) or (found is not None and found.unanswered > 0)
 
-    def is_on_trial(self, name: str) -> bool:
+    def is_half_open(self, name: str) -> bool:
         """Return whether the destination, which is not the connection, has failed and is not known to work yet."""
         return bool(name) and name in self._destinations
 
     @property
-    def trials(self) -> int:
+    def unanswered_destinations(self) -> int:
         """Return the number of destinations with messages without an answer."""
         return sum(found.unanswered > 0 for found in self._destinations.values())
 
@@ -271,8 +271,8 @@ class CircuitBreakers:
         detectors = (found.detector for found in self._destinations.values() if event_id in found.detector.suspects)
         return min((detector.group_size(event_id) for detector in detectors), default=1)
 
-    def trial_size(self, name: str, event_id: UUID) -> int:
-        """Return how many events may be published together with an event to a destination on trial."""
+    def half_open_group_size(self, name: str, event_id: UUID) -> int:
+        """Return how many events may be published together with an event to a half-open destination."""
         found = self._destinations.get(name)
         return GROUP_MAX if found is None else found.detector.group_size(event_id)
 

@@ -191,7 +191,7 @@ class BatchPublisher:
         return True
 
     async def _try(self, batch: Batch, limits: PassLimits, name: str, runs: deque[EncodedRun]) -> bool:
-        """Publish to a destination on trial, one group at a time, and leave it behind if it does not answer soon."""
+        """Publish to a half-open destination, one group at a time, and leave it behind if it does not answer soon."""
         assert isinstance(self.broker, PublishesApart)
         while runs:
             now = self.clock.boot_seconds()
@@ -199,7 +199,7 @@ class BatchPublisher:
                 for run, _ in runs:
                     batch.leave(run.stream)
                 return True
-            if self.breakers.is_stopped(name) or self.breakers.trials >= TRIALS_MAX:
+            if self.breakers.is_stopped(name) or self.breakers.unanswered_destinations >= TRIALS_MAX:
                 for run, _ in runs:
                     batch.stop(run, Defer(self.breakers.wait_seconds(name, now)))
                 return True
@@ -274,7 +274,7 @@ class BatchPublisher:
     ) -> tuple[EncodedWave | None, deque[EncodedRun], dict[str, deque[EncodedRun]]]:
         """Encode a wave run by run, and stop runs that cannot be published.
 
-        Return the others, the suspects that need the broker for themselves, and the runs for each destination on trial.
+        Return the others, the suspects that need the broker for themselves, and the runs for each half-open destination.
         """
         runs: list[StreamRun] = []
         together: list[Message] = []
@@ -283,7 +283,7 @@ class BatchPublisher:
         for run, messages in [found for run in batch.runs_of(wave) if (found := self._encode(batch, run))]:
             if wave.has_suspects and self._stop_if_unpublishable(batch, run, messages[0]):
                 continue
-            if wave.has_suspects and (name := self._trial_of(run.events[0], messages[0])):
+            if wave.has_suspects and (name := self._half_open_destination(run.events[0], messages[0])):
                 trials.setdefault(name, deque()).append(EncodedRun(run, messages))
             elif wave.has_suspects and must_isolate(run.events[0], self.breakers):
                 suspects.append(EncodedRun(run, messages))
@@ -293,20 +293,20 @@ class BatchPublisher:
         rest = Wave([event for run in runs for event in run.events], runs)
         return EncodedWave(rest, together) if runs else None, suspects, trials
 
-    def _trial_of(self, event: OutboxRow, message: Message) -> str:
-        """Return the destination on trial to which an event goes, or an empty name.
+    def _half_open_destination(self, event: OutboxRow, message: Message) -> str:
+        """Return the half-open destination to which an event goes, or an empty name.
 
         An event that may break the connection is published alone on it.
         """
         if not isinstance(self.broker, PublishesApart) or self.breakers.is_suspect_of("", event.event_id):
             return ""
         name = self.broker.destination(message)
-        return name if self.breakers.is_on_trial(name) else ""
+        return name if self.breakers.is_half_open(name) else ""
 
     def _next_group(self, batch: Batch, suspects: deque[EncodedRun], name: str = "") -> EncodedWave | None:
         """Take the suspects that are published together now; None if their destination is down.
 
-        All events of a destination on trial, which is named, are suspects.
+        All events of a half-open destination, which is named, are suspects.
         """
         runs: list[StreamRun] = []
         together: list[Message] = []
@@ -330,7 +330,7 @@ class BatchPublisher:
 
     def _group_size(self, event: OutboxRow, name: str) -> int:
         alone = event.suspect or not name
-        return group_size(event, self.breakers) if alone else self.breakers.trial_size(name, event.event_id)
+        return group_size(event, self.breakers) if alone else self.breakers.half_open_group_size(name, event.event_id)
 
     def _encode(self, batch: Batch, run: StreamRun) -> tuple[StreamRun, list[Message]] | None:
         """Encode a run up to the first event that cannot be encoded; an unencodable head is rejected at once."""

@@ -143,5 +143,5 @@ def test_without_trials_apart_healthy_events_wait_for_the_suspects(monkeypatch: 
     def no_trial(*_: Any) -> str:
         return ""
 
-    monkeypatch.setattr(BatchPublisher, "_trial_of", no_trial)
+    monkeypatch.setattr(BatchPublisher, "_half_open_destination", no_trial)
     assert violations(Silence(MUTE), Silence(0))
