@@ -274,7 +274,7 @@ class BatchPublisher:
     ) -> tuple[EncodedWave | None, deque[EncodedRun], dict[str, deque[EncodedRun]]]:
         """Encode a wave run by run, and stop runs that cannot be published.
 
-        Return the others, the suspects that need the broker for themselves, and the runs for each half-open destination.
+        Return the others, the suspects that need the broker for themselves, and the runs by half-open destination.
         """
         runs: list[StreamRun] = []
         together: list[Message] = []

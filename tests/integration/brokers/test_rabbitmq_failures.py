@@ -266,6 +266,28 @@ async def test_ten_queues_that_never_confirm_stop_no_other_queue(server: RabbitS
     assert {m.message_id for m in await contents(server.url, name)} == set(healthy)
 
 
+async def test_a_backlog_for_a_queue_that_never_confirms_does_not_count_as_a_lost_connection(
+    server: RabbitServer, name: str
+) -> None:
+    """RabbitMQ stops reading a connection after some hundred messages to such a queue, so it answers nothing there."""
+    mute = f"{name}.mute"
+    broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, name), (mute, mute)))
+    async with RunningRelay(broker).open() as relay:
+        await relay.stage(event(0, topic=name), event(0, topic=mute))
+        await relay.until_sent(2)
+        async with suspended(server, [mute]):
+            await relay.stage(*(event(n, topic=mute, key=f"k{n}") for n in range(3000)))
+            for number in range(1, 21):
+                await relay.stage(event(number, topic=name))
+                await relay.until_sent(2 + number)
+            await relay.until_emitted(BreakerOpened)
+            assert f"{name}/{mute}" in relay.down
+            assert "" not in relay.down
+        await relay.until_sent(22 + 3000)
+        assert relay.failed_attempts == []
+    await broker.close()
+
+
 async def test_a_publish_that_was_cancelled_leaves_the_broker_usable(
     server: RabbitServer, broker: RabbitBroker, name: str
 ) -> None:
