@@ -8,10 +8,13 @@ Every adapter keeps these rules, and the contract suite checks them:
 3. `capabilities.ordered` is a promise about a single call: a message without a confirmation leaves no later message of
    the same topic and key confirmed. Without the promise the relay sends at most one event per stream at a time.
 4. `check` is read-only and sends no message of the user. Facts that cannot be determined are reported as unknown.
+5. With `publish_promptly` a destination without an answer holds up no other: the messages that are still without an
+   answer a while after the others are `Unanswered`. `publish` waits for every answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -69,6 +72,27 @@ class Broker(Protocol):
 
     async def close(self) -> None:
         """Disconnect."""
+        ...
+
+
+@runtime_checkable
+class PublishesPromptly(Protocol):
+    """A broker whose destinations answer separately."""
+
+    async def publish_promptly(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Publish messages, and return soon after the last answer, with `Unanswered` for the rest."""
+        ...
+
+
+@runtime_checkable
+class PublishesApart(Protocol):
+    """A broker that can publish messages apart from all others, for a destination that may not work.
+
+    Neither a missing answer nor an error of such a publish affects another publish.
+    """
+
+    async def publish_apart(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Publish messages of one destination; return one final publish result per message, in the same order."""
         ...
 
 
@@ -144,7 +168,19 @@ class Unknown:
     destination: str = ""
 
 
-PublishResult = Confirmed | Nacked | Rejected | Unknown
+@dataclass(frozen=True, slots=True, eq=False)
+class Unanswered:
+    """The destination has not answered yet. `answer` gets the publish result, after the adapter's time limit at the
+    latest.
+
+    The message is still in progress, so no later message of its stream may be sent before the answer.
+    """
+
+    destination: str
+    answer: asyncio.Future[PublishResult]
+
+
+PublishResult = Confirmed | Nacked | Rejected | Unknown | Unanswered
 
 
 CONFIRMED = Confirmed()

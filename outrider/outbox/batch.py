@@ -19,7 +19,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from outrider.brokers.base import CONFIRMED, Confirmed, Nacked, PublishResult, Rejected, Unknown
+from outrider.brokers.base import CONFIRMED, Confirmed, Nacked, PublishResult, Rejected, Unanswered, Unknown
 from outrider.event import OutboxRow, Readiness, Stream
 from outrider.outbox.circuit_breaker import CircuitBreakers
 from outrider.outbox.model import PARK, WAITING, Defer, DueStream, Outcome, Settlement, Settlements, State
@@ -36,8 +36,8 @@ _PAYLOAD = attrgetter("payload")
 
 FailedResult = Nacked | Rejected | Unknown
 
-Decide = Callable[[OutboxRow, Nacked | Rejected], Outcome]
-"""Chooses the outcome of an event that the broker did not confirm."""
+Decide = Callable[[OutboxRow, Nacked | Rejected | Unanswered], Outcome]
+"""Chooses the outcome of an event that the broker did not confirm, or not yet."""
 
 
 class StreamRun(NamedTuple):
@@ -62,14 +62,16 @@ class Wave(NamedTuple):
 class RunResult(NamedTuple):
     """The result of a run: the confirmed events, then the event that stopped the run and the events behind it.
 
-    An `Unknown` failure has no outcome: the store keeps the event unchanged.
+    An `Unknown` failure has no outcome: the store keeps the event unchanged. `results` are those of the unconfirmed
+    events, if the first has no answer yet.
     """
 
     stream: Stream
     confirmed: Sequence[OutboxRow]
     unconfirmed: Sequence[OutboxRow] = ()
-    failure: FailedResult | None = None
+    failure: FailedResult | Unanswered | None = None
     outcome: Outcome | None = None
+    results: Sequence[PublishResult] = ()
 
 
 class Batch:
@@ -91,14 +93,21 @@ class Batch:
 
     @classmethod
     def plan(
-        cls, fetched: Sequence[OutboxRow], due: Collection[DueStream] = (), blocked: Collection[Stream] = ()
+        cls,
+        fetched: Sequence[OutboxRow],
+        due: Collection[DueStream] = (),
+        blocked: Collection[Stream] = (),
+        unanswered: Collection[Stream] = (),
     ) -> Batch:
-        """Sort events into streams that may be published, events to park or defer, and streams to leave alone."""
+        """Sort events into streams that may be published, events to park or defer, and streams to leave alone.
+
+        Streams with an `unanswered` message are left alone, even if the store could not record that they wait.
+        """
         batch = cls()
-        if not blocked and not due and all(event.readiness == _READY for event in fetched):
+        if not blocked and not due and not unanswered and all(event.readiness == _READY for event in fetched):
             batch._ungrouped = fetched
             return batch
-        ready, stopped, left = batch._ready, set(blocked), set[Stream]()
+        ready, stopped, left = batch._ready, set(blocked), set(unanswered).difference(blocked)
         for event in fetched:
             stream = event.stream
             if stream in left:
@@ -117,7 +126,8 @@ class Batch:
                 stopped.add(stream)
                 batch._others.append(Settlement(event, stream, Defer()))
         for found in _leave_out_preceded(due, fetched):
-            batch._plan_due(found)
+            if found.stream not in unanswered:
+                batch._plan_due(found)
         return batch
 
     @property
@@ -168,6 +178,10 @@ class Batch:
             if recorded[-1].failure is not None:
                 failed.add(name)
         return recorded
+
+    def record_late(self, run: StreamRun, results: Sequence[PublishResult], decide: Decide) -> RunResult:
+        """Record results that have arrived after the pass of their events."""
+        return self._record_run(run, results, decide)
 
     def runs_of(self, wave: Wave) -> Sequence[StreamRun]:
         """Return the events of a wave by stream; the rest of the batch is then grouped by stream as well."""
@@ -290,10 +304,11 @@ class Batch:
         if is_behind and isinstance(result, Nacked):
             self.leave(stream)
             return RunResult(stream, confirmed)
-        if isinstance(result, Nacked | Rejected):
+        if isinstance(result, Nacked | Rejected | Unanswered):
             outcome = decide(events[index], result)
             self.stop(run, outcome, index)
-            return RunResult(stream, confirmed, unconfirmed, result, outcome)
+            rest = results[index:] if isinstance(result, Unanswered) else ()
+            return RunResult(stream, confirmed, unconfirmed, result, outcome, rest)
         self.leave(stream)
         unknown = result if isinstance(result, Unknown) else Unknown(f"{result!r} is not a publish result")
         return RunResult(stream, confirmed, unconfirmed, unknown)

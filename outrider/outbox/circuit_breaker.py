@@ -6,6 +6,9 @@ become suspects. After a successful probe the relay publishes suspects in isolat
 many after each success, half as many after each failure. An isolated failure of a single event becomes a strike only
 when the destination is known to work: another message is confirmed, or a probe succeeds while there is a single such
 failure. After three strikes the event counts as poison.
+
+A destination is stopped from the first message without an answer on, before the breaker opens. After a successful probe
+the destination is half-open until no suspect is left: its events go out in isolated groups, one group at a time.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ class CircuitBreaker:
     error: str = ""
     retry_at: float | None = None
     failures: int = 0
+    closed_at: float = float("-inf")
 
     @property
     def is_open(self) -> bool:
@@ -52,9 +56,9 @@ class CircuitBreaker:
         self.retry_at = now + min(self.cap_seconds, self.base_seconds * 2 ** min(self.failures, 16))
         self.failures += 1
 
-    def close(self) -> None:
+    def close(self, now: float = float("-inf")) -> None:
         """Allow publishing again, after a successful probe."""
-        self.retry_at = None
+        self.retry_at, self.closed_at = None, now
 
     def reset(self) -> None:
         """Forget failures in a row, after a confirmed message."""
@@ -135,10 +139,12 @@ class PoisonDetector:
 
 @dataclass(slots=True)
 class Destination:
-    """The breaker and the suspects of a destination."""
+    """The breaker and the suspects of a destination, and the number of its messages without an answer."""
 
     breaker: CircuitBreaker
     detector: PoisonDetector = field(default_factory=PoisonDetector)
+    unanswered: int = 0
+    unanswered_since: float = 0.0
 
 
 class CircuitBreakers:
@@ -168,19 +174,66 @@ class CircuitBreakers:
         """Return whether the destination, or the connection to all destinations, is down."""
         return any(destination.breaker.is_open for destination in self._with_connection(name))
 
+    def is_stopped(self, name: str) -> bool:
+        """Return whether no message may go to the destination: it is down, or has not answered yet."""
+        found = self._destinations.get(name)
+        return self.is_open(name) or (found is not None and found.unanswered > 0)
+
+    def is_half_open(self, name: str) -> bool:
+        """Return whether the destination, which is not the connection, has failed and is not known to work yet."""
+        return bool(name) and name in self._destinations
+
+    @property
+    def unanswered_destinations(self) -> int:
+        """Return the number of destinations with messages without an answer."""
+        return sum(found.unanswered > 0 for found in self._destinations.values())
+
+    def wait_seconds(self, name: str, now: float) -> float:
+        """Return the seconds to wait before the next look at a stopped destination.
+
+        Without an answer the wait grows with the time that has passed: few writes for a long silence, and a short delay
+        after a short silence.
+        """
+        found = self.get(name)
+        if found.breaker.retry_at is not None:
+            return max(self._base_seconds, found.breaker.retry_at - now)
+        return max(self._base_seconds, now - found.unanswered_since)
+
+    def unanswered(self, name: str, count: int, now: float) -> None:
+        """Stop a destination that has not answered these messages yet."""
+        found = self.get(name)
+        if not found.unanswered:
+            found.unanswered_since = now
+        found.unanswered += count
+
+    def answered(self, name: str, count: int) -> None:
+        """Record answers, of any kind, to messages that were without an answer."""
+        if (found := self._destinations.get(name)) is not None:
+            found.unanswered = max(0, found.unanswered - count)
+
     def open_breakers(self) -> list[tuple[str, CircuitBreaker]]:
         """Return the destinations that wait for a probe."""
         return [(name, found.breaker) for name, found in self._destinations.items() if found.breaker.is_open]
 
-    def fail(self, name: str, events: Iterable[OutboxRow], error: str, now: float, *, isolated: bool) -> float:
+    def fail(
+        self,
+        name: str,
+        events: Iterable[OutboxRow],
+        error: str,
+        now: float,
+        *,
+        isolated: bool,
+        began: float | None = None,
+    ) -> float:
         """Open the breaker of a destination that failed with events in flight; return the seconds to wait.
 
         `isolated` means that a single event was in flight. Workers report an outage one after the other: only the first
-        report counts as a failure.
+        report counts as a failure, and none does if the publish `began` before the breaker closed.
         """
         destination = self.get(name)
         destination.detector.failed(events, isolated=isolated)
-        if not destination.breaker.is_open:
+        is_old = began is not None and began < destination.breaker.closed_at
+        if not destination.breaker.is_open and not is_old:
             destination.breaker.open(error, now, searching=destination.detector.group_max > 1)
             destination.detector.shrink()
         return max(0.0, (destination.breaker.retry_at or now) - now)
@@ -192,10 +245,10 @@ class CircuitBreakers:
         destination.breaker.open(error, now)
         return (destination.breaker.retry_at or now) - now
 
-    def probe_passed(self, name: str) -> None:
+    def probe_passed(self, name: str, now: float = float("-inf")) -> None:
         """Close the breaker of a destination that answers."""
         destination = self.get(name)
-        destination.breaker.close()
+        destination.breaker.close(now)
         destination.detector.probe_passed()
 
     def confirmed(self, name: str, event_id: UUID) -> None:
@@ -209,15 +262,30 @@ class CircuitBreakers:
         """Return whether the event must be published in isolation."""
         return any(event_id in found.detector.suspects for found in self._destinations.values())
 
+    def is_suspect_of(self, name: str, event_id: UUID) -> bool:
+        """Return whether the event may have broken the destination."""
+        return name in self._destinations and event_id in self._destinations[name].detector.suspects
+
     def group_size(self, event_id: UUID) -> int:
         """Return how many suspects may be published together with a suspect."""
         detectors = (found.detector for found in self._destinations.values() if event_id in found.detector.suspects)
         return min((detector.group_size(event_id) for detector in detectors), default=1)
 
+    def half_open_group_size(self, name: str, event_id: UUID) -> int:
+        """Return how many events may be published together with an event to a half-open destination."""
+        found = self._destinations.get(name)
+        return GROUP_MAX if found is None else found.detector.group_size(event_id)
+
     def grow(self, names: Iterable[str]) -> None:
         """Double the groups of destinations, after all events of a group are confirmed."""
         for name in {"", *names} & self._destinations.keys():
             self._destinations[name].detector.grow()
+
+    def grow_from(self, name: str, size: int) -> None:
+        """Double the groups of a destination, if a group of the present size is confirmed."""
+        found = self._destinations.get(name)
+        if found is not None and found.detector.group_max == size:
+            found.detector.grow()
 
     def isolated_failures(self, event_id: UUID) -> int:
         """Return the number of isolated failures of the event.
@@ -249,4 +317,6 @@ class CircuitBreakers:
 
     def _drop_healthy(self) -> None:
         known = self._destinations.items()
-        self._destinations = {name: each for name, each in known if each.breaker.is_open or each.detector.suspects}
+        self._destinations = {
+            name: each for name, each in known if each.breaker.is_open or each.detector.suspects or each.unanswered
+        }

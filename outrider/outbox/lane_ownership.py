@@ -94,10 +94,13 @@ class LaneOwnership:
         """Return the lanes of a worker."""
         return self.lease.only(lane for lane in self.lease.epochs if lane % self.settings.workers == worker)
 
-    async def lease_for(self, worker: int) -> Lease:
-        """Return the lanes of a worker. Surplus lanes are released first, while the worker has nothing in flight."""
+    async def lease_for(self, worker: int, busy: AbstractSet[int] = frozenset()) -> Lease:
+        """Return the lanes of a worker.
+
+        Surplus lanes are released first, while the worker has nothing in flight; `busy` lanes have.
+        """
         mine = self.lanes_of(worker)
-        surplus = self._to_release & mine.epochs.keys()
+        surplus = (self._to_release & mine.epochs.keys()) - busy
         if surplus:
             await self.store.release(mine.only(surplus))
             self._drop(mine.only(surplus))

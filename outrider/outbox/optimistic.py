@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from outrider.brokers.base import Broker, Unknown
+from outrider.brokers.base import Broker, Unanswered, Unknown
 from outrider.clock import Clock, SystemClock
 from outrider.errors import Transient, UsageError
 from outrider.event import BAND_NAMES, Event, OutboxRow, Readiness
@@ -201,7 +201,7 @@ class OptimisticWriter:
             messages = [encode(e, e.topic, BAND_NAMES[e.lane // self._store.lanes]) for e in wave.events]
             results = await publish(self._broker, messages, seconds)
             recorded = batch.record(wave, results, lambda *_: PARK)
-            if any(isinstance(run.failure, Unknown) for run in recorded):
+            if any(isinstance(run.failure, Unknown | Unanswered) for run in recorded):
                 self._pause()
         return [event.event_id for event in batch.settlements.confirmed]
 

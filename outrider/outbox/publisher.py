@@ -9,20 +9,32 @@ import asyncio
 import json
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
-from outrider.brokers.base import CONFIRMED, Broker, Nacked, PublishResult, Rejected, Unknown
+from outrider.brokers.base import (
+    CONFIRMED,
+    Broker,
+    Nacked,
+    PublishesApart,
+    PublishesPromptly,
+    PublishResult,
+    Rejected,
+    Unanswered,
+    Unknown,
+)
 from outrider.clock import Clock
 from outrider.errors import InvalidSetting
 from outrider.event import BAND_NAMES, DeadLetterReason, Message, OnDeadLetter, OutboxRow, Stream
 from outrider.outbox.batch import Batch, FailedResult, RunResult, StreamRun, Wave, group_size, must_isolate
 from outrider.outbox.circuit_breaker import CircuitBreakers
-from outrider.outbox.model import DeadLettered, Defer, Outcome, Retry
+from outrider.outbox.model import DeadLettered, Defer, Lease, Outcome, Retry
 from outrider.outbox.settings import RelaySettings
+from outrider.outbox.unanswered import UnansweredEvents, UnansweredRun
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Observer, Retried
 from outrider.wire import encode
@@ -31,6 +43,15 @@ ERROR_MAX = 2_000
 
 PASS_SECONDS = 0.2
 """The time after which a pass begins no further wave."""
+
+TRIAL_SECONDS = 0.02
+"""The time for which a pass waits for a destination that has failed more than once."""
+
+TRIAL_SECONDS_FIRST = 0.2
+"""The same, for a destination that has failed once, or has answered since: its backlog should drain fast."""
+
+TRIALS_MAX = 16
+"""The number of destinations without an answer at which no further destination is tried."""
 
 MayPublish = Callable[[], bool]
 """Returns True if a wave may begin now."""
@@ -65,6 +86,14 @@ class SharedExclusiveLock:
                 self._empty.set()
 
 
+class PassLimits(NamedTuple):
+    """The limits of a pass: its lanes, the test for the start of a wave, and the time after which no wave begins."""
+
+    lease: Lease
+    may_publish: MayPublish
+    ends_at: float
+
+
 class EncodedWave(NamedTuple):
     """A wave with its messages."""
 
@@ -89,54 +118,147 @@ class BatchPublisher:
     clock: Clock
     observer: Observer
     lanes: int
+    unanswered: UnansweredEvents
     _lock: SharedExclusiveLock = field(default_factory=SharedExclusiveLock)
+    _trials: set[asyncio.Task[Sequence[PublishResult]]] = field(default_factory=set)
 
-    async def publish(self, batch: Batch, may_publish: MayPublish) -> bool:
+    async def publish(self, batch: Batch, lease: Lease, may_publish: MayPublish) -> bool:
         """Publish until the batch is empty, the lease runs short, or the connection is down.
 
         Events are not inspected individually while all destinations are healthy. Return True if the pass ran out of
         time with events left: a stream with thousands of waves must not delay the other streams of the worker.
         """
         limit, ordered = self.policy.settings.in_flight_max, self.broker.capabilities.ordered
-        ends_at = self.clock.boot_seconds() + PASS_SECONDS
+        limits = PassLimits(lease, may_publish, self.clock.boot_seconds() + PASS_SECONDS)
         while may_publish() and not self.breakers.is_open(""):
-            if self.clock.boot_seconds() >= ends_at:
+            if self.clock.boot_seconds() >= limits.ends_at:
                 return True
             wave = batch.next_wave(limit, ordered=ordered, breakers=self.breakers)
             if wave is None:
                 return False
             if not wave.has_suspects and (messages := self._encode_all(wave.events)):
-                if not await self._send(batch, wave, messages, may_publish):
+                if not await self._send(batch, limits, wave, messages):
                     return False
                 continue
-            together, suspects = self._inspect(batch, wave)
-            if together and not await self._send(batch, *together, may_publish):
+            together, suspects, trials = self._inspect(batch, wave)
+            trying = [self._try(batch, limits, name, runs) for name, runs in trials.items()]
+            sending = [self._send(batch, limits, *together)] if together else []
+            if not all((await asyncio.gather(*sending, *trying))[: len(sending)]):
                 return False
             while suspects:
                 group = self._next_group(batch, suspects)
-                if group and not await self._send(batch, *group, may_publish, isolated=True):
+                if group and not await self._send(batch, limits, *group, isolated=True):
                     return False
         return False
 
+    def finish(self, batch: Batch, lease: Lease) -> None:
+        """Record the answers that have come since the pass of their events."""
+        for late in self.unanswered.take(lease):
+            stream, events = late.run
+            self.breakers.answered(late.destination, len(events))
+            if late.epoch != lease.epochs[stream.lane]:
+                continue
+            no_reply = no_answer(self.broker.capabilities.name, self.policy.settings.publish_timeout_seconds)
+            recorded = batch.record_late(late.run, late.final_results(no_reply), self._decide)
+            if late.group_size and recorded.failure is None:
+                self.breakers.grow_from(late.destination, late.group_size)
+            self._apply([recorded], partial(_same, late.destination), late.group_size == 1, late.began)
+
+    def drop(self, lanes: set[int]) -> None:
+        """Forget the events without an answer in lanes that the relay has lost or released."""
+        for late in self.unanswered.drop(lanes):
+            self.breakers.answered(late.destination, len(late.run.events))
+
+    def close(self) -> None:
+        """Give up the trials in progress."""
+        for trial in self._trials:
+            trial.cancel()
+
     async def _send(
-        self, batch: Batch, wave: Wave, messages: list[Message], may_publish: MayPublish, *, isolated: bool = False
+        self, batch: Batch, limits: PassLimits, wave: Wave, messages: list[Message], *, isolated: bool = False
     ) -> bool:
         """Publish a wave and record the results; return False if the lease or the connection ended before the start."""
         async with self._lock.acquire(exclusive=isolated):
             # Waiting for the lock may have taken the rest of the lease, and another wave may have failed meanwhile.
-            if not may_publish() or self.breakers.is_open(""):
+            if not limits.may_publish() or self.breakers.is_open(""):
                 return False
-            results = await publish(self.broker, messages, self.policy.settings.publish_timeout_seconds)
+            began = self.clock.boot_seconds()
+            results = await self._publish(messages)
         if self.breakers.is_healthy and results.count(CONFIRMED) == len(results):
             batch.confirm(wave)
         else:
-            destinations = {e.event_id: m for e, m in zip(wave.events, messages, strict=True)}
-            recorded = batch.record(wave, results, self._decide)
-            alone = isolated and len(messages) == 1
-            self._apply(recorded, lambda event: self.broker.destination(destinations[event.event_id]), alone)
-            if isolated and all(run.failure is None for run in recorded):
-                self.breakers.grow(map(self.broker.destination, messages))
+            self._record(batch, limits.lease, EncodedWave(wave, messages), results, began, isolated=isolated)
         return True
+
+    async def _try(self, batch: Batch, limits: PassLimits, name: str, runs: deque[EncodedRun]) -> bool:
+        """Publish to a half-open destination, one group at a time, and leave it behind if it does not answer soon."""
+        assert isinstance(self.broker, PublishesApart)
+        while runs:
+            now = self.clock.boot_seconds()
+            if now >= limits.ends_at or not limits.may_publish() or self.breakers.is_open(""):
+                for run, _ in runs:
+                    batch.leave(run.stream)
+                return True
+            if self.breakers.is_stopped(name) or self.breakers.unanswered_destinations >= TRIALS_MAX:
+                for run, _ in runs:
+                    batch.stop(run, Defer(self.breakers.wait_seconds(name, now)))
+                return True
+            group = self._next_group(batch, runs, name)
+            if group is None:
+                return True
+            messages = group.messages
+            # The other workers see the destination as stopped as long as this group has no answer.
+            self.breakers.unanswered(name, len(messages), now)
+            trial = asyncio.create_task(self._publish_apart(self.broker, messages))
+            self._trials.add(trial)
+            trial.add_done_callback(self._trials.discard)
+            seconds = TRIAL_SECONDS if self.breakers.get(name).breaker.failures > 1 else TRIAL_SECONDS_FIRST
+            try:
+                await asyncio.wait([trial], timeout=seconds)
+            finally:
+                self.breakers.answered(name, len(messages))
+            results = trial.result() if trial.done() else _answers_of(trial, name, len(messages))
+            self._record(batch, limits.lease, group, results, now, isolated=True)
+        return True
+
+    async def _publish(self, messages: list[Message]) -> Sequence[PublishResult]:
+        broker, seconds = self.broker, self.policy.settings.publish_timeout_seconds
+        if not isinstance(broker, PublishesPromptly):
+            return await publish(broker, messages, seconds)
+        return await limit_time(broker.publish_promptly(messages), len(messages), broker.capabilities.name, seconds)
+
+    async def _publish_apart(self, broker: PublishesApart, messages: list[Message]) -> Sequence[PublishResult]:
+        seconds = self.policy.settings.publish_timeout_seconds
+        return await limit_time(broker.publish_apart(messages), len(messages), self.broker.capabilities.name, seconds)
+
+    def _record(
+        self,
+        batch: Batch,
+        lease: Lease,
+        sent: EncodedWave,
+        results: Sequence[PublishResult],
+        began: float,
+        *,
+        isolated: bool,
+    ) -> None:
+        """Record the results of a wave, and keep the runs without an answer."""
+        wave, messages = sent
+        by_id = {event.event_id: message for event, message in zip(wave.events, messages, strict=True)}
+
+        def destination(event: OutboxRow) -> str:
+            return self.broker.destination(by_id[event.event_id])
+
+        recorded = batch.record(wave, results, self._decide)
+        deadline = began + self.policy.settings.publish_timeout_seconds
+        for stream, _, events, failure, _, rest in recorded:
+            if isinstance(failure, Unanswered):
+                self.breakers.unanswered(failure.destination, len(events), self.clock.boot_seconds())
+                run, epoch = StreamRun(stream, events), lease.epochs.get(stream.lane)
+                size = len(messages) if isolated else 0
+                self.unanswered.add(UnansweredRun(run, rest, failure.destination, epoch, began, deadline, size))
+        self._apply(recorded, destination, isolated and len(messages) == 1, began)
+        if isolated and all(run.failure is None for run in recorded):
+            self.breakers.grow(map(self.broker.destination, messages))
 
     def _encode_all(self, events: Sequence[OutboxRow]) -> list[Message]:
         """Encode all events; if an event cannot be encoded, return an empty list, and the caller inspects the runs."""
@@ -147,30 +269,51 @@ class BatchPublisher:
             # `_encode` will fail on the event again, and records the error.
             return []
 
-    def _inspect(self, batch: Batch, wave: Wave) -> tuple[EncodedWave | None, deque[EncodedRun]]:
-        """Encode a wave run by run, and stop runs that cannot be published; return the others, and the suspects."""
+    def _inspect(
+        self, batch: Batch, wave: Wave
+    ) -> tuple[EncodedWave | None, deque[EncodedRun], dict[str, deque[EncodedRun]]]:
+        """Encode a wave run by run, and stop runs that cannot be published.
+
+        Return the others, the suspects that need the broker for themselves, and the runs by half-open destination.
+        """
         runs: list[StreamRun] = []
         together: list[Message] = []
         suspects: deque[EncodedRun] = deque()
+        trials: dict[str, deque[EncodedRun]] = {}
         for run, messages in [found for run in batch.runs_of(wave) if (found := self._encode(batch, run))]:
             if wave.has_suspects and self._stop_if_unpublishable(batch, run, messages[0]):
                 continue
-            if wave.has_suspects and must_isolate(run.events[0], self.breakers):
+            if wave.has_suspects and (name := self._half_open_destination(run.events[0], messages[0])):
+                trials.setdefault(name, deque()).append(EncodedRun(run, messages))
+            elif wave.has_suspects and must_isolate(run.events[0], self.breakers):
                 suspects.append(EncodedRun(run, messages))
             else:
                 runs.append(run)
                 together += messages
         rest = Wave([event for run in runs for event in run.events], runs)
-        return EncodedWave(rest, together) if runs else None, suspects
+        return EncodedWave(rest, together) if runs else None, suspects, trials
 
-    def _next_group(self, batch: Batch, suspects: deque[EncodedRun]) -> EncodedWave | None:
-        """Take the suspects that are published together now; None if their destination is down."""
+    def _half_open_destination(self, event: OutboxRow, message: Message) -> str:
+        """Return the half-open destination to which an event goes, or an empty name.
+
+        An event that may break the connection is published alone on it.
+        """
+        if not isinstance(self.broker, PublishesApart) or self.breakers.is_suspect_of("", event.event_id):
+            return ""
+        name = self.broker.destination(message)
+        return name if self.breakers.is_half_open(name) else ""
+
+    def _next_group(self, batch: Batch, suspects: deque[EncodedRun], name: str = "") -> EncodedWave | None:
+        """Take the suspects that are published together now; None if their destination is down.
+
+        All events of a half-open destination, which is named, are suspects.
+        """
         runs: list[StreamRun] = []
         together: list[Message] = []
         limit = 0
         while suspects:
             (stream, events), messages = suspects[0]
-            size = min(group_size(event, self.breakers) for event in events)
+            size = min(self._group_size(event, name) for event in events)
             limit = min(size, limit) if runs else size
             if runs and len(together) + len(events) > limit:
                 break
@@ -184,6 +327,10 @@ class BatchPublisher:
             runs.append(StreamRun(stream, events[:limit]))
             together += messages[:limit]
         return EncodedWave(Wave([event for run in runs for event in run.events], runs), together) if runs else None
+
+    def _group_size(self, event: OutboxRow, name: str) -> int:
+        alone = event.suspect or not name
+        return group_size(event, self.breakers) if alone else self.breakers.half_open_group_size(name, event.event_id)
 
     def _encode(self, batch: Batch, run: StreamRun) -> tuple[StreamRun, list[Message]] | None:
         """Encode a run up to the first event that cannot be encoded; an unencodable head is rejected at once."""
@@ -206,18 +353,19 @@ class BatchPublisher:
         if self.breakers.is_open(""):
             batch.leave(run.stream)
             return True
-        if self.breakers.is_open(destination):
+        if self.breakers.is_stopped(destination):
             # Only this destination is down. Its streams leave the start of the lane, so that they hide no other stream.
-            retry_at = self.breakers.get(destination).breaker.retry_at or 0.0
-            wait = retry_at - self.clock.boot_seconds()
-            batch.stop(run, Defer(max(self.policy.settings.breaker_seconds_base, wait)))
+            batch.stop(run, Defer(self.breakers.wait_seconds(destination, self.clock.boot_seconds())))
             return True
         if error := self.breakers.poison_error(run.events[0].event_id):
             self._fail(batch, run, Unknown(error, destination))
             return True
         return False
 
-    def _decide(self, event: OutboxRow, result: FailedResult) -> Retry | DeadLettered:
+    def _decide(self, event: OutboxRow, result: FailedResult | Unanswered) -> Retry | DeadLettered | Defer:
+        if isinstance(result, Unanswered):
+            settings = self.policy.settings
+            return Defer(settings.publish_timeout_seconds + settings.breaker_seconds_base)
         return self.policy.outcome(event, event.stream, result, self.clock.now())
 
     def _fail(self, batch: Batch, run: StreamRun, result: FailedResult) -> None:
@@ -226,19 +374,23 @@ class BatchPublisher:
         batch.stop(run, outcome)
         self._emit_failure(run.events[0], run.stream, result, outcome)
 
-    def _apply(self, recorded: list[RunResult], destination: Callable[[OutboxRow], str], isolated: bool) -> None:
+    def _apply(
+        self, recorded: list[RunResult], destination: Callable[[OutboxRow], str], isolated: bool, began: float
+    ) -> None:
         """Clear confirmed events of suspicion, report failed events, and open the breakers of failed destinations."""
         failed: dict[str, tuple[str, list[OutboxRow]]] = {}
-        for stream, confirmed, unconfirmed, failure, outcome in recorded:
+        for stream, confirmed, unconfirmed, failure, outcome, _ in recorded:
             for event in confirmed:
                 self.breakers.confirmed(destination(event), event.event_id)
-            if failure is not None and outcome is not None:
+            if isinstance(failure, Nacked | Rejected) and outcome is not None:
                 self._emit_failure(unconfirmed[0], stream, failure, outcome)
             elif isinstance(failure, Unknown):
                 failed.setdefault(failure.destination, (failure.error, []))[1].extend(unconfirmed)
         for name, (error, events) in failed.items():
-            wait = self.breakers.fail(name, events, error, self.clock.boot_seconds(), isolated=isolated)
-            self.observer.emit(BreakerOpened(name, error, wait, self.broker.capabilities.name))
+            now, was_open = self.clock.boot_seconds(), self.breakers.get(name).breaker.is_open
+            wait = self.breakers.fail(name, events, error, now, isolated=isolated, began=began)
+            if self.breakers.get(name).breaker.is_open and not was_open:
+                self.observer.emit(BreakerOpened(name, error, wait, self.broker.capabilities.name))
 
     def _emit_failure(self, event: OutboxRow, stream: Stream, result: FailedResult, outcome: Outcome) -> None:
         self.breakers.clear(event.event_id)
@@ -255,23 +407,47 @@ class BatchPublisher:
 
 async def publish(broker: Broker, messages: list[Message], seconds: float) -> Sequence[PublishResult]:
     """Publish with a time limit; every message gets a result, even if the adapter raises."""
+    return await limit_time(broker.publish(messages), len(messages), broker.capabilities.name, seconds)
+
+
+async def limit_time(
+    publishing: Awaitable[Sequence[PublishResult]], count: int, broker: str, seconds: float
+) -> Sequence[PublishResult]:
+    """Return the results of a publish, or as many unknown results after the time limit or an error."""
     try:
         async with asyncio.timeout(seconds):
-            results = await broker.publish(messages)
-        if len(results) != len(messages):
-            return [Unknown(f"{len(results)} results for {len(messages)} messages")] * len(messages)
+            results = await publishing
+        if len(results) != count:
+            return [Unknown(f"{len(results)} results for {count} messages")] * count
         return results
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         # Not a cancellation of this task, but of a future inside the client; the results of all messages are unknown.
-        return [Unknown("the broker's client cancelled the publish")] * len(messages)
+        return [Unknown("the broker's client cancelled the publish")] * count
     except TimeoutError:
-        return [Unknown(no_answer(broker.capabilities.name, seconds))] * len(messages)
+        return [Unknown(no_answer(broker, seconds))] * count
     except Exception as error:
         # If an adapter raises, the results of all messages are unknown; the result carries the error.
-        return [Unknown(describe(error))] * len(messages)
+        return [Unknown(describe(error))] * count
+
+
+def _same(destination: str, _: OutboxRow) -> str:
+    return destination
+
+
+def _answers_of(trial: asyncio.Task[Sequence[PublishResult]], destination: str, count: int) -> list[PublishResult]:
+    """Return results that are not there yet, one per message of a trial."""
+    answers: list[asyncio.Future[PublishResult]] = [trial.get_loop().create_future() for _ in range(count)]
+
+    def hand_over(done: asyncio.Task[Sequence[PublishResult]]) -> None:
+        results = [Unknown("given up", destination)] * count if done.cancelled() else done.result()
+        for answer, result in zip(answers, results, strict=True):
+            answer.set_result(result)
+
+    trial.add_done_callback(hand_over)
+    return [Unanswered(destination, answer) for answer in answers]
 
 
 def no_answer(broker: str, seconds: float) -> str:

@@ -22,6 +22,7 @@ from outrider.outbox.model import Due, Fetched, Lease
 from outrider.outbox.publisher import BatchPublisher, FailurePolicy, describe, no_answer
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.store import OutboxStore
+from outrider.outbox.unanswered import UnansweredEvents
 from outrider.outbox.unsettled import UnsettledLanes
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
@@ -46,6 +47,9 @@ SOON_SECONDS = 0.2
 
 DUE_EVENTS_MIN = 64
 
+PROBES_MAX = 8
+"""The number of destinations that are probed at the same time."""
+
 
 async def probe(
     broker: Broker, breakers: CircuitBreakers, clock: Clock, observer: Observer, seconds: float
@@ -55,9 +59,8 @@ async def probe(
     A probe fails after `seconds` without an answer.
     """
     server = broker.capabilities.name
-    for name, breaker in breakers.open_breakers():
-        if breaker.retry_at is None or breaker.retry_at > clock.boot_seconds():
-            continue
+
+    async def probe_one(name: str) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await broker.probe(name)
@@ -65,10 +68,17 @@ async def probe(
             # An adapter may raise anything; the destination is not known to work, and the breaker reports the error.
             late = isinstance(error, TimeoutError)
             text = no_answer(server, seconds) if late else describe(error)
-            observer.emit(BreakerOpened(name, text, breakers.probe_failed(name, text, clock.boot_seconds()), server))
+            wait = breakers.probe_failed(name, text, clock.boot_seconds())
+            observer.emit(BreakerOpened(name, text, wait, server))
         else:
-            breakers.probe_passed(name)
+            breakers.probe_passed(name, clock.boot_seconds())
             observer.emit(BreakerClosed(name, server))
+
+    began = clock.boot_seconds()
+    due = [name for name, breaker in breakers.open_breakers() if (breaker.retry_at or 0.0) <= began]
+    for start in range(0, len(due), PROBES_MAX):
+        # Together, because a destination without an answer must delay no other probe.
+        await asyncio.gather(*map(probe_one, due[start : start + PROBES_MAX]))
     now = clock.boot_seconds()
     return min((max(0.0, (breaker.retry_at or now) - now) for _, breaker in breakers.open_breakers()), default=None)
 
@@ -99,7 +109,10 @@ class Relay:
         self.broker = broker
         self.breakers = CircuitBreakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
         policy = FailurePolicy(self.settings, self.rng)
-        self.publisher = BatchPublisher(broker, self.breakers, policy, self.clock, self.observer, store.lanes)
+        self._unanswered = UnansweredEvents(self.clock, self._wake_worker_of)
+        self.publisher = BatchPublisher(
+            broker, self.breakers, policy, self.clock, self.observer, store.lanes, self._unanswered
+        )
         self.ownership = LaneOwnership(store, self.settings, self.clock, self.observer, self.rng, self._forget_lanes)
         self._wake_heartbeat = asyncio.Event()
         self._unsettled = UnsettledLanes(
@@ -137,7 +150,7 @@ class Relay:
         """Make one pass over a worker's lanes; return the number of settled events."""
         # A time from an earlier pass would make the worker spin if this pass ends early.
         self._next_due_seconds[worker] = None
-        owned = await self.ownership.lease_for(worker)
+        owned = await self.ownership.lease_for(worker, self._unanswered.lanes())
         lease = await self._unsettled.repeat(owned)
         self._next_due_seconds[worker] = self._unsettled.next_seconds(owned)
         if not lease.epochs or self.breakers.is_open(""):
@@ -150,7 +163,7 @@ class Relay:
         batch = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()
         self._pass_events[worker] = None
-        if await self.publisher.publish(batch, self._may_publish(lease)):
+        if await self.publisher.publish(batch, lease, self._may_publish(lease)):
             self._pass_events[worker] = batch.confirmed
             if not self.broker.capabilities.ordered:
                 batch.defer_hot(self._quotas.full)
@@ -158,6 +171,7 @@ class Relay:
         settlements = batch.settlements
         settled = await self._unsettled.settle(lease, settlements) if settlements else 0
         self._wait_at_most(worker, self._unsettled.next_seconds(owned))
+        self._wait_at_most(worker, self._unanswered.next_seconds(owned))
         if settlements.confirmed or settlements.others:
             spent = published - publishing, self.clock.boot_seconds() - started
             self.observer.emit(PassCompleted(len(fetched.events), batch.confirmed, settled, *spent))
@@ -187,6 +201,12 @@ class Relay:
 
     async def run(self) -> None:
         """Relay until `stop` is called; then settle the events in flight, and leave."""
+        try:
+            await self._run()
+        finally:
+            self.publisher.close()
+
+    async def _run(self) -> None:
         await self.broker.start()
         await self.heartbeat()
         self.observer.emit(RelayStarted(self.name, len(self.lease.epochs)))
@@ -241,8 +261,18 @@ class Relay:
             idle_seconds = (
                 self.settings.poll_seconds_min if woken else min(idle_seconds * 2, self.settings.poll_seconds_max)
             )
+        await self._finish(worker)
         # The last chance for outcomes that could not be written before: the next owner would publish the events again.
         await self._unsettled.repeat(self.ownership.lanes_of(worker), at_once=True)
+
+    async def _finish(self, worker: int) -> None:
+        """Wait for the outstanding answers of a worker and settle their events, without a new publish."""
+        await self._unanswered.wait(self.ownership.lanes_of(worker))
+        lease = self.ownership.lanes_of(worker)
+        batch = Batch()
+        self.publisher.finish(batch, lease)
+        if settlements := batch.settlements:
+            await self._unsettled.settle(lease, settlements)
 
     async def _loop(self, step: Callable[[], Awaitable[None]], seconds: float, sooner: asyncio.Event) -> None:
         """Repeat a step. After a failure of the store the next try comes soon, because the lease is running out."""
@@ -281,7 +311,9 @@ class Relay:
             blocked = await self.store.blocked(streams) if streams else set()
             due = await self.store.due(lease.only(fetched.blocked_lanes), self._due_max(worker))
         self._wait_at_most(worker, due.next_seconds)
-        return Batch.plan(fetched.events, due.streams, blocked)
+        batch = Batch.plan(fetched.events, due.streams, blocked, self._unanswered.streams(lease))
+        self.publisher.finish(batch, lease)
+        return batch
 
     def _due_max(self, worker: int) -> int:
         """Return the number of waiting events to read: not many more than a pass that ran out of time could publish."""
@@ -294,8 +326,12 @@ class Relay:
         self._next_due_seconds[worker] = min((each for each in known if each is not None), default=None)
 
     def _forget_lanes(self, lanes: set[int]) -> None:
+        self.publisher.drop(lanes)
         self.breakers.clear_lanes(lanes)
         self._unsettled.drop(lanes)
+
+    def _wake_worker_of(self, lane: int) -> None:
+        self._wakes[lane % self.settings.workers].set()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

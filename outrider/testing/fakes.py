@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from outrider.brokers.base import CONFIRMED, Capabilities, Confirmed, Nacked, PublishResult, Rejected, Unknown
+from outrider.brokers.base import (
+    CONFIRMED,
+    Capabilities,
+    Confirmed,
+    Nacked,
+    PublishResult,
+    Rejected,
+    Unanswered,
+    Unknown,
+)
 from outrider.checks import CheckResult, fail, ok
 from outrider.errors import Unreachable
 from outrider.event import Message
@@ -23,6 +33,7 @@ class MemoryBroker:
 
     `script` decides the result of single messages; an `Unknown` result breaks the connection and leaves all messages of
     the same call unresolved. `down` names the destinations that are unreachable; the empty name is the whole broker.
+    `mute` names the topics that take messages and do not answer, until the test calls `answer`.
 
     >>> MemoryBroker(ordered=True).capabilities.ordered
     True
@@ -32,6 +43,8 @@ class MemoryBroker:
         self.capabilities = Capabilities(ordered=ordered)
         self.script: Script = script or (lambda message: CONFIRMED)
         self.down: set[str] = set()
+        self.mute: set[str] = set()
+        self.waiting: list[tuple[Message, asyncio.Future[PublishResult]]] = []
         self.log: list[Message] = []
         self.calls: list[list[str]] = []
 
@@ -59,13 +72,26 @@ class MemoryBroker:
             return Unknown("the broker is down")
         if message.topic in self.down:
             return Unknown("the topic is down", message.topic)
+        if message.topic in self.mute:
+            answer: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
+            self.waiting.append((message, answer))
+            return Unanswered(message.topic, answer)
         if len(message.body) > self.capabilities.message_bytes_max:
             return Rejected(f"{len(message.body)} bytes are too many")
         return self.script(message)
 
+    def answer(self, topic: str, result: PublishResult = CONFIRMED) -> None:
+        """Answer the messages to a mute topic. The topic stays mute for new messages."""
+        answered = [(message, answer) for message, answer in self.waiting if message.topic == topic]
+        self.waiting = [(message, answer) for message, answer in self.waiting if message.topic != topic]
+        for message, answer in answered:
+            if isinstance(result, Confirmed):
+                self.log.append(message)
+            answer.set_result(result)
+
     async def probe(self, destination: str) -> None:
-        """Fail while the destination is down."""
-        if self.down & {"", destination}:
+        """Fail while the destination is down or mute."""
+        if self.down & {"", destination} or destination in self.mute:
             raise Unreachable(f"destination {destination!r} is down")
 
     async def check(self, topics: Sequence[str]) -> list[CheckResult]:

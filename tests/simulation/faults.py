@@ -20,7 +20,7 @@ ALL = Criteria(limit=10_000)
 
 @dataclass(slots=True)
 class FaultMaker:
-    """Freezes, kills and replaces relays; takes the broker down."""
+    """Freezes, kills and replaces relays; takes the broker down, and makes topics fall silent."""
 
     relays: RelayGroup
     broker_model: BrokerModel
@@ -30,7 +30,8 @@ class FaultMaker:
 
     async def run(self, gap_seconds: float) -> None:
         """Cause failures until cancelled."""
-        faults = (self._freeze, self._freeze, self._kill, self._vanish, self._stop, self._outage, self._outage)
+        relays = (self._freeze, self._freeze, self._kill, self._vanish, self._stop)
+        faults = (*relays, self._outage, self._outage, self._silence, self._silence)
         while True:
             await asyncio.sleep(self.rng.expovariate(1 / gap_seconds))
             self.rng.choice(faults)()
@@ -55,6 +56,18 @@ class FaultMaker:
         self.broker_model.down[destination] = self.broker_model.down.get(destination, 0) + 1
         self.record.note("broker", "down", (destination or "all",))
         asyncio.get_running_loop().call_later(self.rng.uniform(0.2, 8), self._ended_reasons, destination)
+
+    def _silence(self) -> None:
+        topic = self.rng.choice(self.topics)
+        self.broker_model.mute[topic] = self.broker_model.mute.get(topic, 0) + 1
+        self.record.note("broker", "mute", (topic,))
+        asyncio.get_running_loop().call_later(self.rng.uniform(0.2, 8), self._silence_ended, topic)
+
+    def _silence_ended(self, topic: str) -> None:
+        self.broker_model.mute[topic] -= 1
+        self.record.note("broker", "answers again", (topic,))
+        if not self.broker_model.mute[topic]:
+            self.broker_model.recover(topic)
 
     def _ended_reasons(self, destination: str) -> None:
         self.broker_model.down[destination] -= 1

@@ -55,7 +55,7 @@ def test_a_clean_restart_delivers_nothing_twice(first: int) -> None:
 
 def test_the_worlds_have_the_failures_that_they_claim() -> None:
     verbs = [step.verb for seed in SHARED_SEEDS for step in shared_report(seed).trace]
-    for verb in ("frozen", "killed", "vanished", "asked to stop", "down", "rollback", "savepoint rolled back"):
+    for verb in ("frozen", "killed", "vanished", "asked to stop", "down", "mute", "rollback", "savepoint rolled back"):
         assert verbs.count(verb) > 20, verb
     for verb in (
         "dead-letter block",

@@ -4,6 +4,9 @@ Order within a stream depends on three mechanisms: the idempotent producer keeps
 gap-less guarantee makes a message that Kafka rejects a fatal error, so that no later message is sent; and a publish
 that runs out of time purges all messages, queued and in flight. The last two end the producer's session and with it
 every publish in progress, also of other workers: the results are `Unknown`, and the relay sends the messages again.
+
+A partition that does not answer must not end the publishes to other partitions. After a while without a report, its
+messages are left behind in their session as unanswered, and the next publish opens a new session.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from outrider.brokers.base import CONFIRMED, Capabilities, Nacked, PublishResult, Rejected, Unknown
+from outrider.brokers.base import CONFIRMED, Capabilities, Nacked, PublishResult, Rejected, Unanswered, Unknown
 from outrider.brokers.cloudevents import CloudEvents
 from outrider.brokers.kafka import settings as producer_settings
 from outrider.brokers.kafka.checks import check, check_topic, retention_days
 from outrider.brokers.kafka.errors import BARRED, GAP, MISSING, PURGED, Failure, nack_after_failures, publish_result
 from outrider.brokers.kafka.producer import AFTER_FAILURE, UNKNOWN, Producer, PublishCall, Report, driver
+from outrider.brokers.patience import Patience
 from outrider.checks import CheckResult
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
@@ -54,6 +58,8 @@ class KafkaBroker:
         self._dress = None if cloudevents is None else CloudEvents(cloudevents, "ce_", "content-type").dress
         self._producer: Producer | None = None
         self._proven: set[str] = set()
+        self._patience = Patience(publish_seconds / 2)
+        self._finishing: set[asyncio.Task[None]] = set()
         bytes_max = int(self._settings["message.max.bytes"])
         self.capabilities = Capabilities(
             ordered=True,
@@ -83,6 +89,13 @@ class KafkaBroker:
 
         A publish without all reports in time purges as well, and returns `Unknown` for the topics without an answer.
         """
+        return await self._publish(messages, is_prompt=False)
+
+    async def publish_promptly(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Publish like `publish`, and leave messages behind that have no report while Kafka answers."""
+        return await self._publish(messages, is_prompt=True)
+
+    async def _publish(self, messages: Sequence[Message], *, is_prompt: bool) -> Sequence[PublishResult]:
         if not messages:
             return []
         if self._dress is not None:
@@ -91,24 +104,102 @@ class KafkaBroker:
         deadline = asyncio.get_running_loop().time() + self._publish_seconds
         try:
             producer = await self._ready(messages)
-            await self._send(producer, call, messages, deadline)
+            is_answered = await self._send(producer, call, messages, deadline, is_prompt=is_prompt)
         except Transient as error:
             return [Unknown(str(error))] * len(messages)
         except TimeoutError:
             return await self._results_after_timeout(messages, call)
-        return await self._results(producer, messages, call)
+        if is_answered:
+            return await self._results(producer, messages, call)
+        return self._leave(producer, messages, call, deadline)
 
-    async def _send(self, producer: Producer, call: PublishCall, messages: Sequence[Message], deadline: float) -> None:
+    async def _send(
+        self, producer: Producer, call: PublishCall, messages: Sequence[Message], deadline: float, *, is_prompt: bool
+    ) -> bool:
+        """Send messages and wait for the reports; return False if some are left behind in their session."""
         producer.join(call)
+        is_answered = True
         try:
             async with asyncio.timeout_at(deadline):
                 await producer.send(call, messages)
-                await producer.wait(call)
+                if is_prompt:
+                    is_answered = await self._is_answered(producer, call)
+                else:
+                    await producer.wait(call)
         except BaseException:
             producer.end(GIVEN_UP_ERRORS)
             raise
         finally:
+            if is_answered:
+                producer.leave(call)
+        return is_answered
+
+    async def _is_answered(self, producer: Producer, call: PublishCall) -> bool:
+        """Wait for the reports; return False if Kafka answers, and the rest of the messages has no report."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            reported, began = call.reported, clock()
+            try:
+                async with asyncio.timeout(self._patience.seconds):
+                    await producer.wait(call)
+            except TimeoutError:
+                if call.reported == reported and await self._is_reachable() and call.reported == reported:
+                    return False
+            else:
+                self._patience.learn(clock() - began)
+                return True
+
+    def _leave(
+        self, producer: Producer, messages: Sequence[Message], call: PublishCall, deadline: float
+    ) -> list[PublishResult]:
+        """Leave the messages without a report behind in their session, which takes no other message from now on."""
+        if self._producer is producer:
+            self._producer = None
+        answers: dict[int, asyncio.Future[PublishResult]] = {}
+        results: list[PublishResult] = []
+        stopped: set[tuple[str, str]] = set()
+        for index, (message, report) in enumerate(zip(messages, call.reports, strict=True)):
+            stream = message.topic, message.key
+            if report is None and stream not in stopped:
+                results.append(CONFIRMED)
+                continue
+            stopped.add(stream)
+            answers[index] = asyncio.get_running_loop().create_future()
+            results.append(Unanswered(self.destination(message), answers[index]))
+        task = asyncio.create_task(self._finish(producer, messages, call, deadline, answers))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        return results
+
+    async def _finish(
+        self,
+        producer: Producer,
+        messages: Sequence[Message],
+        call: PublishCall,
+        deadline: float,
+        answers: Mapping[int, asyncio.Future[PublishResult]],
+    ) -> None:
+        """Wait for the reports of messages that were left behind, up to the deadline; then end their session."""
+        results: list[PublishResult] = []
+        try:
+            async with asyncio.timeout_at(deadline):
+                await producer.wait(call)
+            results = await self._results(producer, messages, call)
+        except TimeoutError:
+            error = f"no report from Kafka within {self._publish_seconds:g} s"
+            found: list[PublishResult] = [CONFIRMED if report is None else Unknown(error) for report in call.reports]
+            results = nack_after_failures(messages, found)
+        finally:
+            producer.end(GIVEN_UP_ERRORS)
             producer.leave(call)
+            results = results or [Unknown(GIVEN_UP_ERRORS.text)] * len(messages)
+            for index, answer in answers.items():
+                result = results[index]
+                if isinstance(result, Unknown) and not result.destination:
+                    # Kafka answered other requests meanwhile, so the connection is not the cause.
+                    result = Unknown(result.error, self.destination(messages[index]))
+                if not answer.done():
+                    answer.set_result(result)
 
     async def probe(self, destination: str) -> None:
         """Ask a broker about the cluster or a topic; every partition must have a leader and enough replicas."""
@@ -133,6 +224,10 @@ class KafkaBroker:
 
     async def close(self) -> None:
         """Wait briefly for the publishes in progress, then disconnect."""
+        for task in self._finishing:
+            task.cancel()
+        if self._finishing:
+            await asyncio.wait(self._finishing)
         producer, self._producer = self._producer, None
         if producer is not None:
             await asyncio.to_thread(producer.close, CLOSE_SECONDS_MAX)
@@ -157,6 +252,13 @@ class KafkaBroker:
             return await asyncio.to_thread(producer.metadata, seconds, topic)
         except kafka.KafkaException as error:
             raise Transient(f"no metadata from Kafka: {producer.last_error or error.args[0].str()}") from error
+
+    async def _is_reachable(self) -> bool:
+        try:
+            await self._read_metadata(ANSWER_SECONDS_MAX)
+        except Transient:
+            return False
+        return True
 
     async def _look_for(self, producer: Producer, topic: str) -> bool:
         """Return whether a topic exists now. The request also refreshes the producer's metadata."""
@@ -208,11 +310,7 @@ class KafkaBroker:
     async def _results_after_timeout(self, messages: Sequence[Message], call: PublishCall) -> list[PublishResult]:
         """Return the results after a timeout. If a broker still answers, the topics are down, not the connection."""
         error = f"no report from Kafka within {self._publish_seconds:g} s"
-        try:
-            await self._read_metadata(ANSWER_SECONDS_MAX)
-            is_reachable = True
-        except Transient:
-            is_reachable = False
+        is_reachable = await self._is_reachable()
         results: list[PublishResult] = [
             CONFIRMED if report is None else Unknown(error, message.topic if is_reachable else "")
             for message, report in zip(messages, call.reports, strict=True)

@@ -102,6 +102,11 @@ class PublishCall:
             self.done.set()
 
     @property
+    def reported(self) -> int:
+        """Return the number of reports so far."""
+        return len(self._reported)
+
+    @property
     def is_complete(self) -> bool:
         """Return whether all reports are present."""
         return len(self._reported) == self._expected

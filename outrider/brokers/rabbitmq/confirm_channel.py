@@ -1,7 +1,7 @@
 """Publishing on one channel: a wave in one write, and confirms matched with their messages.
 
-Every exchange has a separate channel, because the server answers a bad publish by closing the channel: then only the
-messages to the same exchange have unknown results. A channel never reuses a delivery tag, so a late confirm, after the
+Every exchange has separate channels, because the server answers a bad publish by closing the channel: then only the
+messages on this channel have unknown results. A channel never reuses a delivery tag, so a late confirm, after the
 caller has given up, is recognised and ignored.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from pamqp import commands
 
-from outrider.brokers.base import CONFIRMED, PublishResult, Rejected, Unknown
+from outrider.brokers.base import CONFIRMED, PublishResult, Rejected, Unanswered, Unknown
 from outrider.brokers.rabbitmq.connection import AmqpConnection, ChannelClosed
 from outrider.brokers.rabbitmq.frames import Unsendable, encode
 from outrider.errors import Transient
@@ -29,10 +29,11 @@ Destination = Callable[[Message], str]
 class ConfirmBatch:
     """Messages in flight, and the results so far."""
 
-    __slots__ = ("done", "left", "messages", "results")
+    __slots__ = ("_answers", "done", "left", "messages", "results")
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
+        self._answers: dict[int, asyncio.Future[PublishResult]] = {}
         self.results: list[PublishResult | None] = [None] * len(messages)
         self.left = len(messages)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -41,9 +42,26 @@ class ConfirmBatch:
         """Record a result; only the first result of a message counts."""
         if self.results[index] is None:
             self.results[index] = result
+        if (answer := self._answers.pop(index, None)) is not None and not answer.done():
+            answer.set_result(self.results[index] or result)
         self.left -= 1
         if not self.left and not self.done.done():
             self.done.set_result(None)
+
+    def leave(self, destination: Destination) -> Sequence[PublishResult | None]:
+        """Return the results so far; messages without a result are `Unanswered`, and get their result later."""
+        results = list(self.results)
+        for index, result in enumerate(results):
+            if result is None:
+                answer = self._answers[index] = asyncio.get_running_loop().create_future()
+                results[index] = Unanswered(destination(self.messages[index]), answer)
+        return results
+
+    def give_up(self, result_of: Callable[[Message], PublishResult]) -> None:
+        """Settle the messages without a result."""
+        for index, result in enumerate(self.results):
+            if result is None:
+                self.settle(index, result_of(self.messages[index]))
 
 
 class ConfirmChannel:
@@ -136,8 +154,12 @@ class ConfirmChannel:
         self._settle_all(lambda message: Rejected(text) if isolated else Unknown(text, self._destination(message)))
 
     def fail(self, error: str) -> None:
-        """Record an unknown result for all messages in flight."""
-        self._settle_all(lambda message: Unknown(error))
+        """Record an unknown result for all messages in flight.
+
+        If the server answers on another connection, a destination without an answer is the cause, and not the server.
+        """
+        stuck = self._connection.is_stuck
+        self._settle_all(lambda message: Unknown(error, self._destination(message) if stuck else ""))
 
     def _settle_all(self, result_of: Callable[[Message], PublishResult]) -> None:
         pending, self._pending = self._pending, {}

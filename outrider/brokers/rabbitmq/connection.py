@@ -82,6 +82,7 @@ class AmqpConnection(asyncio.Protocol):
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.frame_bytes_max = settings.frame_bytes_max
         self.lost = self.blocked = self.server_version = ""
+        self.is_stuck = False
 
     async def call(self, channel: int, method: base.Frame) -> base.Frame:
         """Send a method and return the answer. Without an answer in time the connection is aborted."""
@@ -117,11 +118,20 @@ class AmqpConnection(asyncio.Protocol):
             self._receivers[number] = receiver
         return number
 
-    def ping(self) -> None:
-        """Provoke an answer of the server: open a channel and close it, without waiting."""
+    async def is_answering(self, seconds: float) -> bool:
+        """Return whether the server reads the connection: open a channel, and wait for the answer.
+
+        The server stops reading a connection that has sent too much to a queue which does not answer.
+        """
         number = self._next_number()
+        reply = self._replies[number] = self._loop.create_future()
         self.send(number, commands.Channel.Open())
-        self.close_channel(number)
+        try:
+            await asyncio.wait([reply], timeout=seconds)
+        finally:
+            self._replies.pop(number, None)
+            self.close_channel(number)
+        return reply.done() and reply.exception() is None
 
     def close_channel(self, number: int) -> None:
         """Close a channel; the number is free again after the server's answer."""

@@ -14,7 +14,7 @@ from outrider.errors import Transient
 from outrider.event import SKIPPED_TYPE, DeadLetterReason, Message, OnDeadLetter, Priority
 from outrider.outbox.model import PARK, Criteria, DeadLetterEdit, Outcome, Retry, Settlement, Settlements
 from outrider.retry import ATTEMPTS_MAX, RetryPolicy
-from outrider.telemetry.events import EventDeadLettered, OptimisticSent, Retried
+from outrider.telemetry.events import BreakerOpened, EventDeadLettered, OptimisticSent, Retried
 from outrider.testing.contracts.outbox_ordering import RollBack
 from outrider.testing.fakes import MemoryBroker, Script
 from outrider.testing.harness import Harness, numbers, order, orders
@@ -59,6 +59,80 @@ class FailureContract:
         assert numbers([m for m in broker.log if m.topic == "down"]) == list(range(1, 51))
         assert not harness.observer.of(Retried)
         assert not harness.observer.of(EventDeadLettered)
+
+    @pytest.mark.parametrize("ordered", [True, False])
+    async def test_a_destination_that_does_not_answer_holds_up_no_other_and_a_late_answer_counts(
+        self, harness: Harness, ordered: bool
+    ) -> None:
+        await harness.stage(*orders(3, "A", topic="mute"), *orders(5, "A", topic="up"))
+        broker = MemoryBroker(ordered=ordered)
+        broker.mute = {"mute"}
+        relay = harness.relay(broker)
+        await harness.works(relay)
+        await harness.stage(*orders(2, "B", topic="mute"), order(6, "A", topic="up"))
+        await harness.works(relay)
+        assert [message.topic for message in broker.log] == ["up"] * 6
+        counts = await harness.store.admin.counts()
+        assert (counts["sent"], counts["deferred"], counts["parked"]) == (6, 2, 3)
+        assert len(broker.waiting) == (3 if ordered else 1)
+        broker.mute = set()
+        broker.answer("mute")
+        await harness.works_for(relay, seconds=5, step_seconds=1)
+        late = [message for message in broker.log if message.topic == "mute"]
+        assert (numbers(late, "A"), numbers(late, "B")) == ([1, 2, 3], [1, 2])
+        assert len(broker.log) == 11
+        assert await harness.store.admin.counts() == {"sent": 11, "dead_letter": 0}
+
+    async def test_an_event_without_an_answer_is_published_again_after_the_timeout_and_spends_no_attempt(
+        self, harness: Harness
+    ) -> None:
+        await harness.stage(*orders(3, "A", topic="mute"), order(1, "A", topic="up"))
+        broker = MemoryBroker()
+        broker.mute = {"mute"}
+        relay = harness.relay(broker)
+        await harness.works(relay)
+        await harness.works_for(relay, seconds=600, step_seconds=5)
+        assert harness.observer.of(BreakerOpened)
+        assert {opened.destination for opened in harness.observer.of(BreakerOpened)} == {"mute"}
+        broker.mute = set()
+        await harness.works_for(relay, seconds=120, step_seconds=5)
+        assert numbers([m for m in broker.log if m.topic == "mute"]) == [1, 2, 3]
+        assert not harness.observer.of(Retried)
+        assert not harness.observer.of(EventDeadLettered)
+
+    @pytest.mark.parametrize("result", [Rejected("never"), Nacked("not now")])
+    async def test_a_late_failure_is_counted_once(self, harness: Harness, result: PublishResult) -> None:
+        [event_id, _] = await harness.stage(*orders(2, "A", topic="mute"))
+        broker = MemoryBroker()
+        broker.mute = {"mute"}
+        relay = harness.relay(broker, on_dead_letter=OnDeadLetter.SKIP)
+        await harness.works(relay)
+        broker.mute = set()
+        broker.answer("mute", result)
+        await harness.works_for(relay, seconds=10, step_seconds=1)
+        failed = [*harness.observer.of(Retried), *harness.observer.of(EventDeadLettered)]
+        assert [event.event_id for event in failed] == [event_id]
+        assert numbers(broker.log) == ([2] if isinstance(result, Rejected) else [1, 2])
+
+    async def test_a_late_answer_cannot_settle_an_event_of_a_lane_with_a_new_owner(self, harness: Harness) -> None:
+        await harness.stage(*orders(2, "A", topic="mute"))
+        broker = MemoryBroker()
+        broker.mute = {"mute"}
+        late = harness.relay(broker)
+        await harness.works(late)
+        await harness.advance(seconds=16)
+        owner = harness.relay(broker, seed=1)
+        await owner.heartbeat()
+        await harness.works(owner)
+        broker.answer("mute")
+        await late.run_once()
+        counts = await harness.store.admin.counts()
+        assert counts["sent"] == 0
+        await harness.works(owner)
+        broker.mute = set()
+        await harness.works_for(owner, seconds=30, step_seconds=1)
+        assert numbers(broker.log) == [1, 2]
+        assert (await harness.store.admin.counts())["sent"] == 2
 
     async def test_a_message_that_breaks_the_connection_is_isolated_and_charged_its_neighbours_are_not(
         self, harness: Harness

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from statistics import median
 from uuid import uuid4
 
 import pytest
@@ -211,6 +212,7 @@ async def test_the_leader_killed_during_a_drain_loses_nothing_and_keeps_the_orde
         assert complete(read(cluster.bootstrap, "orders"), 250)
         assert relay.failed_attempts == []
         await _too_few_replicas_are_an_outage_of_their_topic(cluster.bootstrap)
+        await _a_topic_that_never_confirms_stops_no_other(cluster.bootstrap)
 
 
 async def _too_few_replicas_are_an_outage_of_their_topic(bootstrap: str) -> None:
@@ -223,6 +225,27 @@ async def _too_few_replicas_are_an_outage_of_their_topic(bootstrap: str) -> None
     with pytest.raises(Transient, match="has 2 replicas in sync and needs 3"):
         await broker.probe("strict")
     await broker.close()
+
+
+async def _a_topic_that_never_confirms_stops_no_other(bootstrap: str) -> None:
+    broker = KafkaBroker(bootstrap, publish_seconds=1.5)
+    async with RunningRelay(broker).open() as relay:
+        seconds: dict[str, list[float]] = {"before": [], "mute": []}
+        for number in range(1, 101):
+            when = "before" if number <= 30 else "mute"
+            if when == "mute" and number % 5 == 0:
+                await relay.stage(*(order(number, key, topic="strict") for key in KEYS))
+            began = time.perf_counter()
+            await relay.stage(order(number, "healthy", topic="orders"))
+            await relay.store.notify()
+            await relay.until_sent(number)
+            seconds[when].append(time.perf_counter() - began)
+        await relay.until_emitted(BreakerOpened)
+        assert relay.down == {"strict"}
+    await broker.close()
+    assert median(seconds["mute"]) < 5 * median(seconds["before"]) + 0.05
+    assert numbers(read(bootstrap, "orders"), "healthy") == list(range(1, 101))
+    assert relay.failed_attempts == []
 
 
 async def test_a_broker_that_does_not_answer_is_reported_with_its_address_and_the_cause(

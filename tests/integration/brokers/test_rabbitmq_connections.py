@@ -146,12 +146,12 @@ async def test_publishes_that_wait_for_a_lost_connection_do_not_bring_it_back(
 ) -> None:
     broker = RabbitBroker(vhost.partition("?")[0], exchange="topic")
     link = await broker._pool.least_busy()
-    arrived: asyncio.Queue[str] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     get_publisher = link._publisher
 
-    async def arrive(exchange: str) -> ConfirmChannel:
-        arrived.put_nowait(exchange)
-        return await get_publisher(exchange)
+    async def arrive(name: tuple[str, str]) -> ConfirmChannel:
+        arrived.put_nowait(name)
+        return await get_publisher(name)
 
     monkeypatch.setattr(link, "_publisher", arrive)
     async with link._opening, asyncio.timeout(20):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from statistics import median
+from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
@@ -203,6 +206,88 @@ async def test_a_full_queue_is_an_outage_of_its_routing_key_only(server: RabbitS
     await broker.close()
 
 
+@asynccontextmanager
+async def suspended(server: RabbitServer, queues: list[str]) -> AsyncIterator[None]:
+    """Let quorum queues of the default virtual host take messages and confirm none, for the block."""
+
+    async def each(action: str) -> None:
+        names = ", ".join(f'"%2F_{queue}"' for queue in queues)
+        await asyncio.to_thread(
+            server.ctl, "eval", f"[sys:{action}({{list_to_atom(Name), node()}}) || Name <- [{names}]]."
+        )
+
+    await each("suspend")
+    try:
+        yield
+    finally:
+        await each("resume")
+
+
+async def test_ten_queues_that_never_confirm_stop_no_other_queue(server: RabbitServer, name: str) -> None:
+    mute = [f"{name}.mute-{number}" for number in range(10)]
+    queues = tuple((queue, queue) for queue in (name, *mute))
+    broker = RabbitBroker(server.url, exchange=name, declare=True, queues=queues, confirm_seconds=1)
+    async with RunningRelay(broker).open() as relay, channel_to(server.url) as channel:
+        exchange = await channel.get_exchange(name)
+        control = await channel.declare_queue(f"{name}.control", durable=True)
+        await control.bind(exchange, "control")
+        healthy = (await relay.stage(event(0, topic=name), *(event(0, topic=queue) for queue in mute)))[:1]
+        await relay.until_sent(11)
+        seconds: dict[str, list[float]] = {"before": [], "mute": [], "control": []}
+
+        async def measure(when: str, number: int) -> None:
+            confirmed = await relay.sent() + 1
+            began = perf_counter()
+            healthy.extend(await relay.stage(event(number, topic=name)))
+            await relay.store.notify()
+            await relay.until_sent(confirmed)
+            seconds[when].append(perf_counter() - began)
+            began = perf_counter()
+            await exchange.publish(aio_pika.Message(b"{}", delivery_mode=2), routing_key="control")
+            seconds["control"].append(perf_counter() - began)
+
+        for number in range(1, 31):
+            await measure("before", number)
+        async with suspended(server, mute):
+            for number in range(31, 131):
+                if number % 5 == 0:
+                    await relay.stage(*(event(number, topic=queue) for queue in mute))
+                await measure("mute", number)
+            # Every healthy event is confirmed, and no event behind a mute queue is.
+            assert await relay.sent() == 11 + 130
+            await relay.until_emitted(BreakerOpened)
+            assert relay.down <= {f"{name}/{queue}" for queue in mute}
+            assert relay.failed_attempts == []
+        expected = max(median(seconds["before"]), median(seconds["control"]))
+        assert median(seconds["mute"]) < 5 * expected, {when: median(each) for when, each in seconds.items()}
+        await relay.until_sent(11 + 130 + 200)
+        assert relay.failed_attempts == []
+    await broker.close()
+    assert {m.message_id for m in await contents(server.url, name)} == set(healthy)
+
+
+async def test_a_backlog_for_a_queue_that_never_confirms_does_not_count_as_a_lost_connection(
+    server: RabbitServer, name: str
+) -> None:
+    """RabbitMQ stops reading a connection after some hundred messages to such a queue, so it answers nothing there."""
+    mute = f"{name}.mute"
+    broker = RabbitBroker(server.url, exchange=name, declare=True, queues=((name, name), (mute, mute)))
+    async with RunningRelay(broker).open() as relay:
+        await relay.stage(event(0, topic=name), event(0, topic=mute))
+        await relay.until_sent(2)
+        async with suspended(server, [mute]):
+            await relay.stage(*(event(n, topic=mute, key=f"k{n}") for n in range(3000)))
+            for number in range(1, 21):
+                await relay.stage(event(number, topic=name))
+                await relay.until_sent(2 + number)
+            await relay.until_emitted(BreakerOpened)
+            assert f"{name}/{mute}" in relay.down
+            assert "" not in relay.down
+        await relay.until_sent(22 + 3000)
+        assert relay.failed_attempts == []
+    await broker.close()
+
+
 async def test_a_publish_that_was_cancelled_leaves_the_broker_usable(
     server: RabbitServer, broker: RabbitBroker, name: str
 ) -> None:
@@ -223,7 +308,7 @@ async def test_a_frozen_server_is_an_outage_and_not_a_wait_without_end(server: R
     server.pause()
     try:
         [result] = await broker.publish([message(1)])
-        assert result == Unknown("no answer from the server for 0.25 s")
+        assert result == Unknown("no answer from the server for 0.125 s")
     finally:
         server.resume()
     assert await broker.publish([message(2)]) == [CONFIRMED]

@@ -201,6 +201,48 @@ def test_an_outage_that_every_worker_reports_is_one_failure() -> None:
     assert breakers.probe_failed("", "down", 1.0) == 2
 
 
+def test_a_report_of_a_publish_from_before_the_probe_does_not_open_the_breaker_again() -> None:
+    breakers = CircuitBreakers(base_seconds=1)
+    breakers.fail("", [staged(1)], "down", 5.0, isolated=False, began=0.0)
+    breakers.probe_passed("", 6.0)
+    breakers.fail("", [staged(2)], "down", 6.5, isolated=False, began=2.0)
+    assert not breakers.is_open("")
+    assert breakers.is_suspect(TWO)
+    breakers.fail("", [staged(3)], "down", 8.0, isolated=False, began=7.0)
+    assert breakers.is_open("")
+
+
+def test_a_destination_without_an_answer_is_stopped_until_the_answer_and_no_other_is() -> None:
+    breakers = CircuitBreakers()
+    breakers.unanswered("orders", 2, 0.0)
+    assert (breakers.is_stopped("orders"), breakers.is_stopped("mails"), breakers.is_open("orders")) == (
+        True,
+        False,
+        False,
+    )
+    assert not breakers.is_healthy
+    breakers.answered("orders", 1)
+    assert breakers.is_stopped("orders")
+    breakers.answered("orders", 1)
+    assert not breakers.is_stopped("orders")
+
+
+def test_the_wait_for_an_answer_grows_with_the_time_that_has_passed() -> None:
+    breakers = CircuitBreakers(base_seconds=0.5)
+    breakers.unanswered("orders", 1, 10.0)
+    assert [breakers.wait_seconds("orders", now) for now in (10.0, 11.0, 13.0)] == [0.5, 1.0, 3.0]
+
+
+def test_a_destination_is_half_open_from_its_failure_to_its_first_confirmed_message() -> None:
+    breakers = CircuitBreakers()
+    breakers.fail("orders", [staged(1)], "down", 0.0, isolated=False)
+    breakers.probe_passed("orders")
+    assert breakers.is_half_open("orders")
+    assert breakers.half_open_group_size("orders", TWO) == 1
+    breakers.confirmed("orders", ONE)
+    assert not breakers.is_half_open("orders")
+
+
 def test_the_connection_is_probed_more_often_than_a_destination() -> None:
     breakers = CircuitBreakers(base_seconds=1, cap_seconds=30)
     for name, longest in (("", 4), ("orders", 30)):
