@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from outrider.circuit_breaker import CircuitBreaker
 from outrider.event import OutboxRow
 
 STRIKES = 3
@@ -22,43 +23,6 @@ GROUP_MAX = 4096
 
 CONNECTION_SECONDS_MAX = 4.0
 """The longest pause between probes of the connection. Such a probe is cheap, and it sends no message."""
-
-
-@dataclass(slots=True)
-class CircuitBreaker:
-    """Stops publishing to a destination after a failure. Times are seconds of the relay's own clock."""
-
-    base_seconds: float = 0.5
-    cap_seconds: float = 30.0
-    error: str = ""
-    retry_at: float | None = None
-    failures: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether publishing is stopped until the next probe."""
-        return self.retry_at is not None
-
-    def open(self, error: str, now: float, *, searching: bool = False) -> None:
-        """Stop publishing until a probe; every failure in a row doubles the wait, up to the cap.
-
-        While the relay is `searching` for a poison message among suspects, a failure is expected: the wait stays short.
-        """
-        self.error = error
-        if searching:
-            self.retry_at = now + self.base_seconds
-            return
-        # The exponent is bounded first: a float would overflow after a very long outage.
-        self.retry_at = now + min(self.cap_seconds, self.base_seconds * 2 ** min(self.failures, 16))
-        self.failures += 1
-
-    def close(self) -> None:
-        """Allow publishing again, after a successful probe."""
-        self.retry_at = None
-
-    def reset(self) -> None:
-        """Forget failures in a row, after a confirmed message."""
-        self.failures = 0
 
 
 @dataclass(slots=True)
@@ -181,7 +145,8 @@ class CircuitBreakers:
         destination = self.get(name)
         destination.detector.failed(events, isolated=isolated)
         if not destination.breaker.is_open:
-            destination.breaker.open(error, now, searching=destination.detector.group_max > 1)
+            # While the relay searches for a poison message among suspects, a failure is expected.
+            destination.breaker.open(error, now, grows=destination.detector.group_max <= 1)
             destination.detector.shrink()
         return max(0.0, (destination.breaker.retry_at or now) - now)
 
