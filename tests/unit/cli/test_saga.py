@@ -195,11 +195,12 @@ def shell(tmp_path: Path, installed: Path) -> Shell:
 
 @pytest.fixture
 def failed(shell: Shell) -> Shell:
-    """An order whose payment was lost with its worker once, and then raised; and a refund that rests."""
+    """An order whose payment was lost with its worker once, and then raised twice; and a refund that rests."""
     shell.start(refund, "B-1")
     shell.start(order)
     shell.turn(Succeeded("create", Phase.ACTION))
-    shell.turn(Raised("charge", Phase.ACTION, "connection refused"))
+    for _ in range(2):
+        shell.turn(Raised("charge", Phase.ACTION, "connection refused"))
     return shell
 
 
