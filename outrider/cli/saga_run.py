@@ -54,6 +54,11 @@ MaintenanceInterval = Annotated[float | None, typer.Option(help="Seconds between
 SagaDays = Annotated[float | None, typer.Option(help="Days for which ended sagas are kept.")]
 AuditDays = Annotated[float | None, typer.Option(help="Days for which audit logs are kept.")]
 ParticipantMemoryDays = Annotated[float | None, typer.Option(help="Days for which a participant remembers commands.")]
+BreakerFailures = Annotated[
+    int | None, typer.Option(help="Unavailable results of a step in a row after which sagas wait at the step.")
+]
+BreakerBase = Annotated[float | None, typer.Option(help="Seconds until an unavailable service is tried again.")]
+BreakerMax = Annotated[float | None, typer.Option(help="The longest such time; it doubles with each failed probe.")]
 NUMBERS = tuple(field.name for field in fields(SagaSettings))
 
 
@@ -114,6 +119,9 @@ def run(
     saga_days: SagaDays = None,
     audit_days: AuditDays = None,
     participant_memory_days: ParticipantMemoryDays = None,
+    breaker_failures: BreakerFailures = None,
+    breaker_seconds_base: BreakerBase = None,
+    breaker_seconds_max: BreakerMax = None,
     relay: WithRelay = False,
     log_level: LogLevel = None,
     json: Json = False,

@@ -449,6 +449,32 @@ class SagaStepRolledBack(TelemetryEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class SagaStepUnavailable(TelemetryEvent):
+    """The service of a step is unavailable: the circuit breaker of the step has opened, and sagas wait at the step.
+
+    No attempt is counted. A probe follows after `retry_seconds`, and then at growing intervals.
+    """
+
+    saga_type: str
+    step: str
+    phase: str
+    error: str
+    retry_seconds: float
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaStepAvailable(TelemetryEvent):
+    """The service of a step works again, after so many seconds: the circuit breaker of the step has closed."""
+
+    saga_type: str
+    step: str
+    phase: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SagaTaskLeaked(TelemetryEvent):
     """A call ignores its cancellation and continues beside later work. `tasks` is the number of leaked tasks."""
 
