@@ -174,7 +174,8 @@ async def run_once(
     tally = SagaTally(relay=relay)
     observer = Observers([app.log_observer(), tally])
     outbox = app.Outbox(schema=chosen.schema)
-    store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, transactions=sagas.transactions)
+    options = {"transactions": sagas.transactions, "concurrency": settings.concurrency}
+    store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, **options)
     try:
         worker = SagaWorker(store, sagas, outbox.stage, settings, observer)
         inbox = app.saga_inbox(sagas, outbox=outbox, observer=observer)
@@ -198,7 +199,8 @@ async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncI
     if not routes:
         yield []
         return
-    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema)
+    concurrency = sum(each.settings.concurrency for each in routes)
+    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema, concurrency=concurrency)
     try:
         sources = [app.open_source(chosen.broker_url(), each) for each in routes]
         yield [Consumer(*made, observer=observer) for made in zip(sources, [store] * len(routes), routes, strict=True)]

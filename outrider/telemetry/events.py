@@ -186,6 +186,18 @@ class StoreRecovered(TelemetryEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionsScarce(TelemetryEvent):
+    """The connection pool of a store is smaller than the concurrency: fewer transactions run at a time than allowed."""
+
+    store: str
+    connections_max: int
+    concurrency: int
+    remedy: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
 class MaintenanceDone(TelemetryEvent):
     """Old rows were removed."""
 

@@ -22,6 +22,8 @@ from tests.support.postgres_benches import OWN_THE_CLOCK
 
 pytestmark = pytest.mark.postgres
 
+TOGETHER = 24
+
 
 @dataclass
 class Invoice:
@@ -169,3 +171,55 @@ async def test_the_audit_log_says_that_a_rejection_follows_an_attempt_of_unknown
         "the card was declined; the outcome of an earlier attempt was unknown; the rejection is believed to speak for "
         "that attempt too: it had no effect, and will have none"
     )
+
+
+async def test_local_steps_run_at_the_same_time_with_the_default_sizes(postgres_url: str, conn: Any) -> None:
+    saga, together = Saga("invoice", Invoice), asyncio.Barrier(TOGETHER)
+
+    @saga.local()
+    async def create(context: StepContext[Invoice], tx: Any) -> None:
+        await tx.execute("SELECT 1")
+        # Each of them holds its connection until all of them have one.
+        await together.wait()
+
+    settings = SagaSettings()
+    store = await app.open_sagas(postgres_url, concurrency=settings.concurrency)
+    office = Office(store, conn, saga)
+    worker = SagaWorker(store, SagaRegistry(saga), outrider.stage, settings)
+    ids = await office.start(TOGETHER)
+    async with asyncio.timeout(60):
+        while await worker.run_once():
+            await worker.rest()
+    assert await office.statuses(ids) == {Status.COMPLETED: TOGETHER}
+    assert {entry.attempts for record in await office.records(ids) for entry in record.journal} == {1}
+    await store.close()
+
+
+@pytest.mark.parametrize(("said", "at_once"), [("", 30), ("?connections_max=12", 10), ("?connections_max=66", 64)])
+async def test_the_url_sets_how_many_local_steps_run_at_the_same_time(
+    postgres_url: str, caplog: pytest.LogCaptureFixture, said: str, at_once: int
+) -> None:
+    store = await app.open_sagas(f"{postgres_url}{said}", concurrency=64)
+    begun, held = 0, asyncio.Event()
+
+    async def hold() -> None:
+        nonlocal begun
+        async with store.transactions.open():
+            begun += 1
+            await held.wait()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        for _ in range(64):
+            tasks.create_task(hold())
+        while begun < at_once:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        # The rest is for the store: a claim need not wait for a step.
+        assert await store.claim("ann", [("invoice", 1)], limit=1, lease_seconds=15) == []
+        assert begun == at_once
+        held.set()
+    scarce = [record.__dict__ for record in caplog.records if record.message == "connections scarce"]
+    assert [(record["connections_max"], record["concurrency"]) for record in scarce] == (
+        [(12, 64)] if at_once == 10 else []
+    )
+    assert all("10 run at a time; write connections_max=66 in the URL" in record["remedy"] for record in scarce)
+    await store.close()
