@@ -77,21 +77,39 @@ def _file_path(url: str) -> tuple[str, dict[str, Any]]:
     return path, {}
 
 
-def _pooled_dsn(url: str) -> tuple[str, dict[str, Any]]:
-    """Take Outrider's own option out of a PostgreSQL URL: whether a pooler shares the sessions behind it.
+CONNECTIONS_LEAST, CONNECTIONS_MOST = 3, 1000
+"""Limits of a pool. Two connections are kept for the store, so a smaller pool leaves none for handlers."""
 
-    >>> _pooled_dsn("postgresql://db/shop?pooled=true&sslmode=require")
-    ('postgresql://db/shop?sslmode=require', {'pooled': True})
+
+def _pooled_dsn(url: str) -> tuple[str, dict[str, Any]]:
+    """Take Outrider's own options out of a PostgreSQL URL: whether a pooler shares its sessions, and the pool size.
+
+    >>> _pooled_dsn("postgresql://db/shop?pooled=true&sslmode=require&connections_max=20")
+    ('postgresql://db/shop?sslmode=require', {'pooled': True, 'connections_max': 20})
     """
     dsn, _, query = url.partition("?")
-    pairs = [pair for pair in query.split("&") if pair]
-    text = [pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == "pooled"]
-    if text and text[-1] not in ("true", "false"):
+    pairs = [pair.partition("=") for pair in query.split("&") if pair]
+    own = {name: value for name, _, value in pairs if name in ("pooled", "connections_max")}
+    pooled, connections = own.get("pooled", "false"), own.get("connections_max")
+    if pooled not in ("true", "false"):
         raise InvalidSetting(
             "pooled in the PostgreSQL URL is neither true nor false; write pooled=true behind a pooler"
         )
-    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != "pooled")
-    return (f"{dsn}?{rest}" if rest else dsn), {"pooled": text[-1:] == ["true"]}
+    is_number = connections is None or (connections.isascii() and connections.isdecimal())
+    size = int(connections) if connections is not None and is_number else None
+    if not is_number or not (size is None or CONNECTIONS_LEAST <= size <= CONNECTIONS_MOST):
+        raise InvalidSetting(
+            "connections_max in the PostgreSQL URL cannot work; write a whole number from "
+            f"{CONNECTIONS_LEAST} to {CONNECTIONS_MOST}, such as connections_max=32"
+        )
+    rest = "&".join("".join(pair) for pair in pairs if pair[0] not in own)
+    return (f"{dsn}?{rest}" if rest else dsn), {"pooled": pooled == "true", "connections_max": size}
+
+
+def _schema_dsn(url: str) -> tuple[str, dict[str, Any]]:
+    """Read a PostgreSQL URL for an installation, which uses one connection."""
+    dsn, own = _pooled_dsn(url)
+    return dsn, {"pooled": own["pooled"]}
 
 
 _SQLITE, _POSTGRES, _MONGO = "outrider.stores.sqlite", "outrider.stores.postgres", "outrider.stores.mongo"
@@ -101,7 +119,10 @@ ADAPTERS: dict[str, dict[str, Adapter]] = {
     "outbox": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteStore", _file_path, ("archive", "clock", "topic_rule")),
         "postgresql": Adapter(
-            f"{_POSTGRES}.outbox:PostgresStore.open", _pooled_dsn, ("schema", "archive", "topic_rule"), "postgres"
+            f"{_POSTGRES}.outbox:PostgresStore.open",
+            _pooled_dsn,
+            ("schema", "archive", "topic_rule", "concurrency"),
+            "postgres",
         ),
         "mongodb": Adapter(
             f"{_MONGO}:MongoStore.open", _unchanged, ("schema", "archive", "clock", "topic_rule"), "mongo"
@@ -109,17 +130,21 @@ ADAPTERS: dict[str, dict[str, Adapter]] = {
     },
     "inbox": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteInbox", _file_path),
-        "postgresql": Adapter(f"{_POSTGRES}.inbox:PostgresInbox.open", _pooled_dsn, ("schema",), "postgres"),
+        "postgresql": Adapter(
+            f"{_POSTGRES}.inbox:PostgresInbox.open", _pooled_dsn, ("schema", "concurrency"), "postgres"
+        ),
         "mongodb": Adapter(f"{_MONGO}:MongoInbox.open", _unchanged, ("schema",), "mongo"),
     },
     "sagas": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteSagas", _file_path),
-        "postgresql": Adapter(f"{_POSTGRES}.saga:PostgresSagas.open", _pooled_dsn, ("schema",), "postgres"),
+        "postgresql": Adapter(
+            f"{_POSTGRES}.saga:PostgresSagas.open", _pooled_dsn, ("schema", "concurrency"), "postgres"
+        ),
         "mongodb": Adapter(f"{_MONGO}:MongoSagas.open", _unchanged, ("schema",), "mongo"),
     },
     "schema": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteSchema", _file_path, ("lanes",)),
-        "postgresql": Adapter(f"{_POSTGRES}.schema:PostgresSchema", _pooled_dsn, ("schema", "lanes"), "postgres"),
+        "postgresql": Adapter(f"{_POSTGRES}.schema:PostgresSchema", _schema_dsn, ("schema", "lanes"), "postgres"),
         "mongodb": Adapter(f"{_MONGO}:MongoSchema", _unchanged, ("schema", "lanes"), "mongo"),
     },
     "broker": {
@@ -185,17 +210,19 @@ async def open_store(
     archive: bool = True,
     clock: Clock | None = None,
     topic_rule: TopicRule = default_topic,
+    concurrency: int | None = None,
 ) -> OutboxStore:
     """Open an outbox by URL: `sqlite:///file`, `sqlite:////absolute/file`, `postgresql://...` or `mongodb://...`.
 
     `postgresql://...?pooled=true` declares a pooler that shares sessions, such as PgBouncer in transaction mode.
     `archive=False` deletes delivered events instead of keeping them until their retention ends. `topic_rule` gives a
-    topic to the rows that another program inserted without one.
+    topic to the rows that another program inserted without one. On PostgreSQL the pool has room for `concurrency`
+    workers, unless the URL has `connections_max=...`.
     """
     if clock is not None and "clock" not in find_adapter("outbox", url).options:
         raise UsageError("PostgreSQL keeps its own time; open this store without a clock")
-    opening = open_adapter("outbox", url, schema=schema, archive=archive, clock=clock, topic_rule=topic_rule)
-    store: OutboxStore = await _open(opening)
+    options = {"schema": schema, "archive": archive, "clock": clock, "topic_rule": topic_rule}
+    store: OutboxStore = await _open(open_adapter("outbox", url, **options, concurrency=concurrency))
     return store
 
 
@@ -233,22 +260,31 @@ async def open_broker(url: str) -> Broker:
     return opened
 
 
-async def open_inbox(url: str, *, schema: str = "outrider", transactions: Any = None) -> InboxStore:
+async def open_inbox(
+    url: str, *, schema: str = "outrider", transactions: Any = None, concurrency: int | None = None
+) -> InboxStore:
     """Open the inbox of a store, with the URLs of `open_store`.
 
     `transactions` is the application's own source of handler transactions for the same database: a session factory or
     an engine of SQLAlchemy, a psycopg pool, or `outrider.django.transactions()`. By default the inbox opens them.
+    `concurrency` is the number of handlers that run at a time. On PostgreSQL the pool has room for them, up to 32
+    connections, unless the URL has `connections_max=...`.
     """
-    opened: InboxStore = await _with_transactions(await _open(open_adapter("inbox", url, schema=schema)), transactions)
+    opening = open_adapter("inbox", url, schema=schema, concurrency=None if transactions else concurrency)
+    opened: InboxStore = await _with_transactions(await _open(opening), transactions)
     return opened
 
 
-async def open_sagas(url: str, *, schema: str = "outrider", transactions: Any = None) -> SagaStore:
+async def open_sagas(
+    url: str, *, schema: str = "outrider", transactions: Any = None, concurrency: int | None = None
+) -> SagaStore:
     """Open the sagas of a store, with the URLs of `open_store`.
 
-    `transactions` is the application's own source of transactions for local steps; see `open_inbox`.
+    `transactions` is the application's own source of transactions for local steps, and `concurrency` the number of
+    sagas that a worker runs at a time; see `open_inbox`.
     """
-    opened: SagaStore = await _with_transactions(await _open(open_adapter("sagas", url, schema=schema)), transactions)
+    opening = open_adapter("sagas", url, schema=schema, concurrency=None if transactions else concurrency)
+    opened: SagaStore = await _with_transactions(await _open(opening), transactions)
     return opened
 
 

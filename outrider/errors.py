@@ -15,6 +15,7 @@
         ├── ConcurrencyError  another process changed the saga first
         ├── TransactionLost   the connection broke during a handler
         │   └── WriteConflict the transaction lost a race, and can run again
+        ├── StepUnavailable   raised by a step whose service is unavailable; costs no attempt
         └── Unreachable       a server does not answer
 
 The text of an error says what happened and what to do.
@@ -82,6 +83,8 @@ class NotFound(Permanent):
 class StepRejected(Permanent):
     """A step did not happen, and will not. Raise StepRejected in a step to compensate the steps before it.
 
+    The rejection speaks for every attempt under the idempotency key: none has taken effect, and none ever will.
+
     >>> raise StepRejected("the card was declined")
     Traceback (most recent call last):
     ...
@@ -113,6 +116,25 @@ class TransactionLost(Transient):
 
 class WriteConflict(TransactionLost):
     """The transaction lost a race, and was rolled back. Run the transaction again."""
+
+
+class StepUnavailable(Transient):
+    """The service of a step is unavailable, and this attempt had no effect. Raise StepUnavailable to wait at no cost.
+
+    The worker tries again after `retry_after_seconds` at the earliest, and counts no attempt.
+
+    >>> raise StepUnavailable("503 from the bank", retry_after_seconds=30)
+    Traceback (most recent call last):
+    ...
+    outrider.errors.StepUnavailable: 503 from the bank
+    """
+
+    def __init__(self, text: str = "the service is unavailable", *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(text)
+        number = isinstance(retry_after_seconds, int | float) and not isinstance(retry_after_seconds, bool)
+        if retry_after_seconds is not None and not (number and 0 <= retry_after_seconds < float("inf")):
+            raise UsageError(f"retry_after_seconds={retry_after_seconds!r} is no time; use a number from 0, or None")
+        self.retry_after_seconds = retry_after_seconds
 
 
 class Unreachable(Transient):

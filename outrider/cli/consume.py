@@ -115,7 +115,9 @@ async def run(
     chosen: Config, routes: Sequence[Routes], until_idle: float | None, transactions: Any = None, *, relay: bool = False
 ) -> dict[str, int]:
     """Run one consumer per name until it stops, and a relay if wanted; return the counts of messages by outcome."""
-    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema, transactions=transactions)
+    concurrency = sum(each.settings.concurrency for each in routes)
+    options = {"transactions": transactions, "concurrency": concurrency}
+    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema, **options)
     tally = ConsumerTally(relay=relay)
     staged = StagedObserver()
     observer = Observers([app.log_observer(), tally, staged])

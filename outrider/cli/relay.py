@@ -160,7 +160,13 @@ async def _waking(chosen: Config, staged: StagedObserver) -> AsyncIterator[None]
 async def _open_relay(chosen: Config, observer: Observer) -> AsyncIterator[Relay]:
     broker = await app.open_broker(chosen.broker_url())
     rule = find_topic_rule(chosen.topic_rule)
-    store = await app.open_store(chosen.store_url(), schema=chosen.schema, archive=chosen.archive, topic_rule=rule)
+    store = await app.open_store(
+        chosen.store_url(),
+        schema=chosen.schema,
+        archive=chosen.archive,
+        topic_rule=rule,
+        concurrency=chosen.relay.workers,
+    )
     try:
         yield Relay(store, broker, chosen.relay, observer=observer)
     finally:

@@ -55,6 +55,11 @@ MaintenanceInterval = Annotated[float | None, typer.Option(help="Seconds between
 SagaDays = Annotated[float | None, typer.Option(help="Days for which ended sagas are kept.")]
 AuditDays = Annotated[float | None, typer.Option(help="Days for which audit logs are kept.")]
 ParticipantMemoryDays = Annotated[float | None, typer.Option(help="Days for which a participant remembers commands.")]
+BreakerFailures = Annotated[
+    int | None, typer.Option(help="Unavailable results of a step in a row after which sagas wait at the step.")
+]
+BreakerBase = Annotated[float | None, typer.Option(help="Seconds until an unavailable service is tried again.")]
+BreakerMax = Annotated[float | None, typer.Option(help="The longest such time; it doubles with each failed probe.")]
 NUMBERS = tuple(field.name for field in fields(SagaSettings))
 
 
@@ -115,6 +120,9 @@ def run(
     saga_days: SagaDays = None,
     audit_days: AuditDays = None,
     participant_memory_days: ParticipantMemoryDays = None,
+    breaker_failures: BreakerFailures = None,
+    breaker_seconds_base: BreakerBase = None,
+    breaker_seconds_max: BreakerMax = None,
     relay: WithRelay = False,
     log_level: LogLevel = None,
     json: Json = False,
@@ -168,7 +176,8 @@ async def run_once(
     staged = StagedObserver()
     observer = Observers([app.log_observer(), tally, staged])
     outbox = app.Outbox(schema=chosen.schema)
-    store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, transactions=sagas.transactions)
+    options = {"transactions": sagas.transactions, "concurrency": settings.concurrency}
+    store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, **options)
     try:
         worker = SagaWorker(store, sagas, outbox.stage, settings, observer)
         inbox = app.saga_inbox(sagas, outbox=outbox, observer=observer)
@@ -192,7 +201,8 @@ async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncI
     if not routes:
         yield []
         return
-    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema)
+    concurrency = sum(each.settings.concurrency for each in routes)
+    store = await app.open_inbox(chosen.store_url(), schema=chosen.schema, concurrency=concurrency)
     try:
         sources = [app.open_source(chosen.broker_url(), each) for each in routes]
         yield [Consumer(*made, observer=observer) for made in zip(sources, [store] * len(routes), routes, strict=True)]

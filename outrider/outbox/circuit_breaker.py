@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from outrider.circuit_breaker import CircuitBreaker
 from outrider.event import OutboxRow
 
 STRIKES = 3
@@ -25,44 +26,6 @@ GROUP_MAX = 4096
 
 CONNECTION_SECONDS_MAX = 4.0
 """The longest pause between probes of the connection. Such a probe is cheap, and it sends no message."""
-
-
-@dataclass(slots=True)
-class CircuitBreaker:
-    """Stops publishing to a destination after a failure. Times are seconds of the relay's own clock."""
-
-    base_seconds: float = 0.5
-    cap_seconds: float = 30.0
-    error: str = ""
-    retry_at: float | None = None
-    failures: int = 0
-    closed_at: float = float("-inf")
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether publishing is stopped until the next probe."""
-        return self.retry_at is not None
-
-    def open(self, error: str, now: float, *, searching: bool = False) -> None:
-        """Stop publishing until a probe; every failure in a row doubles the wait, up to the cap.
-
-        While the relay is `searching` for a poison message among suspects, a failure is expected: the wait stays short.
-        """
-        self.error = error
-        if searching:
-            self.retry_at = now + self.base_seconds
-            return
-        # The exponent is bounded first: a float would overflow after a very long outage.
-        self.retry_at = now + min(self.cap_seconds, self.base_seconds * 2 ** min(self.failures, 16))
-        self.failures += 1
-
-    def close(self, now: float = float("-inf")) -> None:
-        """Allow publishing again, after a successful probe."""
-        self.retry_at, self.closed_at = None, now
-
-    def reset(self) -> None:
-        """Forget failures in a row, after a confirmed message."""
-        self.failures = 0
 
 
 @dataclass(slots=True)
@@ -234,7 +197,8 @@ class CircuitBreakers:
         destination.detector.failed(events, isolated=isolated)
         is_old = began is not None and began < destination.breaker.closed_at
         if not destination.breaker.is_open and not is_old:
-            destination.breaker.open(error, now, searching=destination.detector.group_max > 1)
+            # While the relay searches for a poison message among suspects, a failure is expected.
+            destination.breaker.open(error, now, grows=destination.detector.group_max <= 1)
             destination.detector.shrink()
         return max(0.0, (destination.breaker.retry_at or now) - now)
 

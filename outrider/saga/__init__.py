@@ -1,6 +1,6 @@
 """Sagas: steps in several services, with compensation after a failure."""
 
-from outrider.errors import AlreadyStarted, StepRejected
+from outrider.errors import AlreadyStarted, StepRejected, StepUnavailable
 from outrider.saga.context import Reply, StepContext
 from outrider.saga.definition.saga import Saga, SagaRegistry
 from outrider.saga.execution.worker import SagaWorker
@@ -18,4 +18,5 @@ __all__ = [
     "SagaWorker",
     "StepContext",
     "StepRejected",
+    "StepUnavailable",
 ]

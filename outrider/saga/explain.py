@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
@@ -98,11 +98,26 @@ def _retrying(view: SagaSnapshot, entry: JournalEntry) -> str:
     if entry.error is None:
         return f"{_named(entry)} is to be begun, due {view.at(entry.due_at)}"
     action = view.action(entry)
+    if entry.unavailable_since:
+        return _waits_for_service(view, entry, action)
     total = f" of {action.retry.max_attempts}" if action else ""
     return (
         f"{_named(entry)} did not succeed in attempt {entry.attempts}{total}: {entry.error}; "
         f"the next attempt is due {view.at(entry.due_at)}"
     )
+
+
+def _waits_for_service(view: SagaSnapshot, entry: JournalEntry, action: StepAction | None) -> str:
+    is_doubtful = entry.uncertainty is Uncertainty.OUTCOME_UNKNOWN
+    doubt = "; the outcome of an earlier attempt is unknown" if is_doubtful else ""
+    text = (
+        f"{_named(entry)} waits for an unavailable service since {view.at(entry.unavailable_since)}: {entry.error}"
+        f"{doubt}; no attempt is counted, and the next is due {view.at(entry.due_at)}"
+    )
+    if action is None or entry.unavailable_since is None:
+        return text
+    limit = entry.unavailable_since + timedelta(seconds=action.unavailable_for_seconds)
+    return f"{text}; an operator must decide from {view.at(limit)}"
 
 
 def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
@@ -154,7 +169,7 @@ def _once(view: SagaSnapshot) -> str:
     """Name the condition of a waiting compensate command: the pivot or running calls must end first."""
     for entry in view.entries(Phase.ACTION, *OPEN):
         step = view.step(entry)
-        if step and step.pivot and step.kind in OUTSIDE:
+        if step and step.pivot and _may_have_happened(step, entry):
             return f"once the pivot {entry.step} has ended"
         if step and step.kind is StepKind.CALL and entry.status is StepStatus.STARTED and view.is_attended:
             return f"once the call {entry.step} has ended"
@@ -277,8 +292,14 @@ def _but(view: SagaSnapshot) -> str:
     if view.definition is None:
         return ", unless its pivot is done"
     outside = [(entry, view.step(entry)) for entry in view.entries(Phase.ACTION, StepStatus.FAILED, *OPEN)]
-    left = [entry.step for entry, step in outside if step and step.kind in OUTSIDE and step.compensation is None]
+    left = [e.step for e, step in outside if step and step.compensation is None and _may_have_happened(step, e)]
     return f"; see first that {', '.join(left)} did not happen, since it has no compensation" if left else ""
+
+
+def _may_have_happened(step: Step, entry: JournalEntry) -> bool:
+    """Tell whether an action that is not done may have an effect. A call that only waited for its service has none."""
+    waited = step.kind is StepKind.CALL and entry.status is not StepStatus.STARTED
+    return step.kind in OUTSIDE and (not waited or entry.uncertainty is not None)
 
 
 def _awaited(view: SagaSnapshot, entry: JournalEntry) -> bool:

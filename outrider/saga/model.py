@@ -77,12 +77,14 @@ class Uncertainty(StrEnum):
     """The reason why the outcome of a step is not known for certain. Decisions read this value, never the error text.
 
     `outcome_unknown`: an attempt was made and returned no result. `reply_not_applied`: the reply is stored, but the
-    state could not apply the reply. `no_event`: the event of a wait step did not arrive in time.
+    state could not apply the reply. `no_event`: the event of a wait step did not arrive in time. `raised`: an attempt
+    at a call has ended with an error, perhaps after its effect; no attempt is still on its way.
     """
 
     OUTCOME_UNKNOWN = "outcome_unknown"
     REPLY_NOT_APPLIED = "reply_not_applied"
     NO_EVENT = "no_event"
+    RAISED = "raised"
 
 
 class NewSaga(NamedTuple):
@@ -159,11 +161,13 @@ class JournalEntry:
     """The id of the last command that was staged."""
     reply_event_id: UUID | None = None
     """The reply or event that settled the step, or that the step could not apply. One event answers only one step."""
+    unavailable_since: datetime | None = None
+    """The time since which the step waits for an unavailable service."""
 
     @property
     def is_unresolved(self) -> bool:
         """Tell whether the step has failed without a known outcome. A late reply still settles such a step."""
-        return self.status is StepStatus.FAILED and self.uncertainty is not None
+        return self.status is StepStatus.FAILED and self.uncertainty not in (None, Uncertainty.RAISED)
 
 
 class SagaMessage(NamedTuple):

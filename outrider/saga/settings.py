@@ -29,6 +29,9 @@ RANGES = {
     "saga_days": DAYS,
     "audit_days": DAYS,
     "participant_memory_days": DAYS,
+    "breaker_failures": Range(1, HIGHEST, whole=True),
+    "breaker_seconds_base": SECONDS,
+    "breaker_seconds_max": SECONDS,
 }
 
 
@@ -37,7 +40,8 @@ class SagaSettings:
     """Limits and times of a worker. The defaults suit most applications.
 
     `concurrency` is the number of sagas that a worker runs at a time. Sagas that wait for a reply or a deadline do not
-    count. A call may take longer than `lease_seconds`, because claims are renewed.
+    count. A call may take longer than `lease_seconds`, because claims are renewed. After `breaker_failures` unavailable
+    results of a step in a row, one saga at a time probes its service, and the others wait.
 
     >>> SagaSettings(lease_seconds=6).renew_seconds
     2.0
@@ -52,6 +56,9 @@ class SagaSettings:
     saga_days: float = 90.0
     audit_days: float = 365.0
     participant_memory_days: float = 90.0
+    breaker_failures: int = 5
+    breaker_seconds_base: float = 1.0
+    breaker_seconds_max: float = 60.0
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
@@ -68,6 +75,11 @@ class SagaSettings:
                 f"poll_seconds_max ({self.poll_seconds_max}) is more than a third of lease_seconds "
                 f"({self.lease_seconds}), so that a saga without an owner would wait longer than its lease; lower the "
                 "one or raise the other"
+            )
+        if self.breaker_seconds_base > self.breaker_seconds_max:
+            raise InvalidSetting(
+                f"breaker_seconds_base ({self.breaker_seconds_base}) is more than breaker_seconds_max "
+                f"({self.breaker_seconds_max}); lower the one or raise the other"
             )
         if self.audit_days < self.saga_days:
             raise InvalidSetting(

@@ -186,6 +186,18 @@ class StoreRecovered(TelemetryEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionsScarce(TelemetryEvent):
+    """The connection pool of a store is smaller than the concurrency: fewer transactions run at a time than allowed."""
+
+    store: str
+    connections_max: int
+    concurrency: int
+    remedy: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
 class MaintenanceDone(TelemetryEvent):
     """Old rows were removed."""
 
@@ -458,6 +470,32 @@ class SagaStepRolledBack(TelemetryEvent):
     error: str
 
     level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaStepUnavailable(TelemetryEvent):
+    """The service of a step is unavailable: the circuit breaker of the step has opened, and sagas wait at the step.
+
+    No attempt is counted. A probe follows after `retry_seconds`, and then at growing intervals.
+    """
+
+    saga_type: str
+    step: str
+    phase: str
+    error: str
+    retry_seconds: float
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaStepAvailable(TelemetryEvent):
+    """The service of a step works again, after so many seconds: the circuit breaker of the step has closed."""
+
+    saga_type: str
+    step: str
+    phase: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from outrider.saga.model import (
 )
 from outrider.saga.planner import compensation, operator_commands, replies, results
 from outrider.saga.planner import journal as journals
-from outrider.saga.planner.actions import CallAction
+from outrider.saga.planner.actions import CallAction, Outage
 from outrider.saga.planner.journal import OPEN, Journal, StepKey
 from outrider.saga.planner.planner import is_halted
 from outrider.stores.memory import MemoryTransaction
@@ -190,6 +190,24 @@ def attempts_have_no_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "retry", for_ever)
 
 
+def an_unavailable_service_costs_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    wait_for_service = Journal.wait_for_service
+
+    def charge(journal: Journal, entry: JournalEntry, outage: Outage) -> None:
+        wait_for_service(journal, replace(entry, attempts=entry.attempts + 1), outage)
+
+    patch.setattr(Journal, "wait_for_service", charge)
+
+
+def a_call_that_waits_for_its_service_forgets_what_may_have_happened_before(patch: pytest.MonkeyPatch) -> None:
+    wait_for_service = Journal.wait_for_service
+
+    def forget(journal: Journal, entry: JournalEntry, outage: Outage) -> None:
+        wait_for_service(journal, replace(entry, uncertainty=None), outage)
+
+    patch.setattr(Journal, "wait_for_service", forget)
+
+
 def a_worker_that_lost_its_claim_saves_anyway(patch: pytest.MonkeyPatch) -> None:
     def save_unfenced(tx: MemoryTransaction, claim: Claim, change: SagaChange, lease_seconds: float) -> Any:
         known = tx.store.sagas.sagas.seen_by(tx, claim.saga_id).instance
@@ -245,6 +263,8 @@ MUTATIONS: dict[Mutation, str] = {
     deadlines_come_before_replies: "its event had come",
     attempts_have_no_end: "attempted",
     a_command_that_has_not_left_counts_an_attempt: "had not left",
+    an_unavailable_service_costs_an_attempt: "cost",
+    a_call_that_waits_for_its_service_forgets_what_may_have_happened_before: "may be on its way",
     a_worker_that_lost_its_claim_saves_anyway: "a worker saved without its claim",
     a_turn_that_was_saved_unnoticed_is_ignored: "does not come to rest",
     a_call_begins_before_its_turn_is_saved: "was called before its turn was saved",

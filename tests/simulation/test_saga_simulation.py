@@ -64,8 +64,20 @@ def test_the_worlds_end_in_every_way_and_are_as_troubled_as_they_claim_to_be() -
         "operator mark_done",
         "ignored, because",
         "given up",
+        "is down",
+        "waits for its service",
     ):
         assert told.count(what) > 5, what
+
+
+def test_an_outage_of_services_compensates_no_saga_and_fails_none() -> None:
+    reports = {seed: run(seed, calm=True, outage=True) for seed in range(sized(1_000, 60, quick=40))}
+    delayed = [seed for seed, report in reports.items() if any("is down" in line for line in report.trace)]
+    assert len(delayed) > len(reports) / 4
+    # Without the outage, the same saga ends in the same way: completed, or compensated after a rejection.
+    assert {seed: reports[seed].status for seed in delayed} == {
+        seed: run(seed, calm=True, outage=False).status for seed in delayed
+    }
 
 
 @pytest.mark.parametrize("seed", [3, 7, 11])

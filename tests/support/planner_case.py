@@ -16,11 +16,13 @@ from outrider.saga.planner.planner import (
     ApplyReply,
     Claimed,
     Input,
+    Outage,
     Plan,
     Raised,
     RejectedResult,
     Succeeded,
     TimedOut,
+    UnavailableResult,
     advance,
     key_of,
     overdue,
@@ -86,6 +88,7 @@ class Case:
 
     def __init__(self, *groups: Step | list[Step]) -> None:
         self.definition, self.stored, self.events, self.epoch = saga(*groups), StoredSaga(), 0, 0
+        self.outages: dict[tuple[str, Phase], Outage] = {}
         self.plan = self.advance(Claimed())
 
     def advance(self, *inputs: Input, seconds: float = 0, where: Undelivered | None = None) -> Plan:
@@ -94,7 +97,7 @@ class Case:
         self.stored.instance = replace(self.stored.instance, owner="w", epoch=1)
         record = self.stored.load()
         undelivered = {event_id: where for event_id in overdue(record) if where}
-        self.plan = advance(self.definition, record, inputs, random.Random(1), undelivered)
+        self.plan = advance(self.definition, record, inputs, random.Random(1), undelivered, outages=self.outages)
         self.stored.save("w", 1, self.plan)
         return self.plan
 
@@ -113,6 +116,16 @@ class Case:
 
     def raises(self, step: str, phase: Phase = ACTION) -> Plan:
         return self.advance(Raised(step, phase, "broke"))
+
+    def is_unavailable(self, step: str, phase: Phase = ACTION, *, seconds: float = 0, asked: float = 0) -> Plan:
+        """Let time pass, and let the service of a step be unavailable; the service may ask for a pause."""
+        return self.advance(UnavailableResult(step, phase, "503", asked), seconds=seconds)
+
+    def wakes(self) -> Plan:
+        """Let time pass until the saga is due."""
+        assert self.plan.release
+        assert self.plan.wake_seconds is not None
+        return self.advance(seconds=self.plan.wake_seconds)
 
     def times_out(self, step: str, phase: Phase = ACTION) -> Plan:
         return self.advance(TimedOut(step, phase))

@@ -29,6 +29,7 @@ from outrider.saga.definition.step_handles import (
     names_of,
 )
 from outrider.saga.definition.steps import (
+    CALL_RETRY,
     CommandSpec,
     Definition,
     Step,
@@ -105,6 +106,7 @@ class Saga(Generic[S]):
         name: str | None = None,
         after: After | None = None,
         retry: RetryPolicy | None = None,
+        unavailable_for_seconds: float | None = None,
         pivot: bool = False,
     ) -> Callable[[LocalFunction[S]], LocalStep[S]]:
         """Add a step that runs in the transaction that saves the saga, so the effect happens exactly once.
@@ -123,7 +125,9 @@ class Saga(Generic[S]):
 
         def register(function: LocalFunction[S]) -> LocalStep[S]:
             check_function(function, "context, tx", line)
-            action = function_action(function, retry, line, timeout_seconds)
+            action = function_action(
+                function, retry, line, timeout_seconds, unavailable_for_seconds=unavailable_for_seconds
+            )
             step = Step(
                 name or name_of(function), StepKind.LOCAL, action, None, self._after(after, line), pivot, line=line
             )
@@ -140,6 +144,7 @@ class Saga(Generic[S]):
         name: str | None = None,
         after: After | None = None,
         retry: RetryPolicy | None = None,
+        unavailable_for_seconds: float | None = None,
         pivot: bool = False,
     ) -> Callable[[CallFunction[S]], CallStep[S]]:
         """Add a step that calls an external service, outside any transaction.
@@ -149,6 +154,9 @@ class Saga(Generic[S]):
             @order.call(pivot=True, timeout_seconds=10)
             async def charge(context):
                 context.state.charge = await bank.charge(context.state.amount, key=context.key)
+
+        While the function raises StepUnavailable, no attempt is counted. After `unavailable_for_seconds` (a day), the
+        step is failed, for an operator to decide.
         """
         line = definition_site()
         check_parentheses(bare, "@….call()", line)
@@ -156,7 +164,9 @@ class Saga(Generic[S]):
 
         def register(function: CallFunction[S]) -> CallStep[S]:
             check_function(function, "context", line, is_async=True)
-            action = function_action(function, retry, line, seconds)
+            action = function_action(
+                function, retry, line, seconds, unavailable_for_seconds=unavailable_for_seconds, default=CALL_RETRY
+            )
             step = Step(
                 name or name_of(function), StepKind.CALL, action, None, self._after(after, line), pivot, line=line
             )

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from outrider.errors import UsageError
 from outrider.retry import RetryPolicy
 from outrider.saga.context import Reply, StepContext
-from outrider.saga.definition.steps import CommandSpec, Step, StepAction, function_action
+from outrider.saga.definition.steps import CALL_RETRY, CommandSpec, Step, StepAction, function_action
 from outrider.saga.definition.validation import check_function, check_parentheses, definition_site
 
 S = TypeVar("S")
@@ -40,6 +40,9 @@ class StepHandle(Generic[S]):
         self._put(changed)
         self._step = changed
 
+    def _patience(self, seconds: float | None) -> float:
+        return self._step.action.unavailable_for_seconds if seconds is None else seconds
+
     def _compensate(self, action: StepAction, line: str) -> None:
         if self._step.compensation is not None:
             raise UsageError(f"{line}: {self.name} has a compensation already; do all of it in one")
@@ -60,7 +63,13 @@ class LocalStep(StepHandle[S]):
         return self._step.action.function(context, tx)
 
     def compensate(
-        self, bare: None = None, /, *, retry: RetryPolicy | None = None, timeout_seconds: float | None = None
+        self,
+        bare: None = None,
+        /,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout_seconds: float | None = None,
+        unavailable_for_seconds: float | None = None,
     ) -> Callable[[LocalFunction[S]], LocalFunction[S]]:
         """Add the compensation of the step.
 
@@ -74,10 +83,12 @@ class LocalStep(StepHandle[S]):
         line = definition_site()
         check_parentheses(bare, "@….compensate()", line)
         seconds = self._step.action.timeout_seconds if timeout_seconds is None else timeout_seconds
+        patience = self._patience(unavailable_for_seconds)
 
         def register(function: LocalFunction[S]) -> LocalFunction[S]:
             check_function(function, "context, tx", line)
-            self._compensate(function_action(function, retry, line, seconds), line)
+            action = function_action(function, retry, line, seconds, unavailable_for_seconds=patience)
+            self._compensate(action, line)
             return function
 
         return register
@@ -97,7 +108,13 @@ class CallStep(StepHandle[S]):
         return self._step.action.function(context)
 
     def compensate(
-        self, bare: None = None, /, *, retry: RetryPolicy | None = None, timeout_seconds: float | None = None
+        self,
+        bare: None = None,
+        /,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout_seconds: float | None = None,
+        unavailable_for_seconds: float | None = None,
     ) -> Callable[[CallFunction[S]], CallFunction[S]]:
         """Add the compensation of the step.
 
@@ -112,10 +129,14 @@ class CallStep(StepHandle[S]):
         line = definition_site()
         check_parentheses(bare, "@….compensate()", line)
         seconds = self._step.action.timeout_seconds if timeout_seconds is None else timeout_seconds
+        patience = self._patience(unavailable_for_seconds)
 
         def register(function: CallFunction[S]) -> CallFunction[S]:
             check_function(function, "context", line, is_async=True)
-            self._compensate(function_action(function, retry, line, seconds), line)
+            action = function_action(
+                function, retry, line, seconds, unavailable_for_seconds=patience, default=CALL_RETRY
+            )
+            self._compensate(action, line)
             return function
 
         return register

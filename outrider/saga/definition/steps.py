@@ -51,6 +51,13 @@ class CommandSpec:
     """Builds the payload from the state. Without a function, the payload is an empty object."""
 
 
+CALL_RETRY = RetryPolicy(cap_seconds=300, max_attempts=50)
+"""The default of calls: about three and a half hours, so that a shorter outage of a service compensates no saga."""
+
+UNAVAILABLE_FOR_SECONDS = 86_400.0
+"""The default time for which a step waits for a service that is unavailable."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepAction:
     """One phase of a step: a function or a command, with its own retry policy.
@@ -62,6 +69,7 @@ class StepAction:
     command: CommandSpec | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_seconds: float | None = None
+    unavailable_for_seconds: float = UNAVAILABLE_FOR_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ class Definition:
         return next((step for step in self.steps.values() if step.pivot), None)
 
 
-def budget(retry: RetryPolicy | None, line: str) -> RetryPolicy:
+def budget(retry: RetryPolicy | None, line: str, default: RetryPolicy | None = None) -> RetryPolicy:
     """Return the given retry policy, or the default policy.
 
     >>> budget(None, "order.py:7").max_attempts
@@ -121,11 +129,17 @@ def budget(retry: RetryPolicy | None, line: str) -> RetryPolicy:
     """
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise UsageError(f"{line}: retry={retry!r} is no policy; use RetryPolicy(max_attempts=5)")
-    return retry or RetryPolicy()
+    return retry or default or RetryPolicy()
 
 
 def function_action(
-    function: Function, retry: RetryPolicy | None, line: str, seconds: float | None = None
+    function: Function,
+    retry: RetryPolicy | None,
+    line: str,
+    seconds: float | None = None,
+    *,
+    unavailable_for_seconds: float | None = None,
+    default: RetryPolicy | None = None,
 ) -> StepAction:
     """Return the step action of a function.
 
@@ -133,7 +147,10 @@ def function_action(
     True
     """
     limit = None if seconds is None else check_seconds(seconds, "timeout_seconds", line)
-    return StepAction(function, retry=budget(retry, line), timeout_seconds=limit)
+    patience = UNAVAILABLE_FOR_SECONDS
+    if unavailable_for_seconds is not None:
+        patience = check_seconds(unavailable_for_seconds, "unavailable_for_seconds", line)
+    return StepAction(function, None, budget(retry, line, default), limit, patience)
 
 
 def wait_action(event_type: str, topic: str | None, seconds: float | None, line: str) -> StepAction:

@@ -134,11 +134,14 @@ class SagaRunner:
             await self._cancel(list(self._calls))
         ended = [call for call, task in self._calls.items() if task.done()]
         leaving = self._stopping.is_set() and len(ended) == len(self._calls)
+        outcomes = [_result(call, self._calls[call]) for call in ended]
+        for outcome in outcomes:
+            self._context.outages.record(self._instance.saga_type, outcome.result)
         local = None if leaving else next((action for action in self._todo if isinstance(action, LocalAction)), None)
         turn_input = TurnInput(
             self._record,
             self._inputs,
-            [_result(call, self._calls[call]) for call in ended],
+            outcomes,
             local,
             self._todo if leaving else None,
             self._stop_reason,
@@ -289,7 +292,14 @@ def telemetry_of(record: SagaRecord, plan: Plan, staged: int) -> Iterator[Teleme
     before = {(entry.step, entry.phase): entry for entry in record.journal}
     for entry in plan.entries:
         was = before.get((entry.step, entry.phase))
-        if entry.status in UNSUCCESSFUL and entry.error and (was is None or was.status is not entry.status):
+        # A step that has only waited for its service has made no attempt.
+        attempted = entry.started_at is not None
+        if (
+            entry.status in UNSUCCESSFUL
+            and entry.error
+            and attempted
+            and (was is None or was.status is not entry.status)
+        ):
             yield SagaStepFailed(*saga, entry.step, entry.phase, entry.status, entry.attempts, entry.error)
     for reason in plan.attention:
         yield SagaNeedsAttention(*saga, new.correlation_id, reason)

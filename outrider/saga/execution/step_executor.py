@@ -20,6 +20,7 @@ from outrider.errors import (
     InvalidState,
     Permanent,
     StepRejected,
+    StepUnavailable,
     TransactionLost,
     UsageError,
 )
@@ -40,6 +41,7 @@ from outrider.saga.planner.actions import (
     SendCommand,
     Succeeded,
     TimedOut,
+    UnavailableResult,
     key_of,
 )
 from outrider.saga.state.codec import decode
@@ -124,7 +126,7 @@ def describe(error: BaseException) -> str:
     said = _text(error)
     if isinstance(error, BaseExceptionGroup):
         said = f"{said}, the first of them {_text(error.exceptions[0])}"
-    place = None if isinstance(error, StepRejected) else user_frame(error)
+    place = None if isinstance(error, StepRejected | StepUnavailable) else user_frame(error)
     return f"{said[:TEXT_CHARACTERS_MAX]} ({place})" if place else said[:TEXT_CHARACTERS_MAX]
 
 
@@ -299,7 +301,7 @@ class StepExecutor:
         return StepOutcome(action, Succeeded(action.step, action.phase), before.text, after, tuple(run.staged))
 
     def _failure(self, instance: Instance, action: Step, error: BaseException, *, late: bool = False) -> Result:
-        if not isinstance(error, StepRejected):
+        if not isinstance(error, StepRejected | StepUnavailable):
             self.observer.emit(raised(instance, action, error))
         return failure(action, error, late=late)
 
@@ -393,13 +395,16 @@ class LeakedTasks:
 
 
 def failure(action: Step, error: BaseException, *, late: bool = False) -> Result:
-    """Return the result of an exception: invalid, declined, raised, or unknown after a timeout."""
+    """Return the result of an exception: invalid, declined, unavailable, raised, or unknown after a timeout."""
     if isinstance(error, INVALID):
         return invalid(action, error)
     if isinstance(error, Permanent):
         return RejectedResult(action.step, action.phase, describe_failure(action, error))
     if late:
         return TimedOut(action.step, action.phase)
+    if isinstance(error, StepUnavailable) and isinstance(action, CallAction | LocalAction):
+        text = describe_failure(action, error)
+        return UnavailableResult(action.step, action.phase, text, error.retry_after_seconds or 0.0)
     return Raised(action.step, action.phase, describe_failure(action, error), reply=isinstance(action, ApplyReply))
 
 
@@ -416,13 +421,13 @@ def describe_failure(action: Step, error: BaseException) -> str:
     'ValueError: no such card'
     """
     text = describe(error)
-    # A rejection is a message of the author, not an error.
-    return text if isinstance(error, StepRejected) else f"{_prefix(action)}{text}"
+    # A rejection and an outage are messages of the author, not errors.
+    return text if isinstance(error, StepRejected | StepUnavailable) else f"{_prefix(action)}{text}"
 
 
 def _text(error: BaseException) -> str:
     text, kind = text_of(error), type(error).__name__
-    if text and isinstance(error, Permanent | UsageError):
+    if text and isinstance(error, Permanent | UsageError | StepUnavailable):
         return text
     return f"{kind}: {text}" if text else kind
 

@@ -20,6 +20,7 @@ from outrider.errors import ConcurrencyError, InvalidEvent, Transient
 from outrider.event import Event
 from outrider.outbox.staging import Stage
 from outrider.saga.execution import step_executor
+from outrider.saga.execution.outages import StepOutages
 from outrider.saga.execution.step_executor import RAISED, LeakedTasks, StepExecutor, StepOutcome, describe
 from outrider.saga.model import (
     AuditEntry,
@@ -74,6 +75,7 @@ class RunnerContext:
     rng: random.Random
     health: StoreHealth
     leaked: LeakedTasks
+    outages: StepOutages
     ahead: Callable[[float], AbstractAsyncContextManager[None]]
     """Extends the claims of running calls before a local step blocks the store for the given number of seconds."""
 
@@ -225,6 +227,7 @@ class TurnTransaction:
         if turn_input.local:
             turn_input.local_ran = True
             outcome = await self.executor.local(record.instance, turn_input.local, tx)
+            self.context.outages.record(record.instance.saga_type, outcome.result)
             if not isinstance(outcome.result, Succeeded):
                 return StepAtFault(turn_input.local, outcome.result)
             outcomes.append(outcome)
@@ -276,9 +279,12 @@ class TurnTransaction:
             *(outcome.result for outcome in outcomes),
             *failed_reply_inputs(turn_input, record),
         ]
-        plan = advance(self.executor.saga.definition, record, inputs, self.context.rng, undelivered)
+        outages = self.context.outages.current(record.instance.saga_type)
+        plan = advance(self.executor.saga.definition, record, inputs, self.context.rng, undelivered, outages=outages)
         plan = replace(plan, notes=(*clashes, *plan.notes)) if clashes else plan
-        return record, plan if turn_input.leaving is None else hand_over(plan, record, turn_input.leaving)
+        plan = plan if turn_input.leaving is None else hand_over(plan, record, turn_input.leaving)
+        self.context.outages.started(record.instance.saga_type, plan.actions)
+        return record, plan
 
     def _build(
         self, turn_input: TurnInput, record: SagaRecord, plan: Plan

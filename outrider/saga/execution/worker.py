@@ -21,6 +21,7 @@ from outrider.errors import InvalidHandler, OutriderError, Transient
 from outrider.outbox.staging import Stage
 from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.definition.steps import Step, StepKind
+from outrider.saga.execution.outages import StepOutages
 from outrider.saga.execution.runner import PAUSES, FailingSagas, SagaRunner, wait_for
 from outrider.saga.execution.step_executor import RAISED, LeakedTasks, definition_site, describe
 from outrider.saga.execution.turn import RunnerContext
@@ -94,6 +95,7 @@ class SagaWorker:
             self.rng,
             self._health,
             LeakedTasks(self.observer),
+            StepOutages(self.settings, self.observer, self.clock),
             self._renewal.ahead,
         )
         self._failing = FailingSagas()

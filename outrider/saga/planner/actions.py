@@ -69,6 +69,22 @@ class TimedOut(NamedTuple):
     phase: Phase
 
 
+class UnavailableResult(NamedTuple):
+    """The service of the step is unavailable: the attempt had no effect, and is not counted."""
+
+    step: str
+    phase: Phase
+    error: str
+    retry_after_seconds: float = 0.0
+
+
+class Outage(NamedTuple):
+    """The service of a step is known to be unavailable: the step is not tried before `seconds` have passed."""
+
+    error: str
+    seconds: float
+
+
 class InvalidResult(NamedTuple):
     """The result cannot be recorded or the state cannot be read. The code is at fault, and only a person can help."""
 
@@ -77,7 +93,7 @@ class InvalidResult(NamedTuple):
     error: str
 
 
-Result = Succeeded | RejectedResult | Raised | TimedOut | InvalidResult
+Result = Succeeded | RejectedResult | Raised | TimedOut | UnavailableResult | InvalidResult
 Input = Claimed | Result
 
 

@@ -31,7 +31,18 @@ def needs_compensation(journal: Journal, entry: JournalEntry) -> bool:
         return False
     if entry.status is StepStatus.DONE or (entry.step, Phase.COMPENSATION) in journal.lines:
         return True
-    return entry.status is not StepStatus.REJECTED and journal.kind(entry) in OUTSIDE
+    return may_have_happened(journal, entry)
+
+
+def may_have_happened(journal: Journal, entry: JournalEntry) -> bool:
+    """Tell whether a step that is not done may have taken effect, or may still do so.
+
+    A call that has only waited for its service has not: each attempt that may have had an effect leaves an uncertainty.
+    """
+    if entry.status is StepStatus.REJECTED or journal.kind(entry) not in OUTSIDE:
+        return False
+    waited = journal.kind(entry) is StepKind.CALL and entry.status is not StepStatus.STARTED
+    return not waited or entry.uncertainty is not None
 
 
 def _close(journal: Journal, entry: JournalEntry) -> None:
@@ -40,21 +51,20 @@ def _close(journal: Journal, entry: JournalEntry) -> None:
     No alert is raised, because an operator commanded compensation.
     """
     if entry.status in OPEN:
-        status = StepStatus.FAILED if journal.kind(entry) in OUTSIDE else StepStatus.REJECTED
+        status = StepStatus.FAILED if may_have_happened(journal, entry) else StepStatus.REJECTED
         closed = replace(entry, status=status, due_at=None, error=GIVEN_UP, ended_at=journal.now)
-        journal.write(replace(closed, uncertainty=None, undelivered=None), GIVEN_UP)
+        journal.write(replace(closed, uncertainty=None, undelivered=None, unavailable_since=None), GIVEN_UP)
 
 
 def stop_idle_steps(journal: Journal) -> bool:
     """Stop steps without an effect; tell whether all other steps are settled, so compensation can start."""
     for entry in journal.entries(Phase.ACTION, OPEN):
         idle = journal.kind(entry) in (StepKind.WAIT, StepKind.SLEEP)
-        rolled_back = journal.kind(entry) is StepKind.LOCAL and entry.status is StepStatus.RETRYING
-        if idle or rolled_back:
+        without_effect = entry.status is StepStatus.RETRYING and not may_have_happened(journal, entry)
+        if idle or without_effect:
             error = entry.error or "no longer awaited, because another step was rejected"
-            journal.write(
-                replace(entry, status=StepStatus.REJECTED, due_at=None, error=error, ended_at=journal.now), error
-            )
+            stopped = replace(entry, status=StepStatus.REJECTED, due_at=None, error=error, unavailable_since=None)
+            journal.write(replace(stopped, ended_at=journal.now), error)
     return not journal.entries(Phase.ACTION, OPEN)
 
 

@@ -30,12 +30,19 @@ from outrider.saga.planner.actions import (
     CallAction,
     Claimed,
     LocalAction,
+    Outage,
     SendCommand,
     key_of,
     wanted,
 )
 
 ERROR_CHARACTERS_MAX = 1000
+
+DOUBT = (
+    "the outcome of an earlier attempt was unknown; the rejection is believed to speak for that attempt too: it had no "
+    "effect, and will have none"
+)
+"""The part of an audit entry that says which claim the saga relies on."""
 
 OPEN = frozenset({StepStatus.STARTED, StepStatus.RETRYING})
 
@@ -69,6 +76,8 @@ class Journal:
     """Steps whose replies have just raised. The replies stay in the mailbox during this turn."""
     undelivered: Mapping[UUID, Undelivered] = field(default_factory=dict)
     """Commands that have not left the outbox at their deadline."""
+    outages: Mapping[StepKey, Outage] = field(default_factory=dict)
+    """Steps that are not tried now, because their service is unavailable."""
     status: Status = field(init=False)
     lines: dict[StepKey, JournalEntry] = field(init=False)
     changed: dict[StepKey, None] = field(default_factory=dict)
@@ -185,7 +194,9 @@ class Journal:
         self.changed[entry.step, entry.phase] = None
 
     def start(self, entry: JournalEntry, detail: str = "") -> None:
-        """Start an attempt, and add the action for the worker."""
+        """Start an attempt, and add the action for the worker. During an outage, the step waits for its service."""
+        if outage := self.outages.get((entry.step, entry.phase)):
+            return self.wait_for_service(entry, outage)
         attempts = entry.attempts + 1
         entry = replace(
             entry,
@@ -204,6 +215,31 @@ class Journal:
         if action := ACTIONS.get(self.kind(entry)):
             key = key_of(self.record.instance.saga_id, entry.step)
             self.actions.append(action(entry.step, entry.phase, attempts, key))
+        return None
+
+    def wait_for_service(self, entry: JournalEntry, outage: Outage) -> None:
+        """Schedule the next look at an unavailable service, at no cost; after the step's limit, the step fails.
+
+        The wait doubles with the time that has passed, up to the cap of the retry policy.
+        """
+        action, since = self.action(entry), entry.unavailable_since or self.now
+        error, limit = outage.error, since + timedelta(seconds=action.unavailable_for_seconds)
+        if self.now >= limit:
+            error = f"the service has been unavailable since {since:%Y-%m-%d %H:%M:%S} UTC: {error}"
+            return self.settle(entry, StepStatus.FAILED, error, uncertainty=entry.uncertainty)
+        retry, passed_seconds = action.retry, (self.now - since).total_seconds()
+        pause_seconds = min(retry.cap_seconds, max(retry.base_seconds, passed_seconds * (retry.factor - 1)))
+        pause_seconds *= self.rng.uniform(1 - retry.jitter, 1 + retry.jitter)
+        # The service or the circuit breaker has named a time, so the jitter only adds.
+        asked_seconds = min(outage.seconds * self.rng.uniform(1, 1 + retry.jitter), action.unavailable_for_seconds)
+        due_at = min(limit, self.now + timedelta(seconds=max(pause_seconds, asked_seconds)))
+        self.last_error = error = error[:ERROR_CHARACTERS_MAX]
+        waiting = replace(entry, due_at=due_at, error=error, unavailable_since=since, undelivered=None)
+        waiting = replace(waiting, status=StepStatus.RETRYING)
+        if entry.status is StepStatus.RETRYING and entry.unavailable_since:
+            # The step was waiting already. A line for each look would fill the audit log during a long outage.
+            return self.update(waiting)
+        return self.write(waiting, error, "waits for its service")
 
     def repeat(self, entry: JournalEntry, detail: str) -> None:
         """Start the same attempt again, at no cost."""
@@ -225,7 +261,8 @@ class Journal:
             return False
         due_at = self.now + timedelta(seconds=policy.delay_seconds(max(1, entry.attempts), self.rng))
         self.last_error = error = error[:ERROR_CHARACTERS_MAX]
-        retrying = replace(entry, status=StepStatus.RETRYING, due_at=due_at, error=error, ended_at=None)
+        retrying = replace(entry, status=StepStatus.RETRYING, due_at=due_at, error=error, unavailable_since=None)
+        retrying = replace(retrying, ended_at=None)
         self.write(replace(retrying, uncertainty=uncertainty, undelivered=None), error)
         return True
 
@@ -240,8 +277,10 @@ class Journal:
         """End an entry. A failed entry needs an operator immediately, even while other steps continue."""
         detail = detail[:ERROR_CHARACTERS_MAX]
         error = None if status is StepStatus.DONE else detail
-        settled = replace(entry, status=status, due_at=None, error=error, ended_at=self.now)
-        self.write(replace(settled, uncertainty=uncertainty, undelivered=None), detail, what)
+        settled = replace(entry, status=status, due_at=None, error=error, ended_at=self.now, unavailable_since=None)
+        doubtful = status is StepStatus.REJECTED and entry.uncertainty is Uncertainty.OUTCOME_UNKNOWN
+        audited = f"{detail}; {DOUBT}" if doubtful else detail
+        self.write(replace(settled, uncertainty=uncertainty, undelivered=None), audited, what)
         if status is not StepStatus.DONE:
             self.last_error = detail
         if status is StepStatus.FAILED:

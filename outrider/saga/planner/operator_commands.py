@@ -109,7 +109,8 @@ def retry(journal: Journal, _: SagaMessage) -> CommandResult:
     for entry in failed:
         _renew(journal, entry)
     for entry in waiting:
-        journal.write(replace(entry, due_at=journal.now), "due now")
+        # The wait for an unavailable service begins anew, with short pauses.
+        journal.write(replace(entry, due_at=journal.now, unavailable_since=None), "due now")
     return CommandApplied(
         _names("tries again", failed + waiting) if failed or waiting else "continues where it stopped"
     )
@@ -143,7 +144,8 @@ def compensate(journal: Journal, message: SagaMessage) -> CommandResult:
 
 def _pivot_is_out(journal: Journal) -> bool:
     pivot = journal.definition.pivot
-    return pivot is not None and pivot.kind in OUTSIDE and journal.has_status((pivot.name, Phase.ACTION), *OPEN)
+    entry = journal.lines.get((pivot.name, Phase.ACTION)) if pivot else None
+    return entry is not None and entry.status in OPEN and compensation.may_have_happened(journal, entry)
 
 
 def _pivot_failed_since(journal: Journal, message: SagaMessage) -> bool:

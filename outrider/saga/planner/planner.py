@@ -30,12 +30,14 @@ from outrider.saga.planner.actions import (
     Input,
     InvalidResult,
     LocalAction,
+    Outage,
     Plan,
     Raised,
     RejectedResult,
     SendCommand,
     Succeeded,
     TimedOut,
+    UnavailableResult,
     key_of,
     wanted,
 )
@@ -49,12 +51,14 @@ __all__ = [
     "Input",
     "InvalidResult",
     "LocalAction",
+    "Outage",
     "Plan",
     "Raised",
     "RejectedResult",
     "SendCommand",
     "Succeeded",
     "TimedOut",
+    "UnavailableResult",
     "advance",
     "key_of",
     "overdue",
@@ -62,6 +66,7 @@ __all__ = [
 ]
 
 NOTHING: Mapping[UUID, Undelivered] = MappingProxyType({})
+NO_OUTAGES: Mapping[StepKey, Outage] = MappingProxyType({})
 ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED})
 
 
@@ -71,12 +76,14 @@ def advance(
     inputs: Sequence[Input],
     rng: random.Random,
     undelivered: Mapping[UUID, Undelivered] = NOTHING,
+    *,
+    outages: Mapping[StepKey, Outage] = NO_OUTAGES,
 ) -> Plan:
     """Plan a turn. The first turn after a claim gets the input `Claimed()` and starts interrupted steps again.
 
     Messages and time of the record must be of the same moment: with an old mailbox and a new time, a reply would be
     missed. `undelivered` has the `overdue` commands that have not left the outbox, because such commands count no
-    attempt.
+    attempt. `outages` has the steps that are not tried now, because their service is unavailable.
 
     ```python
     plan = advance(order.definition, record, [Claimed()], random.Random())
@@ -89,6 +96,7 @@ def advance(
         lost=next((item for item in inputs if isinstance(item, Claimed)), None),
         unreadable=frozenset(_unreadable(inputs)),
         undelivered=undelivered,
+        outages=outages,
     )
     if error := _find_unknown_steps(definition, record) or definition_changed(definition, record):
         return _stop(journal, error)

@@ -8,6 +8,8 @@
 - Sending the command and applying the reply have separate retry budgets. A command that has not left the outbox counts
   no attempt.
 - A compensation cannot be rejected: the result is done or failed.
+- An unavailable service costs no attempt: the attempt had no effect. The step waits, up to a limit of its own, and is
+  then failed: an outage compensates nothing.
 - A lost worker costs no attempt. Losses in a row are counted apart, and too many make the saga failed, never rejected.
 """
 
@@ -20,7 +22,17 @@ from datetime import timedelta
 from outrider.saga.definition.steps import StepKind
 from outrider.saga.model import LOSSES_MAX, JournalEntry, Phase, StepStatus, Uncertainty, Undelivered
 from outrider.saga.planner import replies
-from outrider.saga.planner.actions import Claimed, Input, InvalidResult, Raised, RejectedResult, Result, Succeeded
+from outrider.saga.planner.actions import (
+    Claimed,
+    Input,
+    InvalidResult,
+    Outage,
+    Raised,
+    RejectedResult,
+    Result,
+    Succeeded,
+    UnavailableResult,
+)
 from outrider.saga.planner.journal import ANSWERED, HERE, OPEN, Journal
 
 UNKNOWN = "unknown whether it happened"
@@ -71,10 +83,13 @@ def _apply(journal: Journal, entry: JournalEntry, result: Result) -> None:
             retry_reply(journal, entry, error)
         case Raised(error=error):
             apply_exception(journal, entry, error)
+        case UnavailableResult(error=error, retry_after_seconds=seconds):
+            journal.retry_count -= entry.attempts > 1
+            journal.wait_for_service(replace(entry, attempts=entry.attempts - 1), Outage(error, seconds))
         case InvalidResult(error=error) if replies.current(journal, entry):
             retry_reply(journal, entry, error, permanent=True)
         case InvalidResult(error=error):
-            journal.settle(entry, StepStatus.FAILED, error)
+            journal.settle(entry, StepStatus.FAILED, error, uncertainty=_after_error(journal, entry))
         case _:
             apply_unknown_outcome(journal, entry, f"no result within {journal.action(entry).timeout_seconds} s")
 
@@ -97,7 +112,7 @@ def apply_exception(journal: Journal, entry: JournalEntry, error: str) -> None:
     uncertainty = _earlier_uncertainty(entry)
     if uncertainty:
         error = f"{UNKNOWN} before; it raised: {error}"
-    if journal.retry(entry, error, uncertainty):
+    if journal.retry(entry, error, _after_error(journal, entry)):
         return
     if entry.phase is Phase.COMPENSATION or journal.kind(entry) in ANSWERED or uncertainty:
         journal.settle(entry, StepStatus.FAILED, error, uncertainty=uncertainty)
@@ -109,6 +124,12 @@ def apply_exception(journal: Journal, entry: JournalEntry, error: str) -> None:
 
 def _earlier_uncertainty(entry: JournalEntry) -> Uncertainty | None:
     return entry.uncertainty if entry.uncertainty is Uncertainty.OUTCOME_UNKNOWN else None
+
+
+def _after_error(journal: Journal, entry: JournalEntry) -> Uncertainty | None:
+    """Return the uncertainty after an error: the effect of a call may have happened before the error."""
+    raised = Uncertainty.RAISED if journal.kind(entry) is StepKind.CALL else None
+    return _earlier_uncertainty(entry) or raised
 
 
 def retry_reply(journal: Journal, entry: JournalEntry, error: str, *, permanent: bool = False) -> None:
@@ -142,7 +163,7 @@ def retry_reply(journal: Journal, entry: JournalEntry, error: str, *, permanent:
 def reject_and_compensate(journal: Journal, entry: JournalEntry, error: str, after: str = "") -> None:
     """Reject a step and plan its compensation. Without a compensation, the step fails and an operator must decide."""
     if journal.step(entry).compensation is None:
-        return journal.settle(entry, StepStatus.FAILED, error)
+        return journal.settle(entry, StepStatus.FAILED, error, uncertainty=_after_error(journal, entry))
     journal.settle(entry, StepStatus.REJECTED, after + error, "raised" if after else "")
     return journal.write(
         JournalEntry(entry.step, Phase.COMPENSATION, StepStatus.PLANNED, position=0), "it may have happened"

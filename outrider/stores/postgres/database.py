@@ -13,6 +13,8 @@ import asyncpg
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError
 from outrider.outbox.model import Lease
 from outrider.stores.migrations import check_version
+from outrider.telemetry.events import ConnectionsScarce
+from outrider.telemetry.log_observer import LogObserver
 
 Connection = asyncpg.pool.PoolConnectionProxy | asyncpg.Connection
 
@@ -87,6 +89,33 @@ Its statements are planned anew, for the present size of the tables. A plan that
 the outbox was empty would read the whole outbox for each batch."""
 
 
+CONNECTIONS_MAX = 32
+"""The largest pool by default. A server allows 100 connections by default, to all processes together."""
+
+RESERVED = 2
+"""Connections that are never given to handlers, so that claims, renewals and turns continue."""
+
+
+def pool_size(
+    connections_max: int | None, concurrency: int | None, *, where: str, default: int = CONNECTIONS_MAX
+) -> int:
+    """Return the size of a pool: as given, or for the concurrency. A given size that is too small is logged.
+
+    >>> pool_size(None, 8, where="PostgreSQL"), pool_size(None, 64, where="PostgreSQL")
+    (10, 32)
+    """
+    if concurrency is None:
+        return default if connections_max is None else connections_max
+    wanted = concurrency + RESERVED
+    if connections_max is None:
+        return min(wanted, CONNECTIONS_MAX)
+    if connections_max < wanted:
+        at_once = max(1, connections_max - RESERVED)
+        remedy = f"{at_once} run at a time; write connections_max={wanted} in the URL, or lower the concurrency"
+        LogObserver().emit(ConnectionsScarce(where, connections_max, concurrency, remedy))
+    return connections_max
+
+
 class PostgresDatabase:
     """A connection pool that reads JSON as the bytes of the server.
 
@@ -95,7 +124,7 @@ class PostgresDatabase:
 
     def __init__(self, url: str, *, connections_max: int = 8, pooled: bool = False, plain: bool = False) -> None:
         self.url = url
-        self.where = _where(url)
+        self.where = location(url)
         self._connections_max = connections_max
         self.pooled, self._plain = pooled, plain
         self._pool: asyncpg.Pool | None = None
@@ -195,10 +224,10 @@ class PostgresDatabase:
             self._pool.terminate()
 
 
-def _where(url: str) -> str:
+def location(url: str) -> str:
     """Return server and database of a URL, without secrets. An ambiguous URL is rejected.
 
-    >>> _where("postgresql://app:secret@db/shop?sslmode=require")
+    >>> location("postgresql://app:secret@db/shop?sslmode=require")
     'PostgreSQL at db:5432, database shop'
     """
     remedy = "characters such as @ / # ? : in a user or password must be percent-encoded (# is %23, / is %2F, @ is %40)"

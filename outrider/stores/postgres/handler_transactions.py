@@ -29,9 +29,6 @@ from outrider.stores.queries import identifier
 
 BATCH_MAX = 1000
 
-RESERVED = 2
-"""Connections that are never given to handlers, so that claims, renewals and turns continue."""
-
 ELSEWHERE = (
     "`transactions` leads to another database than the store, {0}; what a handler writes and the receipt for it could "
     "not be committed together: let both lead to the same one"

@@ -34,7 +34,7 @@ from outrider.inbox.model import (
 )
 from outrider.inbox.store import InboxAdmin
 from outrider.stores.postgres import statements
-from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase
+from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase, location, pool_size
 from outrider.stores.postgres.handler_transactions import (
     PostgresTransactionSource,
     StatementRunner,
@@ -88,13 +88,24 @@ class PostgresInbox:
         self.admin: InboxAdmin = PostgresInboxAdmin(database, schema)
 
     @classmethod
-    async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
-        """Connect to an installed inbox. A missing installation and a replica are rejected::
+    async def open(
+        cls,
+        url: str,
+        *,
+        schema: str = "outrider",
+        connections_max: int | None = None,
+        pooled: bool = False,
+        concurrency: int | None = None,
+    ) -> Self:
+        """Connect to an installed inbox. A missing installation and a replica are rejected.
+
+        `connections_max` limits the pool. The default is enough for the `concurrency` of the consumers, up to 32::
 
         inbox_store = await PostgresInbox.open("postgresql://localhost/shop")
         """
+        size = pool_size(connections_max, concurrency, where=location(url))
         installed = {"what": "inbox", "last_step": "inbox_dead_letter_age"}
-        database = await open_installed(url, schema, **installed, connections_max=connections_max, pooled=pooled)
+        database = await open_installed(url, schema, **installed, connections_max=size, pooled=pooled)
         return cls(database, schema=schema)
 
     @classmethod

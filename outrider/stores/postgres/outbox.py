@@ -25,13 +25,17 @@ from outrider.outbox.model import (
 from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.checks import check
-from outrider.stores.postgres.database import PostgresDatabase, fence
+from outrider.stores.postgres.database import PostgresDatabase, fence, location, pool_size
 from outrider.stores.postgres.outbox_admin import PostgresMaintenance, PostgresOutboxAdmin
 from outrider.stores.postgres.outbox_settle import confirm, settle
 from outrider.stores.postgres.wakeup import NotificationListener, SequenceWatcher
 from outrider.stores.queries import identifier
 
 STREAM_COLUMNS = 4
+
+CONNECTIONS_MIN = 8
+"""The smallest pool by default: beside the workers of a relay there are heartbeats and maintenance."""
+
 _TOPIC = attrgetter("topic")
 
 
@@ -66,13 +70,19 @@ class PostgresStore:
         *,
         schema: str = "outrider",
         archive: bool = True,
-        connections_max: int = 8,
+        connections_max: int | None = None,
         pooled: bool = False,
         topic_rule: TopicRule = default_topic,
+        concurrency: int | None = None,
     ) -> PostgresStore:
-        """Connect to an installed outbox. A missing installation and a replica are rejected."""
+        """Connect to an installed outbox. A missing installation and a replica are rejected.
+
+        `connections_max` limits the pool. The default is enough for the `concurrency` of a relay, its workers.
+        """
         identifier(schema)
-        database = PostgresDatabase(url, connections_max=connections_max, pooled=pooled)
+        size = pool_size(connections_max, concurrency, where=location(url), default=CONNECTIONS_MIN)
+        size = max(size, CONNECTIONS_MIN) if connections_max is None else size
+        database = PostgresDatabase(url, connections_max=size, pooled=pooled)
         await database.open()
         try:
             lanes = await _installed_lanes(database, schema)

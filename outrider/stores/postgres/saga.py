@@ -31,9 +31,8 @@ from outrider.saga.model import (
 )
 from outrider.saga.store import SagaAdmin
 from outrider.stores.postgres import statements
-from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase
+from outrider.stores.postgres.database import RESERVED, STATEMENT_SECONDS, PostgresDatabase, location, pool_size
 from outrider.stores.postgres.handler_transactions import (
-    RESERVED,
     CommitCheckingSource,
     PostgresHandlerTransaction,
     PostgresTransactionSource,
@@ -71,13 +70,25 @@ class PostgresSagas:
         self._notify_channel = NotificationListener(database, f"{schema[:50]}_saga")
 
     @classmethod
-    async def open(cls, url: str, *, schema: str = "outrider", connections_max: int = 10, pooled: bool = False) -> Self:
-        """Connect to an installed saga store. A missing installation and a replica are rejected::
+    async def open(
+        cls,
+        url: str,
+        *,
+        schema: str = "outrider",
+        connections_max: int | None = None,
+        pooled: bool = False,
+        concurrency: int | None = None,
+    ) -> Self:
+        """Connect to an installed saga store. A missing installation and a replica are rejected.
+
+        `connections_max` limits the pool; two connections are never given to local steps. The default is enough for
+        the `concurrency` of the worker, up to 32::
 
         saga_store = await PostgresSagas.open("postgresql://localhost/shop")
         """
+        size = pool_size(connections_max, concurrency, where=location(url))
         installed = {"what": "saga store", "last_step": "saga_barrier_age"}
-        database = await open_installed(url, schema, **installed, connections_max=connections_max, pooled=pooled)
+        database = await open_installed(url, schema, **installed, connections_max=size, pooled=pooled)
         return cls(database, schema=schema)
 
     @classmethod

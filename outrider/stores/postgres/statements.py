@@ -37,7 +37,7 @@ _PACKAGE = "outrider.stores.postgres"
 DAYS_AHEAD = 7
 """The number of days after today for which archive partitions are created in advance."""
 
-ENTRY_COLUMNS = 13
+ENTRY_COLUMNS = 14
 
 NOTE_COLUMNS = 6
 

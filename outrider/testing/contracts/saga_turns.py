@@ -46,6 +46,13 @@ async def _untouched(bench: SagaBench, record: SagaRecord) -> None:
 class TurnRules:
     """Rules for saving a turn."""
 
+    async def test_a_turn_stores_every_reason_of_uncertainty(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
+        entries = [replace(RESERVE, step=reason.value, uncertainty=reason) for reason in Uncertainty]
+        await bench.save(record, entries=entries)
+        shown = await bench.show(record.instance.saga_id)
+        assert {entry.step: entry.uncertainty for entry in shown.journal} == {each.value: each for each in Uncertainty}
+
     async def test_a_turn_is_written_whole_and_read_back_as_it_was(self, bench: SagaBench) -> None:
         record = await bench.start_and_claim()
         await bench.advance(seconds=2)
@@ -60,6 +67,7 @@ class TurnRules:
             undelivered=Undelivered.DEAD_LETTER,
             command_event_id=uuid4(),
             reply_event_id=uuid4(),
+            unavailable_since=record.now,
         )
         now = await bench.save(
             record,

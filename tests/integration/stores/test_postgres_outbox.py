@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 import outrider
+from outrider import app
 from outrider.errors import InvalidSetting, NotInTransaction, Unreachable, UsageError
 from outrider.event import lane_of
 from outrider.outbox.model import WAITING, Retention
@@ -196,6 +197,19 @@ async def test_interrupted_migrations_continue_and_run_once(empty_database: str)
     assert store.lanes == 8
     await store.close()
     await conn.close()
+
+
+@pytest.mark.parametrize(
+    ("workers", "said", "size"), [(None, "", 8), (4, "", 8), (16, "", 18), (4, "?connections_max=5", 5)]
+)
+async def test_the_pool_has_room_for_the_workers_of_a_relay(
+    postgres_url: str, caplog: pytest.LogCaptureFixture, workers: int | None, said: str, size: int
+) -> None:
+    store = await app.open_store(f"{postgres_url}{said}", concurrency=workers)
+    assert isinstance(store, PostgresStore)
+    assert store.database.pool.get_max_size() == size
+    assert ("connections scarce" in [record.message for record in caplog.records]) is bool(said)
+    await store.close()
 
 
 async def test_two_migrators_at_once_do_the_work_once(empty_database: str) -> None:

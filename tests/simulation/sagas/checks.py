@@ -18,7 +18,7 @@ from outrider.saga.model import (
     StepStatus,
     Uncertainty,
 )
-from outrider.saga.planner.planner import Claimed, Input, Plan, TimedOut, advance
+from outrider.saga.planner.planner import Claimed, Input, Plan, TimedOut, UnavailableResult, advance
 from outrider.stores.memory.tables import SagaRow
 from tests.simulation.sagas.definitions import EFFECTIVE
 
@@ -60,6 +60,7 @@ class History:
         yield from self.forbidden_changes(plan)
         if any(isinstance(item, Claimed) for item in inputs):
             yield from self.charged_losses(record, plan, applied)
+        yield from self.charged_outages(record, inputs, plan, applied)
         yield from self.compensated_too_early(record, plan, applied)
         yield from self.entries(plan, row)
         yield from self.missed_events(record, plan)
@@ -99,6 +100,23 @@ class History:
             again = record.instance.losses >= self.losses_max and saved.status is StepStatus.STARTED
             if again and step.kind is not StepKind.REQUEST:
                 yield f"{entry.step} runs again after {record.instance.losses} losses"
+
+    def charged_outages(
+        self, record: SagaRecord, inputs: Sequence[Input], plan: Plan, applied: set[str]
+    ) -> Iterator[str]:
+        """An unavailable service costs no attempt and fails no step."""
+        before = {(entry.step, entry.phase): entry for entry in record.journal}
+        after = {(entry.step, entry.phase): entry for entry in plan.entries}
+        for item in inputs:
+            if not isinstance(item, UnavailableResult) or applied:
+                continue
+            was, saved = before[item.step, item.phase], after.get((item.step, item.phase))
+            if was.status is not StepStatus.STARTED or saved is None:
+                continue
+            if saved.status is StepStatus.FAILED:
+                yield f"{item.step} was failed by an outage"
+            if saved.attempts != was.attempts - 1:
+                yield f"an unavailable service cost {item.step} an attempt"
 
     def ignored_replies(self, record: SagaRecord, plan: Plan, row: SagaRow) -> Iterator[str]:
         """A step that failed without a reply goes on when the reply arrives."""
@@ -155,7 +173,8 @@ class History:
                 yield f"{entry.step} began before what it comes after was done"
             if (entry.phase, entry.status) == (Phase.COMPENSATION, StepStatus.STARTED):
                 self.compensated += [entry.step] if entry.step not in self.compensated else []
-            if step.pivot and step.kind is not StepKind.LOCAL and "given up" in (entry.error or ""):
+            is_given_up = entry.status is StepStatus.FAILED and "given up" in (entry.error or "")
+            if step.pivot and step.kind is not StepKind.LOCAL and is_given_up:
                 yield "compensation began while the pivot was out"
 
     def missed_events(self, record: SagaRecord, plan: Plan) -> Iterator[str]:

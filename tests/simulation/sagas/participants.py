@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outrider.saga.definition.steps import Definition
+from outrider.saga.definition.steps import Definition, StepKind
 from outrider.saga.model import Phase
 
 ALWAYS = 99
@@ -36,7 +36,27 @@ class Failed(NamedTuple):
     """The participant raised; the effect may have happened."""
 
 
-Answer = Answered | Failed
+class Down(NamedTuple):
+    """The service is down, so the request had no effect."""
+
+
+Answer = Answered | Failed | Down
+
+
+class ServiceOutage(NamedTuple):
+    """A time in which the service behind some steps is down."""
+
+    steps: frozenset[tuple[str, Phase]] = frozenset()
+    begin: float = 0.0
+    end: float = 0.0
+
+
+def random_outage(definition: Definition, rng: random.Random) -> ServiceOutage:
+    """Return an outage that outlasts every budget of attempts."""
+    steps = (step for step in definition.steps.values() if step.kind in (StepKind.CALL, StepKind.LOCAL))
+    places = [(step.name, phase) for step in steps for phase in Phase if phase is Phase.ACTION or step.compensation]
+    begin = rng.choice((0.0, 0.0, rng.uniform(0, 60)))
+    return ServiceOutage(frozenset(p for p in places if rng.random() < 0.6), begin, begin + rng.uniform(20, 1500))
 
 
 @dataclass(slots=True)

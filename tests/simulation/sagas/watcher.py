@@ -14,8 +14,9 @@ from outrider.saga.definition.steps import Definition
 from outrider.saga.execution import turn
 from outrider.saga.execution.turn import Saved, TurnInput, TurnResult, TurnTransaction
 from outrider.saga.model import Claim, SagaRecord, StepStatus, Uncertainty, Undelivered
-from outrider.saga.planner.actions import Input, Plan
-from outrider.saga.planner.planner import NOTHING, advance
+from outrider.saga.planner.actions import Input, Outage, Plan
+from outrider.saga.planner.journal import StepKey
+from outrider.saga.planner.planner import NO_OUTAGES, NOTHING, advance
 
 COUNTED = (StepStatus.RETRYING, StepStatus.FAILED)
 
@@ -42,13 +43,15 @@ def watch_turns(saved: Callable[[SavedInput], None], fail: Callable[[str], None]
         inputs: Sequence[Input],
         rng: random.Random,
         undelivered: Mapping[UUID, Undelivered] = NOTHING,
+        *,
+        outages: Mapping[StepKey, Outage] = NO_OUTAGES,
     ) -> Plan:
         state = rng.getstate()
-        plan = advance(definition, record, inputs, rng, undelivered)
+        plan = advance(definition, record, inputs, rng, undelivered, outages=outages)
         reworded = record._replace(journal=tuple(replace(e, error=e.error and "reworded") for e in record.journal))
         for other in (record, reworded):
             rng.setstate(state)
-            again = advance(definition, other, inputs, rng, undelivered)
+            again = advance(definition, other, inputs, rng, undelivered, outages=outages)
             if decisions(again) != decisions(plan):
                 fail("the same record gave two plans" if other is record else "the wording of an error decided")
         sent = [entry for entry in plan.entries if entry.command_event_id in undelivered]

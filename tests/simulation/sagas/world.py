@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from outrider.errors import InvalidState, StepRejected
+from outrider.errors import InvalidState, StepRejected, StepUnavailable
 from outrider.event import Event, OutboxRow
 from outrider.saga import SagaRegistry
 from outrider.saga.definition.steps import StepKind
@@ -25,7 +25,14 @@ from outrider.stores.memory.saga import record_of
 from outrider.stores.memory.tables import SagaRow
 from tests.simulation.sagas import checks
 from tests.simulation.sagas.definitions import SAGA_TYPE, State, random_saga
-from tests.simulation.sagas.participants import Answer, Answered, random_participants
+from tests.simulation.sagas.participants import (
+    Answer,
+    Answered,
+    Down,
+    ServiceOutage,
+    random_outage,
+    random_participants,
+)
 from tests.simulation.sagas.watcher import SavedInput, watch_turns
 from tests.simulation.sagas.workers import SETTINGS, Workers
 from tests.simulation.virtual import VirtualClock, VirtualLoop, as_actor
@@ -63,7 +70,8 @@ class SagaTrace:
 class World:
     """The saga, its workers, its participants, and the network between them."""
 
-    def __init__(self, seed: int, loop: VirtualLoop) -> None:
+    def __init__(self, seed: int, loop: VirtualLoop, *, calm: bool = False, outage: bool | None = None) -> None:
+        """Draw a world. A `calm` world has no faults; `outage` says whether services are down for a while."""
         self.seed, self.loop = seed, loop
         self.rng = rng = self.dice("world")
         self.trace = SagaTrace(loop)
@@ -78,6 +86,12 @@ class World:
         self.history = checks.History(self.definition, losses_max=self.losses_max)
         self.faults = rng.choice((0.0, 0.5, 1.0, 2.0))
         self.people = rng.choice((0.0, 0.0, 0.2, 1.0))
+        if calm:
+            self.faults = self.people = 0.0
+            self.participants.heal()
+        down = self.dice("outage")
+        has_outage = down.random() < 0.25 if outage is None else outage
+        self.outage = random_outage(self.definition, down) if has_outage else ServiceOutage()
         self.weather = _weather(rng) if self.faults else Weather()
         self.staged = asyncio.Event()
         self.workers = Workers(loop, self.store, self.sagas, self.trace, self.weather, self.dice, self.staged.set)
@@ -151,9 +165,12 @@ class World:
         answer: asyncio.Future[Answer] = self.loop.create_future()
 
         def arrive() -> None:
+            if self.is_down(step, phase):
+                return self.send("result", partial(_answer, answer, Down()), repeated=False)
             given = self.participants.receive(step, phase, key)
             if not self.participants.is_silent(step, phase) and not self.strikes("result lost", 0.1):
                 self.send("result", partial(_answer, answer, given), repeated=False)
+            return None
 
         self.send(f"call {step} {phase}", arrive, repeated=False)
         _check_answer(await answer)
@@ -161,6 +178,8 @@ class World:
     async def run_local(self, step: str, phase: Phase, tx: Any) -> None:
         """Run a local step. The effect happens if the transaction commits."""
         await asyncio.sleep(self.rng.choice((0, 0.01, 1)) if self.faults else 0)
+        if self.is_down(step, phase):
+            raise StepUnavailable("down")
         fate = self.participants.fates[step, phase]
         if fate.raises_before + fate.raises_after > 0:
             fate.raises_before, fate.raises_after = fate.raises_before - 1, fate.raises_after - 1
@@ -171,6 +190,13 @@ class World:
             raise StepRejected("no")
         effects = self.participants.effects if phase is Phase.ACTION else self.participants.compensations
         tx.on_commit.append(partial(_count, effects, step))
+
+    def is_down(self, step: str, phase: Phase) -> bool:
+        """Tell whether the service of a step is down now."""
+        is_down = (step, phase) in self.outage.steps and self.outage.begin <= self.loop.time() < self.outage.end
+        if is_down:
+            self.trace.note("world", f"the service of {step} is down")
+        return is_down
 
     def apply_reply(self) -> None:
         """Fail to apply a reply, now and then."""
@@ -313,6 +339,8 @@ def _answer(future: asyncio.Future[Answer], answer: Answer) -> None:
 
 
 def _check_answer(answer: Answer) -> None:
+    if isinstance(answer, Down):
+        raise StepUnavailable("down")
     if not isinstance(answer, Answered):
         raise RuntimeError("broke")
     if not answer.agreed:
@@ -332,20 +360,20 @@ def _weather(rng: random.Random) -> Weather:
     )
 
 
-def run(seed: int) -> Report:
+def run(seed: int, *, calm: bool = False, outage: bool | None = None) -> Report:
     """Run a world to its end. Raises Unsound if the world broke a guarantee."""
-    world = observe(seed)
+    world = observe(seed, calm=calm, outage=outage)
     if world.problems:
         found = "\n  ".join(world.problems[:5])
         raise Unsound(f"seed {seed}:\n  {found}\nstudy it with: python -m tests.simulation.sagas.replay {seed}")
     return Report(world.status, tuple(world.trace.lines))
 
 
-def observe(seed: int) -> World:
+def observe(seed: int, *, calm: bool = False, outage: bool | None = None) -> World:
     """Run a world to its end, and return the world with its broken guarantees."""
     loop = VirtualLoop()
     try:
-        world = World(seed, loop)
+        world = World(seed, loop, calm=calm, outage=outage)
         loop.run_until_complete(world.live())
     finally:
         loop.close()

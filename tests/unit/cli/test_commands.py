@@ -399,6 +399,8 @@ def test_an_event_that_has_left_cannot_be_dead_lettered(shell: Shell) -> None:
         (["relay", "--broker", "embedded:///x?exchange=a"], "embedded:// takes no options"),
         (["relay", "--processes", "65"], "up to 64"),
         (["events", "list", "--store", "postgresql://db/x?pooled=perhaps"], "pooled=true"),
+        (["events", "list", "--store", "postgresql://db/x?connections_max=2"], "a whole number from 3 to 1000"),
+        (["events", "list", "--store", "postgresql://db/x?connections_max=many"], "a whole number from 3 to 1000"),
         (["events", "list", "--config", "no/such.yaml"], "there is no file no/such.yaml"),
     ],
 )

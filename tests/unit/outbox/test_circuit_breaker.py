@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.outbox.circuit_breaker import STRIKES, CircuitBreaker, CircuitBreakers, PoisonDetector
+from outrider.circuit_breaker import CircuitBreaker
+from outrider.outbox.circuit_breaker import STRIKES, CircuitBreakers, PoisonDetector
 from tests.support.outbox_rows import staged
 
 ONE, TWO, THREE = (staged(number).event_id for number in (1, 2, 3))

@@ -97,10 +97,10 @@ async def test_an_event_that_cannot_be_staged_fails_the_step_that_wanted_it_at_o
 
 
 async def test_a_turn_that_cannot_be_computed_stops_its_saga_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(definition: Definition, record: SagaRecord, inputs: Sequence[Input], *more: Any) -> Plan:
+    def broken(definition: Definition, record: SagaRecord, inputs: Sequence[Input], *more: Any, **named: Any) -> Plan:
         if any(message.name == "poison" for message in record.messages):
             raise KeyError("a bug")
-        return advance(definition, record, inputs, *more)
+        return advance(definition, record, inputs, *more, **named)
 
     monkeypatch.setattr(turn, "advance", broken)
     saga = order_saga()

@@ -138,7 +138,7 @@ SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction
 -- A new statement, which sees the writes of the last owner. Index: saga_step_pkey.
 SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
     SELECT step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-        command_event_id, reply_event_id
+        command_event_id, reply_event_id, unavailable_since
     FROM {schema}.saga_step
     WHERE saga_id = g.saga_id
     ORDER BY phase, position, step
@@ -158,7 +158,7 @@ SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL 
 WITH {moment}, held AS (
     UPDATE {schema}.saga_instance SET
         state = $5::text::json, status = $6, current_step = $7, version = version + 1, last_error = $8,
-        retry_count = $9, needs_attention = $10, losses = $34, updated_at = {now},
+        retry_count = $9, needs_attention = $10, losses = $35, updated_at = {now},
         ended_at = CASE WHEN $6 IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, {now}) END,
         owner = CASE WHEN $11::boolean THEN NULL ELSE owner END, wake_at = {now} + $12::float8 * interval '1 second'
     WHERE saga_id = $1 AND owner = $2 AND epoch = $3 AND version = $4
@@ -166,25 +166,27 @@ WITH {moment}, held AS (
 ), journal AS (
     INSERT INTO {schema}.saga_step (
         saga_id, step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-        command_event_id, reply_event_id)
+        command_event_id, reply_event_id, unavailable_since)
     SELECT held.saga_id, g.*
     FROM held, unnest(
         $13::text[], $14::text[], $15::text[], $16::integer[], $17::integer[], $18::timestamptz[], $19::text[],
-        $20::timestamptz[], $21::timestamptz[], $22::text[], $23::text[], $24::uuid[], $25::uuid[]) AS g
+        $20::timestamptz[], $21::timestamptz[], $22::text[], $23::text[], $24::uuid[], $25::uuid[],
+        $26::timestamptz[]) AS g
     ON CONFLICT (saga_id, step, phase) DO UPDATE SET
         status = excluded.status, position = excluded.position, attempts = excluded.attempts, due_at = excluded.due_at,
         error = excluded.error, started_at = excluded.started_at, ended_at = excluded.ended_at,
         uncertainty = excluded.uncertainty, undelivered = excluded.undelivered,
-        command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id
+        command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id,
+        unavailable_since = excluded.unavailable_since
 ), gone AS (
-    DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($26::bigint[])
+    DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($27::bigint[])
 ), marked AS (
     UPDATE {schema}.saga_mailbox AS m SET seen = true FROM held
-    WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($27::bigint[]) AND m.seen IS FALSE
+    WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($28::bigint[]) AND m.seen IS FALSE
 ), noted AS (
     INSERT INTO {schema}.saga_audit_log ({audit_columns})
     SELECT held.saga_id, {now}, g.old_status, g.new_status, g.step, g.what, g.actor, g.detail, held.traceparent
-    FROM held, unnest($28::text[], $29::text[], $30::text[], $31::text[], $32::text[], $33::text[]) WITH ORDINALITY
+    FROM held, unnest($29::text[], $30::text[], $31::text[], $32::text[], $33::text[], $34::text[]) WITH ORDINALITY
         AS g (old_status, new_status, step, what, actor, detail, ord)
     ORDER BY g.ord
 )

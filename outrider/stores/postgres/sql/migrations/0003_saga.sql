@@ -57,10 +57,11 @@ CREATE TABLE {schema}.saga_step (
     error            text,
     started_at       timestamptz,
     ended_at         timestamptz,
-    uncertainty      text CHECK (uncertainty IN ('outcome_unknown', 'reply_not_applied', 'no_event')),
+    uncertainty      text CHECK (uncertainty IN ('outcome_unknown', 'reply_not_applied', 'no_event', 'raised')),
     undelivered      text CHECK (undelivered IN ('waiting', 'dead_letter')),
     command_event_id uuid,
     reply_event_id   uuid,
+    unavailable_since timestamptz,
     PRIMARY KEY (saga_id, step, phase)
 ) WITH (fillfactor = 80)
 

@@ -50,10 +50,11 @@ CREATE TABLE saga_step (
     error TEXT,
     started_at REAL,
     ended_at REAL,
-    uncertainty TEXT CHECK (uncertainty IN ('outcome_unknown', 'reply_not_applied', 'no_event')),
+    uncertainty TEXT CHECK (uncertainty IN ('outcome_unknown', 'reply_not_applied', 'no_event', 'raised')),
     undelivered TEXT CHECK (undelivered IN ('waiting', 'dead_letter')),
     command_event_id TEXT,
     reply_event_id TEXT,
+    unavailable_since REAL,
     PRIMARY KEY (saga_id, step, phase)
 ) WITHOUT ROWID;
 
