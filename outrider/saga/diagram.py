@@ -27,10 +27,11 @@ STYLES = {
     "started": "fill:#d7e8fb,stroke:#1565c0,color:#1c1b1f",
     "retrying": "fill:#fdeecb,stroke:#b26a00,color:#1c1b1f",
     "done": "fill:#d9f2dc,stroke:#2e7d32,color:#1c1b1f",
+    "skipped": "fill:#ffffff,stroke:#9e9e9e,color:#616161",
     "rejected": "fill:#ececec,stroke:#616161,color:#1c1b1f",
     "failed": "fill:#fbdad7,stroke:#c62828,color:#1c1b1f",
 }
-"""The style of each class of nodes. The last six are the step statuses."""
+"""The style of each class of nodes. The last seven are the step statuses."""
 
 ERROR_CHARACTERS = 80
 CHANGES_MAX = 12
@@ -157,6 +158,8 @@ def _kind(step: Step) -> Iterator[str]:
     elif command:
         asked = f"{command.event_type} → {command.reply}" if command.event_type else str(command.reply)
         yield asked
+    if step.when:
+        yield f"if {getattr(step.when, '__name__', 'when')}"
 
 
 def _compensation_name(compensate: StepAction) -> str:

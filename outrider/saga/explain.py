@@ -64,6 +64,7 @@ def explain(record: SagaRecord, definition: Definition | None = None) -> Explana
 
 def _ended_reasons(view: SagaSnapshot) -> Iterator[str]:
     instance = view.record.instance
+    yield from _skipped(view)
     for entry in view.entries(Phase.ACTION, StepStatus.REJECTED, StepStatus.FAILED):
         yield f"step {entry.step} {_ended(entry)}"
     what = "everything is done" if instance.status is Status.COMPLETED else "the steps done before are compensated"
@@ -90,8 +91,14 @@ def _open(view: SagaSnapshot) -> Iterator[str]:
         yield f"{_named(entry)} has failed after {_attempts(entry)}: {entry.error or 'no reason was given'}"
     if view.phase is Phase.COMPENSATION and (planned := view.entries(view.phase, StepStatus.PLANNED)):
         yield f"still to be compensated: {', '.join(entry.step for entry in planned)}"
+    yield from _skipped(view)
     if not waiting:
         yield "no step has begun yet" if not view.record.journal else "the next step is to begin"
+
+
+def _skipped(view: SagaSnapshot) -> Iterator[str]:
+    if names := [entry.step for entry in view.entries(Phase.ACTION, StepStatus.SKIPPED)]:
+        yield f"skipped, because the condition (when=) was false: {', '.join(names)}"
 
 
 def _retrying(view: SagaSnapshot, entry: JournalEntry) -> str:
@@ -276,7 +283,8 @@ def _but(view: SagaSnapshot) -> str:
     """Name the limits of a compensation: steps without a compensation that may have happened, and a finished pivot."""
     if view.definition is None:
         return ", unless its pivot is done"
-    outside = [(entry, view.step(entry)) for entry in view.entries(Phase.ACTION, StepStatus.FAILED, *OPEN)]
+    begun = (entry for entry in view.entries(Phase.ACTION, StepStatus.FAILED, *OPEN) if entry.started_at)
+    outside = [(entry, view.step(entry)) for entry in begun]
     left = [entry.step for entry, step in outside if step and step.kind in OUTSIDE and step.compensation is None]
     return f"; see first that {', '.join(left)} did not happen, since it has no compensation" if left else ""
 

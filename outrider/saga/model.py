@@ -47,16 +47,22 @@ class StepStatus(StrEnum):
 
     `planned`: the compensation will run, in the order of its position. `started`: a worker runs the step, has sent its
     command or waits for an event; after a crash the outcome is unknown. `retrying`: the last attempt failed and the
-    next attempt is scheduled. `done`, `rejected` (the effect did not happen and will not happen) and `failed` (an
-    operator must decide) are final.
+    next attempt is scheduled. `done`, `skipped` (its condition was false), `rejected` (the effect did not happen and
+    will not happen) and `failed` (an operator must decide) are final. An action is `planned` while its condition is to
+    be computed again.
     """
 
     PLANNED = "planned"
     STARTED = "started"
     RETRYING = "retrying"
     DONE = "done"
+    SKIPPED = "skipped"
     REJECTED = "rejected"
     FAILED = "failed"
+
+
+PASSED = frozenset({StepStatus.DONE, StepStatus.SKIPPED})
+"""Statuses of a step whose followers may start."""
 
 
 class MessageKind(StrEnum):

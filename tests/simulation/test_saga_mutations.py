@@ -23,7 +23,7 @@ from outrider.saga.model import (
     StepStatus,
     Uncertainty,
 )
-from outrider.saga.planner import compensation, operator_commands, replies, results
+from outrider.saga.planner import compensation, operator_commands, planner, replies, results
 from outrider.saga.planner import journal as journals
 from outrider.saga.planner.actions import CallAction
 from outrider.saga.planner.journal import OPEN, Journal, StepKey
@@ -223,6 +223,22 @@ def a_call_begins_before_its_turn_is_saved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TurnTransaction, "_stages", call_early)
 
 
+def a_condition_is_computed_before_the_reply_of_its_turn_is_applied(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planner, "ApplyReply", type("Nothing", (), {}))
+
+
+def a_condition_is_computed_again_in_each_turn(patch: pytest.MonkeyPatch) -> None:
+    init = Journal.__post_init__
+
+    def forget(journal: Journal) -> None:
+        init(journal)
+        skipped = [key for key, entry in journal.lines.items() if entry.status is StepStatus.SKIPPED]
+        for key in skipped:
+            del journal.lines[key]
+
+    patch.setattr(Journal, "__post_init__", forget)
+
+
 MUTATIONS: dict[Mutation, str] = {
     a_new_key_for_each_attempt: "happened",
     what_timed_out_did_not_happen: "happened",
@@ -247,6 +263,8 @@ MUTATIONS: dict[Mutation, str] = {
     a_command_that_has_not_left_counts_an_attempt: "had not left",
     a_worker_that_lost_its_claim_saves_anyway: "a worker saved without its claim",
     a_turn_that_was_saved_unnoticed_is_ignored: "does not come to rest",
+    a_condition_is_computed_before_the_reply_of_its_turn_is_applied: "and its condition is",
+    a_condition_is_computed_again_in_each_turn: "was skipped and is",
     a_call_begins_before_its_turn_is_saved: "was called before its turn was saved",
 }
 

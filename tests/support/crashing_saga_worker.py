@@ -41,7 +41,8 @@ INTENTS = {
     ("create", "action"): "create started",
     ("reserve", "action"): "reserve asked",
     ("charge", "action"): "reservation taken in, charge started",
-    ("cool_down", "action"): "charge done, timer set",
+    ("wrap", "action"): "charge done, wrap started",
+    ("cool_down", "action"): "wrap done or skipped, timer set",
     ("ship", "action"): "timer passed, ship started",
     ("confirm", "action"): "ship done, confirm started",
     ("charge", "compensation"): "ship rejected, refund started",
@@ -53,7 +54,8 @@ TURNS = (*INTENTS.values(), "completed", "compensated")
 UNSAVED, SAVED, COMMIT_SENT, COMMITTED = "not saved yet", "saved", "commit sent", "committed"
 MOMENTS = (UNSAVED, SAVED, COMMIT_SENT, COMMITTED)
 FUNCTIONS = (
-    *("create effected", "charge called", "charge effected", "ship called", "ship effected", "confirm effected"),
+    *("create effected", "charge called", "charge effected", "wrap effected", "ship called", "ship effected"),
+    "confirm effected",
     *("refund called", "refund effected", "cancel effected"),
 )
 STAGED = ("stock.reserve staged", "stock.release staged")

@@ -1,7 +1,8 @@
 """A shop whose sagas leave every effect in a ledger, which forbids nothing: what happens twice must be seen.
 
-An order is created here, its goods are reserved by another service, its charge is a call to a bank, and it is shipped;
-from then on there is no way back. The caller decides with `Passing` which step fails at which moment.
+An order is created here, its goods are reserved by another service, and its charge is a call to a bank. Only some
+orders are wrapped. The order is shipped; from then on there is no way back. The caller decides with `Passing` which
+step fails at which moment.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ SOLD_OUT, UNDELIVERABLE, FINE = "sold-out", "undeliverable", "fine"
 OFTEN = RetryPolicy(base_seconds=0.02, cap_seconds=0.2, max_attempts=200)
 COOL_SECONDS = 0.02
 
-DONE: Mapping[str, list[int]] = {"order": [1], "stock": [1], "charge": [1], "parcel": [1], "letter": [1]}
+DONE: Mapping[str, list[int]] = {
+    **{"order": [1], "stock": [1], "charge": [1], "wrapping": [1], "parcel": [1], "letter": [1]},
+}
 COMPENSATED: Mapping[str, list[int]] = {"order": [1, -1], "stock": [1, -1], "charge": [1, -1]}
 EXPECTED: Mapping[str, tuple[str, Mapping[str, list[int]]]] = {
     FINE: ("completed", DONE),
@@ -107,6 +110,7 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
     async def refund(run: Any) -> None:
         await outside(run, "refund", "charge", -1)
 
+    _add_wrapping(order, passing)
     order.sleep(seconds=COOL_SECONDS, name="cool_down")
 
     @order.call(pivot=True, retry=OFTEN, timeout_seconds=call_seconds)
@@ -123,6 +127,22 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
         await passing("confirm effected", run)
 
     return order
+
+
+def _add_wrapping(order: Saga[Order], passing: Passing) -> None:
+    """Add a step that is skipped for most orders."""
+
+    def is_fine(state: Order) -> bool:
+        return state.charged and state.order_id.startswith(FINE)
+
+    @order.local(when=is_fine, retry=OFTEN)
+    async def wrap(run: Any, tx: Any) -> None:
+        await tx.execute(WRITE, run.state.order_id, "wrapping", 1)
+        await passing("wrap effected", run)
+
+    @wrap.compensate(retry=OFTEN)
+    async def unwrap(run: Any, tx: Any) -> None:
+        await tx.execute(WRITE, run.state.order_id, "wrapping", -1)
 
 
 def stock_inbox() -> Inbox:

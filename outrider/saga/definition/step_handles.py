@@ -19,6 +19,7 @@ LocalFunction = Callable[[StepContext[S], Any], Any]
 CallFunction = Callable[[StepContext[S]], Any]
 ReplyFunction = Callable[[StepContext[S], Reply], None]
 PayloadFunction = Callable[[S], Any]
+Condition = Callable[[S], bool]
 
 
 class StepHandle(Generic[S]):

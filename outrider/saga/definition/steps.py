@@ -77,6 +77,10 @@ class Step:
     reply_functions: Mapping[str, Function] = field(default_factory=dict)
     """The functions that apply replies to the state, by event type."""
     correlate: Function | None = None
+    when: Function | None = None
+    """Tells from the state whether the step runs. Without a function, the step always runs."""
+    block: int | None = None
+    """The number of the parallel block whose steps share the condition and its result."""
     line: str = ""
 
     @property
@@ -104,6 +108,8 @@ class Definition:
     steps: Mapping[str, Step]
     set_fields: Callable[[bytes, Mapping[str, Any]], bytes] | None = None
     """Sets fields of a stored state. Raises InvalidState if the values do not fit."""
+    compute: Callable[[Function, bytes], Any] | None = None
+    """Calls a function with a stored state. Raises InvalidHandler or InvalidState with the reason of a failure."""
     fingerprint: str = ""
     """A short form of the definition, used to detect a changed definition."""
 

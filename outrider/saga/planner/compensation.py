@@ -31,7 +31,9 @@ def needs_compensation(journal: Journal, entry: JournalEntry) -> bool:
         return False
     if entry.status is StepStatus.DONE or (entry.step, Phase.COMPENSATION) in journal.lines:
         return True
-    return entry.status is not StepStatus.REJECTED and journal.kind(entry) in OUTSIDE
+    # Without a start, the condition of the step was false or could not be computed.
+    has_begun = entry.started_at is not None
+    return has_begun and entry.status is not StepStatus.REJECTED and journal.kind(entry) in OUTSIDE
 
 
 def _close(journal: Journal, entry: JournalEntry) -> None:
@@ -39,16 +41,17 @@ def _close(journal: Journal, entry: JournalEntry) -> None:
 
     No alert is raised, because an operator commanded compensation.
     """
-    if entry.status in OPEN:
-        status = StepStatus.FAILED if journal.kind(entry) in OUTSIDE else StepStatus.REJECTED
+    if entry.status in (*OPEN, StepStatus.PLANNED):
+        is_unknown = entry.started_at is not None and journal.kind(entry) in OUTSIDE
+        status = StepStatus.FAILED if is_unknown else StepStatus.REJECTED
         closed = replace(entry, status=status, due_at=None, error=GIVEN_UP, ended_at=journal.now)
         journal.write(replace(closed, uncertainty=None, undelivered=None), GIVEN_UP)
 
 
 def stop_idle_steps(journal: Journal) -> bool:
     """Stop steps without an effect; tell whether all other steps are settled, so compensation can start."""
-    for entry in journal.entries(Phase.ACTION, OPEN):
-        idle = journal.kind(entry) in (StepKind.WAIT, StepKind.SLEEP)
+    for entry in journal.entries(Phase.ACTION, (*OPEN, StepStatus.PLANNED)):
+        idle = entry.status is StepStatus.PLANNED or journal.kind(entry) in (StepKind.WAIT, StepKind.SLEEP)
         rolled_back = journal.kind(entry) is StepKind.LOCAL and entry.status is StepStatus.RETRYING
         if idle or rolled_back:
             error = entry.error or "no longer awaited, because another step was rejected"

@@ -13,6 +13,7 @@ from uuid import UUID, uuid5
 
 from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
 from outrider.saga.model import (
+    PASSED,
     AuditEntry,
     JournalEntry,
     MessageKind,
@@ -79,6 +80,8 @@ class Journal:
     last_error: str | None = field(init=False)
     retry_count: int = field(init=False)
     losses: int = field(init=False)
+    is_undecided: bool = False
+    """Whether a condition waits for the next turn, because this turn still applies replies to the state."""
 
     def __post_init__(self) -> None:
         instance = self.record.instance
@@ -110,9 +113,9 @@ class Journal:
 
     @property
     def past_pivot(self) -> bool:
-        """Tell whether the pivot is done, so the saga can no longer compensate."""
+        """Tell whether the pivot is done or skipped, so the saga can no longer compensate."""
         pivot = self.definition.pivot
-        return pivot is not None and self.has_status((pivot.name, Phase.ACTION), StepStatus.DONE)
+        return pivot is not None and self.has_status((pivot.name, Phase.ACTION), *PASSED)
 
     @property
     def compensation_requested(self) -> bool:
@@ -239,10 +242,10 @@ class Journal:
     ) -> None:
         """End an entry. A failed entry needs an operator immediately, even while other steps continue."""
         detail = detail[:ERROR_CHARACTERS_MAX]
-        error = None if status is StepStatus.DONE else detail
+        error = None if status in PASSED else detail
         settled = replace(entry, status=status, due_at=None, error=error, ended_at=self.now)
         self.write(replace(settled, uncertainty=uncertainty, undelivered=None), detail, what)
-        if status is not StepStatus.DONE:
+        if status not in PASSED:
             self.last_error = detail
         if status is StepStatus.FAILED:
             self.attention.append(f"{entry.phase} of {entry.step} failed: {detail}")

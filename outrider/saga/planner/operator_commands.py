@@ -120,6 +120,8 @@ def _renew(journal: Journal, entry: JournalEntry) -> None:
     if entry.phase is Phase.COMPENSATION:
         # Another compensation may be running; this step keeps its position in the order.
         return journal.write(replace(fresh, status=StepStatus.PLANNED), "new budget")
+    if entry.started_at is None:
+        return journal.write(replace(fresh, status=StepStatus.PLANNED, error=None), "its condition is computed again")
     return journal.write(replace(fresh, status=StepStatus.RETRYING, due_at=journal.now), "new budget")
 
 

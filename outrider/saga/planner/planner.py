@@ -6,6 +6,7 @@
 - Compensation starts only when no step can still take effect, unless an operator commands compensation. After the pivot
   is done, the saga never compensates.
 - A failed saga resumes after an operator command, or when the missing reply arrives.
+- A condition is computed once, from the state that the store has after the turn. The journal keeps its result.
 - Each step is journaled before the step starts, so any worker can continue after a crash. A lost worker costs no
   attempt.
 """
@@ -18,9 +19,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from uuid import UUID
 
+from outrider.errors import InvalidHandler, InvalidState
 from outrider.saga.definition.fingerprint import definition_changed
-from outrider.saga.definition.steps import Definition
-from outrider.saga.model import JournalEntry, Phase, SagaRecord, Status, StepStatus, Undelivered
+from outrider.saga.definition.steps import Definition, Step
+from outrider.saga.model import PASSED, JournalEntry, Phase, SagaRecord, Status, StepStatus, Undelivered
 from outrider.saga.planner import compensation, operator_commands, replies, results
 from outrider.saga.planner.actions import (
     Action,
@@ -181,17 +183,55 @@ def _advance(journal: Journal) -> None:
 
 
 def _start_ready(journal: Journal) -> None:
-    """Start each step whose predecessors are all done."""
-    done = {entry.step for entry in journal.entries(Phase.ACTION, (StepStatus.DONE,))}
-    if done.issuperset(journal.definition.steps):
+    """Start or skip each step whose predecessors are all done or skipped."""
+    passed = {entry.step for entry in journal.entries(Phase.ACTION, PASSED)}
+    if passed.issuperset(journal.definition.steps):
         return journal.set_status(Status.COMPLETED)
     if journal.compensation_requested:
         return None
     for step in journal.definition.steps.values():
-        if (step.name, Phase.ACTION) not in journal.lines and done.issuperset(step.after):
-            position = len(journal.entries(Phase.ACTION)) + 1
-            journal.start(JournalEntry(step.name, Phase.ACTION, StepStatus.PLANNED, position))
+        position = len(journal.entries(Phase.ACTION)) + 1
+        new = JournalEntry(step.name, Phase.ACTION, StepStatus.PLANNED, position)
+        entry = journal.lines.get((step.name, Phase.ACTION), new)
+        if entry.status is StepStatus.PLANNED and passed.issuperset(step.after):
+            _start_or_skip(journal, step, entry)
     return None
+
+
+def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
+    """Start a step unless its condition is false. A condition that cannot be computed is a fault of the definition."""
+    if step.when is None or _runs_beside(journal, step):
+        return journal.start(entry)
+    if any(isinstance(action, ApplyReply) for action in journal.actions):
+        # The reply changes the state only after the planner, so the next turn decides.
+        journal.is_undecided = True
+        return None
+    name = getattr(step.when, "__name__", "when")
+    try:
+        assert journal.definition.compute
+        runs = journal.definition.compute(step.when, journal.record.instance.state)
+        if not isinstance(runs, bool):
+            raise InvalidHandler(f"returned a {type(runs).__name__}; return True or False")
+    except (InvalidHandler, InvalidState) as error:
+        text = f"its condition {name} {error}; correct when= at {step.line}, then retry the saga"
+        return journal.settle(entry, StepStatus.FAILED, text)
+    if runs:
+        return journal.start(entry)
+    for other in journal.definition.steps.values():
+        if other.name == step.name or (step.block is not None and other.block == step.block):
+            known = journal.lines.get((other.name, Phase.ACTION))
+            position = len(journal.entries(Phase.ACTION)) + 1
+            skipped = known or replace(entry, step=other.name, position=position)
+            if skipped.status is StepStatus.PLANNED:
+                journal.settle(skipped, StepStatus.SKIPPED, f"{name} returned False")
+    return None
+
+
+def _runs_beside(journal: Journal, step: Step) -> bool:
+    """Tell whether another step of the same parallel block has started, so the condition of the block was true."""
+    together = [other.name for other in journal.definition.steps.values() if other.block == step.block]
+    entries = (journal.lines.get((name, Phase.ACTION)) for name in together if step.block is not None)
+    return any(entry is not None and entry.started_at is not None for entry in entries)
 
 
 def running_steps(journal: Journal) -> list[JournalEntry]:
@@ -222,16 +262,22 @@ def _plan(journal: Journal) -> Plan:
         seen=tuple(message.message_id for message in journal.unread),
         notes=tuple(journal.notes),
         actions=journal.remaining_actions(),
-        release=not running_steps(journal),
+        release=not running_steps(journal) and not _is_undecided(journal),
         wake_seconds=_wake_seconds(journal),
         attention=tuple(journal.attention),
     )
+
+
+def _is_undecided(journal: Journal) -> bool:
+    return journal.is_undecided and journal.status is Status.RUNNING and not is_halted(journal)
 
 
 def _wake_seconds(journal: Journal) -> float | None:
     """Return the seconds until the next deadline, or None if only an input or a message can change the saga."""
     if is_halted(journal):
         return None
+    if _is_undecided(journal):
+        return 0.0
     busy = running_steps(journal)
     waiting = [entry for entry in journal.entries(journal.phase, OPEN) if entry not in busy]
     due = [entry.due_at for entry in waiting if entry.due_at and not results.is_retry_suspended(journal, entry)]

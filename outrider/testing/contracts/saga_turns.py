@@ -179,6 +179,12 @@ class TurnRules:
         journal = (await bench.show(record.instance.saga_id)).journal
         assert journal == (done, JournalEntry("charge", Phase.ACTION, StepStatus.STARTED, 2), compensate)
 
+    async def test_a_skipped_step_is_kept_without_a_start(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
+        skipped = JournalEntry("reserve", Phase.ACTION, StepStatus.SKIPPED, 1, ended_at=record.now)
+        await bench.save(record, entries=[skipped])
+        assert (await bench.show(record.instance.saga_id)).journal == (skipped,)
+
     async def test_the_time_of_the_end_is_the_first_one_and_goes_when_a_saga_goes_on(self, bench: SagaBench) -> None:
         record = await bench.start_and_claim()
         ended = await bench.save(record, status=Status.FAILED)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.saga.definition.steps import Definition, StepKind
 from outrider.saga.model import (
     LOSSES_MAX,
+    PASSED,
     JournalEntry,
     MessageKind,
     Phase,
@@ -19,8 +20,9 @@ from outrider.saga.model import (
     Uncertainty,
 )
 from outrider.saga.planner.planner import Claimed, Input, Plan, TimedOut, advance
+from outrider.saga.state.codec import decode
 from outrider.stores.memory.tables import SagaRow
-from tests.simulation.sagas.definitions import EFFECTIVE
+from tests.simulation.sagas.definitions import EFFECTIVE, State
 
 if TYPE_CHECKING:
     from tests.simulation.sagas.world import World
@@ -62,6 +64,7 @@ class History:
             yield from self.charged_losses(record, plan, applied)
         yield from self.compensated_too_early(record, plan, applied)
         yield from self.entries(plan, row)
+        yield from self.conditions(record, plan, row)
         yield from self.missed_events(record, plan)
         yield from self.compensation(plan, commanded="operator compensate" in applied, row=row)
         moved = record.instance.status is Status.FAILED and plan.instance.status is not Status.FAILED
@@ -143,7 +146,7 @@ class History:
                 yield f"it went from {old} to {note.new_status}"
 
     def entries(self, plan: Plan, row: SagaRow) -> Iterator[str]:
-        done = {entry.step for entry in row.journal.values() if (entry.phase, entry.status) == ("action", "done")}
+        done = {entry.step for entry in row.journal.values() if entry.phase is Phase.ACTION and entry.status in PASSED}
         for entry in plan.entries:
             step = self.definition.steps[entry.step]
             act = step.action if entry.phase is Phase.ACTION else step.compensation
@@ -157,6 +160,20 @@ class History:
                 self.compensated += [entry.step] if entry.step not in self.compensated else []
             if step.pivot and step.kind is not StepKind.LOCAL and "given up" in (entry.error or ""):
                 yield "compensation began while the pivot was out"
+
+    def conditions(self, record: SagaRecord, plan: Plan, row: SagaRow) -> Iterator[str]:
+        """A step is skipped or starts as its condition says of the stored state, and the decision stands."""
+        before = {entry.step: entry for entry in record.journal if entry.phase is Phase.ACTION}
+        assert row.instance is not None
+        for entry in plan.entries:
+            step, old = self.definition.steps[entry.step], before.get(entry.step)
+            if entry.phase is Phase.COMPENSATION or step.when is None:
+                continue
+            if old is not None and StepStatus.SKIPPED in (old.status, entry.status):
+                yield f"{entry.step} was {old.status} and is {entry.status}"
+            runs = step.when(decode(State, row.instance.state))
+            if old is None and runs != (entry.status is not StepStatus.SKIPPED):
+                yield f"{entry.step} is {entry.status}, and its condition is {runs}"
 
     def missed_events(self, record: SagaRecord, plan: Plan) -> Iterator[str]:
         """A wait whose event has arrived is never rejected, however early or late the event was."""
@@ -172,7 +189,7 @@ class History:
         if not begins or commanded or any(note.old_status is Status.FAILED for note in begins):
             return
         for entry in row.journal.values():
-            if entry.phase is Phase.ACTION and entry.status not in (StepStatus.DONE, StepStatus.REJECTED):
+            if entry.phase is Phase.ACTION and entry.status not in (*PASSED, StepStatus.REJECTED):
                 yield f"compensation began while {entry.step} was {entry.status}"
 
 
@@ -191,7 +208,7 @@ def at_rest(world: World) -> Iterator[str]:
     yield from _rest_compensated(row, history)
     yield from _ledger(world)
     pivot = world.definition.pivot
-    if pivot and _progress(row, pivot.name) is StepStatus.DONE and world.participants.compensations:
+    if pivot and _progress(row, pivot.name) in PASSED and world.participants.compensations:
         yield f"{list(world.participants.compensations)} was compensated after the pivot"
 
 
@@ -232,7 +249,11 @@ def _ledger(world: World) -> Iterator[str]:
             yield f"{step.name} is done and happened {effects} times, compensated {compensations} times"
         if action is StepStatus.DONE and not effects:
             yield f"{step.name} is done and did not happen"
-        if action in (None, StepStatus.REJECTED) and compensate in (None, StepStatus.DONE) and effects != compensations:
+        if (
+            action in (None, StepStatus.REJECTED, StepStatus.SKIPPED)
+            and compensate in (None, StepStatus.DONE)
+            and effects != compensations
+        ):
             yield f"{step.name} is {action}, and happened"
         if compensate is StepStatus.DONE and effects != compensations:
             yield f"{step.name} is compensated, and its effect is there"
@@ -241,7 +262,8 @@ def _ledger(world: World) -> Iterator[str]:
 
 def _all_or_nothing(world: World, name: str, balance: int) -> Iterator[str]:
     step, status = world.definition.steps[name], world.status
-    if status is Status.COMPLETED and balance != 1:
+    wanted = 0 if _progress(world.row, name) is StepStatus.SKIPPED else 1
+    if status is Status.COMPLETED and balance != wanted:
         yield f"the saga is completed, and {name} stands at {balance}"
     if status is Status.COMPENSATED and step.compensation is not None and balance != 0:
         yield f"the saga is compensated, and {name} stands at {balance}"

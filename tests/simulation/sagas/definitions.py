@@ -1,4 +1,7 @@
-"""Random sagas: sequences, parallel groups and looser graphs, every kind of step, with and without a pivot."""
+"""Random sagas: sequences, parallel groups and looser graphs, every kind of step, with and without a pivot.
+
+Some steps have a condition, which depends on the replies that were applied.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +79,8 @@ def _add_step(
     has_compensation: bool,
 ) -> None:
     common: dict[str, Any] = {"name": name, "after": after}
+    if rng.random() < 0.1:
+        common["when"] = _condition(rng)
     match rng.choice(EFFECTIVE if pivot else KINDS):
         case StepKind.LOCAL:
             local = saga.local(**common, **_limits(rng), pivot=pivot)(_local(code, name, Phase.ACTION))
@@ -92,6 +97,15 @@ def _add_step(
             saga.wait(f"event.{name}", **common, timeout_seconds=limit)
         case StepKind.SLEEP:
             saga.sleep(rng.randint(3, 20), **common)
+
+
+def _condition(rng: random.Random) -> Callable[[State], bool]:
+    remainder = rng.choice((0, 1))
+
+    def decide(state: State) -> bool:
+        return state.replies % 2 == remainder
+
+    return decide
 
 
 def _add_request(

@@ -50,7 +50,8 @@ CREATE TABLE {schema}.saga_step (
     saga_id          uuid NOT NULL,
     step             text NOT NULL,
     phase            text NOT NULL CHECK (phase IN ('action', 'compensation')),
-    status           text NOT NULL CHECK (status IN ('planned', 'started', 'retrying', 'done', 'rejected', 'failed')),
+    status           text NOT NULL CHECK (
+        status IN ('planned', 'started', 'retrying', 'done', 'skipped', 'rejected', 'failed')),
     position         integer NOT NULL,
     attempts         integer NOT NULL,
     due_at           timestamptz,

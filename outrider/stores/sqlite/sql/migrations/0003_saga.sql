@@ -43,7 +43,8 @@ CREATE TABLE saga_step (
     saga_id TEXT NOT NULL,
     step TEXT NOT NULL,
     phase TEXT NOT NULL CHECK (phase IN ('action', 'compensation')),
-    status TEXT NOT NULL CHECK (status IN ('planned', 'started', 'retrying', 'done', 'rejected', 'failed')),
+    status TEXT NOT NULL CHECK (
+        status IN ('planned', 'started', 'retrying', 'done', 'skipped', 'rejected', 'failed')),
     position INTEGER NOT NULL,
     attempts INTEGER NOT NULL,
     due_at REAL,
