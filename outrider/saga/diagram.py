@@ -71,6 +71,8 @@ def mermaid(definition: Definition) -> str:
     <BLANKLINE>
     """
     begin = [definition.saga_type, f"version {definition.version}"]
+    if definition.deadline_seconds is not None:
+        begin.append(f"deadline {span(definition.deadline_seconds)}")
     return _picture(definition, Details(begin, ["completed"], {}, {}, []))
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
 from outrider.saga.diagram import span
 from outrider.saga.model import (
+    PASSED,
     JournalEntry,
     MessageKind,
     Phase,
@@ -65,6 +66,7 @@ def explain(record: SagaRecord, definition: Definition | None = None) -> Explana
 def _ended_reasons(view: SagaSnapshot) -> Iterator[str]:
     instance = view.record.instance
     yield from _skipped(view)
+    yield from _deadline(view)
     for entry in view.entries(Phase.ACTION, StepStatus.REJECTED, StepStatus.FAILED):
         yield f"step {entry.step} {_ended(entry)}"
     what = "everything is done" if instance.status is Status.COMPLETED else "the steps done before are compensated"
@@ -92,8 +94,22 @@ def _open(view: SagaSnapshot) -> Iterator[str]:
     if view.phase is Phase.COMPENSATION and (planned := view.entries(view.phase, StepStatus.PLANNED)):
         yield f"still to be compensated: {', '.join(entry.step for entry in planned)}"
     yield from _skipped(view)
+    yield from _deadline(view)
     if not waiting:
         yield "no step has begun yet" if not view.record.journal else "the next step is to begin"
+
+
+def _deadline(view: SagaSnapshot) -> Iterator[str]:
+    instance = view.record.instance
+    deadline_at, is_forward = instance.deadline_at, instance.status in (Status.STARTED, Status.RUNNING)
+    if deadline_at is None or instance.status is Status.COMPLETED:
+        return
+    if deadline_at <= (instance.ended_at or view.record.now):
+        is_late = view.has_status(view.pivot, *PASSED)
+        then = "after the pivot: the saga goes on" if is_late else "it compensates when no step is under way"
+        yield f"deadline exceeded: it was {view.at(deadline_at)}" + (f"; {then}" if is_forward else "")
+    elif is_forward and not view.has_status(view.pivot, *PASSED):
+        yield f"it compensates if it is before its pivot at its deadline, {view.at(deadline_at)}"
 
 
 def _skipped(view: SagaSnapshot) -> Iterator[str]:

@@ -102,6 +102,8 @@ class NewSaga(NamedTuple):
     traceparent: str | None = None
     fingerprint: str = ""
     """A short form of the definition, used to detect a changed definition."""
+    deadline_seconds: float | None = None
+    """The time from the start in which the saga should end. The store keeps the deadline as a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ class Instance:
     """The fingerprint of the definition when the saga was started."""
     losses: int = 0
     """The number of workers that were lost in a row while they held the saga. A lost worker costs no attempt."""
+    deadline_at: datetime | None = None
+    """The time after which the saga compensates, unless it has passed its pivot. Never changed after the start."""
 
     @property
     def is_suspect(self) -> bool:

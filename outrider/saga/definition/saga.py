@@ -92,7 +92,10 @@ class Saga(Generic[S]):
     [(), ('create',)]
     """
 
-    def __init__(self, saga_type: str, state_type: type[S], *, version: int = 1) -> None:
+    def __init__(
+        self, saga_type: str, state_type: type[S], *, version: int = 1, deadline_seconds: float | None = None
+    ) -> None:
+        """Define a saga. After `deadline_seconds` from its start, a saga that is before its pivot compensates."""
         self.line = definition_site()
         self.saga_type = check_name(saga_type, "a saga", self.line)
         try:
@@ -100,6 +103,9 @@ class Saga(Generic[S]):
         except InvalidState as error:
             raise UsageError(f"{self.line}: the state of {saga_type} cannot be stored: {error}") from error
         self.version, self.state_type = check_version(version, self.line), state_type
+        self.deadline_seconds = (
+            None if deadline_seconds is None else check_seconds(deadline_seconds, "deadline_seconds", self.line)
+        )
         self._graph = StepGraph()
         self._last: tuple[str, ...] = ()
         self._block: ParallelBlock | None = None
@@ -291,9 +297,15 @@ class Saga(Generic[S]):
             self.check()
             steps = MappingProxyType({name: complete(step) for name, step in self._graph.steps.items()})
             set_fields = partial(set_state_fields, self.state_type)
-            compute = partial(_compute, self.state_type)
-            name = self.saga_type, self.version
-            self._definition = Definition(*name, steps, set_fields, compute, fingerprint(steps))
+            self._definition = Definition(
+                self.saga_type,
+                self.version,
+                steps,
+                set_fields,
+                partial(_compute, self.state_type),
+                fingerprint(steps),
+                self.deadline_seconds,
+            )
         return self._definition
 
     def check(self) -> None:
@@ -301,6 +313,8 @@ class Saga(Generic[S]):
         if not self._graph.steps:
             raise UsageError(f"{self.line}: the saga {self.saga_type} has no steps; add one, such as @….local()")
         self._graph.check()
+        if self.deadline_seconds is not None:
+            self._graph.check_deadline(self.deadline_seconds)
 
     def new(self, state: S, correlation_id: str, *, traceparent: str | None = None) -> NewSaga:
         """Return a saga to be started. Calls with the same type and correlation id return the same saga id.
@@ -325,7 +339,7 @@ class Saga(Generic[S]):
         saga_id = saga_id_of(self.saga_type, correlation_id)
         stored = dump_state(self.state_type, state)
         name = saga_id, definition.saga_type, definition.version, correlation_id
-        return NewSaga(*name, stored, traceparent, definition.fingerprint)
+        return NewSaga(*name, stored, traceparent, definition.fingerprint, self.deadline_seconds)
 
     async def start(
         self,

@@ -112,6 +112,8 @@ class Definition:
     """Calls a function with a stored state. Raises InvalidHandler or InvalidState with the reason of a failure."""
     fingerprint: str = ""
     """A short form of the definition, used to detect a changed definition."""
+    deadline_seconds: float | None = None
+    """The deadline of sagas that start now. A running saga keeps the deadline of its start."""
 
     @property
     def pivot(self) -> Step | None:
@@ -242,6 +244,18 @@ class StepGraph:
             names = ", ".join(self.steps)
             raise UsageError(f"{step.line}: {step.name} comes after {name!r}, which is no step; there are: {names}")
 
+    def check_deadline(self, seconds: float) -> None:
+        """Reject a sleep before the end or the pivot that lasts as long as the whole saga may."""
+        pivot = next((step for step in self.steps.values() if step.pivot), None)
+        for step in self.steps.values():
+            is_late = pivot is not None and self._order is not None and self._order.comes_after(step, pivot)
+            duration = step.action.timeout_seconds
+            if step.kind is StepKind.SLEEP and step.when is None and duration and duration >= seconds and not is_late:
+                raise UsageError(
+                    f"{step.line}: {step.name} sleeps for {duration:g} s with deadline_seconds={seconds:g}, "
+                    "so it would always compensate; sleep for less, or give the saga a later deadline"
+                )
+
     def _keeps_order(self, step: Step) -> bool:
         """Tell whether a step leaves the order of the other steps unchanged: the step refers to known steps only."""
         known = self.steps.get(step.name)
@@ -277,6 +291,10 @@ class StepOrder:
                 self._waits.setdefault(event_type, []).append(step)
         self._steps[step.name], self._bits[step.name], self._before[step.name] = step, bit, before
         self._pivot = step if step.pivot else self._pivot
+
+    def comes_after(self, step: Step, other: Step) -> bool:
+        """Tell whether a step starts only after another step."""
+        return bool(self._before[step.name] & self._bits[other.name])
 
     def _check_pivot(self, step: Step, before: int, bit: int) -> None:
         pivot = self._pivot

@@ -8,10 +8,12 @@ from outrider.saga.definition.steps import StepKind
 from outrider.saga.model import JournalEntry, Phase, Status, StepStatus
 from outrider.saga.planner.journal import OPEN, OUTSIDE, Journal
 
+ANOTHER_REJECTED = "no longer awaited, because another step was rejected"
+
 GIVEN_UP = "given up, because an operator commanded compensation"
 
 
-def begin(journal: Journal) -> None:
+def begin(journal: Journal, reason: str = "") -> None:
     """Plan the compensations, last step first.
 
     Only an operator command starts compensation while a step is unresolved.
@@ -20,7 +22,7 @@ def begin(journal: Journal) -> None:
     chosen = [entry for entry in reversed(actions) if needs_compensation(journal, entry)]
     for entry in actions:
         _close(journal, entry)
-    journal.set_status(Status.COMPENSATING)
+    journal.set_status(Status.COMPENSATING, reason)
     for position, entry in enumerate(chosen, start=1):
         journal.write(JournalEntry(entry.step, Phase.COMPENSATION, StepStatus.PLANNED, position=position))
 
@@ -48,13 +50,13 @@ def _close(journal: Journal, entry: JournalEntry) -> None:
         journal.write(replace(closed, uncertainty=None, undelivered=None), GIVEN_UP)
 
 
-def stop_idle_steps(journal: Journal) -> bool:
+def stop_idle_steps(journal: Journal, reason: str) -> bool:
     """Stop steps without an effect; tell whether all other steps are settled, so compensation can start."""
     for entry in journal.entries(Phase.ACTION, (*OPEN, StepStatus.PLANNED)):
         idle = entry.status is StepStatus.PLANNED or journal.kind(entry) in (StepKind.WAIT, StepKind.SLEEP)
         rolled_back = journal.kind(entry) is StepKind.LOCAL and entry.status is StepStatus.RETRYING
         if idle or rolled_back:
-            error = entry.error or "no longer awaited, because another step was rejected"
+            error = entry.error or reason
             journal.write(
                 replace(entry, status=StepStatus.REJECTED, due_at=None, error=error, ended_at=journal.now), error
             )

@@ -112,6 +112,13 @@ class Journal:
         return Phase.COMPENSATION if self.is_compensating else Phase.ACTION
 
     @property
+    def is_overdue(self) -> bool:
+        """Tell whether the deadline of the saga has passed while the saga runs forward."""
+        deadline_at = self.record.instance.deadline_at
+        is_forward = self.status in (Status.STARTED, Status.RUNNING)
+        return is_forward and deadline_at is not None and deadline_at <= self.now
+
+    @property
     def past_pivot(self) -> bool:
         """Tell whether the pivot is done or skipped, so the saga can no longer compensate."""
         pivot = self.definition.pivot

@@ -5,6 +5,7 @@
   the time of the turn.
 - Compensation starts only when no step can still take effect, unless an operator commands compensation. After the pivot
   is done, the saga never compensates.
+- A saga whose deadline has passed starts no further step before the pivot, and compensates as after a rejection.
 - A failed saga resumes after an operator command, or when the missing reply arrives.
 - A condition is computed once, from the state that the store has after the turn. The journal keeps its result.
 - Each step is journaled before the step starts, so any worker can continue after a crash. A lost worker costs no
@@ -65,6 +66,7 @@ __all__ = [
 
 NOTHING: Mapping[UUID, Undelivered] = MappingProxyType({})
 ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED})
+DEADLINE = "deadline exceeded"
 
 
 def advance(
@@ -176,17 +178,21 @@ def _advance(journal: Journal) -> None:
         if not running_steps(journal):
             journal.set_status(Status.FAILED)
     elif journal.entries(Phase.ACTION, (StepStatus.REJECTED,)):
-        if compensation.stop_idle_steps(journal):
+        if compensation.stop_idle_steps(journal, compensation.ANOTHER_REJECTED):
             compensation.begin(journal)
+    elif journal.is_overdue and not journal.past_pivot and not _has_passed_all(journal):
+        journal.last_error = DEADLINE
+        if compensation.stop_idle_steps(journal, DEADLINE):
+            compensation.begin(journal, DEADLINE)
     else:
         _start_ready(journal)
 
 
 def _start_ready(journal: Journal) -> None:
     """Start or skip each step whose predecessors are all done or skipped."""
-    passed = {entry.step for entry in journal.entries(Phase.ACTION, PASSED)}
-    if passed.issuperset(journal.definition.steps):
+    if _has_passed_all(journal):
         return journal.set_status(Status.COMPLETED)
+    passed = {entry.step for entry in journal.entries(Phase.ACTION, PASSED)}
     if journal.compensation_requested:
         return None
     for step in journal.definition.steps.values():
@@ -196,6 +202,10 @@ def _start_ready(journal: Journal) -> None:
         if entry.status is StepStatus.PLANNED and passed.issuperset(step.after):
             _start_or_skip(journal, step, entry)
     return None
+
+
+def _has_passed_all(journal: Journal) -> bool:
+    return all(journal.has_status((step, Phase.ACTION), *PASSED) for step in journal.definition.steps)
 
 
 def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
@@ -247,6 +257,10 @@ def _plan(journal: Journal) -> Plan:
     active = journal.entries(journal.phase, (*OPEN, StepStatus.FAILED))
     failed = [entry for entry in active if entry.status is StepStatus.FAILED]
     dead_lettered = any(entry.undelivered is Undelivered.DEAD_LETTER for entry in active)
+    is_late = journal.is_overdue and journal.past_pivot
+    if is_late and not record.instance.needs_attention:
+        journal.attention.append(f"{DEADLINE} after the pivot, so the saga goes on")
+        journal.note(DEADLINE, None, "after the pivot, so the saga goes on")
     return Plan(
         instance=replace(
             record.instance,
@@ -255,7 +269,7 @@ def _plan(journal: Journal) -> Plan:
             last_error=None if journal.status in ENDED else journal.last_error,
             retry_count=journal.retry_count,
             losses=journal.losses,
-            needs_attention=bool(failed) or journal.status is Status.FAILED or dead_lettered,
+            needs_attention=bool(failed) or journal.status is Status.FAILED or dead_lettered or is_late,
         ),
         entries=tuple(journal.lines[step_key] for step_key in journal.changed),
         taken=tuple(journal.taken),
@@ -281,6 +295,9 @@ def _wake_seconds(journal: Journal) -> float | None:
     busy = running_steps(journal)
     waiting = [entry for entry in journal.entries(journal.phase, OPEN) if entry not in busy]
     due = [entry.due_at for entry in waiting if entry.due_at and not results.is_retry_suspended(journal, entry)]
+    deadline_at = journal.record.instance.deadline_at
+    if journal.status is Status.RUNNING and deadline_at is not None and deadline_at > journal.now:
+        due.append(deadline_at)
     return max(0.0, (min(due) - journal.now).total_seconds()) if due else None
 
 

@@ -207,8 +207,8 @@ def installer(schema: str) -> Installer:
 
 def start_parameters(saga: NewSaga) -> list[Any]:
     """Return the parameters of `start`."""
-    *name, state, traceparent, fingerprint = saga
-    return [*name, state.decode(), traceparent, fingerprint]
+    *name, state, traceparent, fingerprint, deadline_seconds = saga
+    return [*name, state.decode(), traceparent, fingerprint, deadline_seconds]
 
 
 def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:

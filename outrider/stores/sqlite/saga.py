@@ -307,6 +307,7 @@ def to_instance(row: Sequence[Any]) -> Instance:
     cells = list(row)
     cells[0], cells[10] = UUID(cells[0]), bool(cells[10])
     cells[12:16] = [to_moment(seconds) for seconds in cells[12:16]]
+    cells[20] = to_moment(cells[20])
     return instance_of(cells)
 
 

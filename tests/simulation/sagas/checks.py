@@ -65,6 +65,7 @@ class History:
         yield from self.compensated_too_early(record, plan, applied)
         yield from self.entries(plan, row)
         yield from self.conditions(record, plan, row)
+        yield from self.deadline(record, plan, row, commanded="operator compensate" in applied)
         yield from self.missed_events(record, plan)
         yield from self.compensation(plan, commanded="operator compensate" in applied, row=row)
         moved = record.instance.status is Status.FAILED and plan.instance.status is not Status.FAILED
@@ -174,6 +175,22 @@ class History:
             runs = step.when(decode(State, row.instance.state))
             if old is None and runs != (entry.status is not StepStatus.SKIPPED):
                 yield f"{entry.step} is {entry.status}, and its condition is {runs}"
+
+    def deadline(self, record: SagaRecord, plan: Plan, row: SagaRow, *, commanded: bool) -> Iterator[str]:
+        """After the deadline no step before the pivot starts, and a saga after its pivot does not compensate."""
+        deadline_at, pivot = record.instance.deadline_at, self.definition.pivot
+        if deadline_at is None or deadline_at > record.now:
+            return
+        is_past = pivot is not None and _progress(row, pivot.name) in PASSED
+        known = {entry.step for entry in record.journal if entry.phase is Phase.ACTION}
+        for entry in plan.entries:
+            if entry.phase is Phase.ACTION and entry.step not in known and not is_past:
+                yield f"{entry.step} began after the deadline"
+        idle = not any(entry.status in OPEN for entry in row.journal.values() if entry.phase is Phase.ACTION)
+        if plan.instance.status is Status.RUNNING and not is_past and idle:
+            yield "the deadline has passed, and the saga goes on"
+        if is_past and not commanded and plan.instance.status is Status.COMPENSATING:
+            yield "the saga compensates for its deadline after the pivot"
 
     def missed_events(self, record: SagaRecord, plan: Plan) -> Iterator[str]:
         """A wait whose event has arrived is never rejected, however early or late the event was."""

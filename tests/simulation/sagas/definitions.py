@@ -55,7 +55,7 @@ def random_saga(rng: random.Random, code: StepCode) -> Saga[State]:
     pivot_at = rng.randrange(len(groups)) if rng.random() < 0.6 else None
     if pivot_at is not None:
         groups[pivot_at] = 1
-    saga = Saga(SAGA_TYPE, State)
+    saga = Saga(SAGA_TYPE, State, deadline_seconds=rng.randint(25, 60) if rng.random() < 0.1 else None)
     before: tuple[str, ...] = ()
     for at, size in enumerate(groups):
         names = tuple(f"{at}{letter}" for letter in "abc"[:size])

@@ -4,7 +4,7 @@
 -- In the order of Instance's fields. JSON as text, whatever codecs the connection has.
 i.saga_id, i.saga_type, i.definition_version, i.correlation_id, i.state::text AS state, i.status, i.current_step,
 i.version, i.last_error, i.retry_count, i.needs_attention, i.traceparent, i.started_at, i.updated_at, i.ended_at,
-i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses
+i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses, i.deadline_at
 
 -- fragment: moment
 -- One moment for the whole statement.
@@ -24,8 +24,9 @@ saga_id, at, old_status, new_status, step, what, actor, detail, traceparent
 WITH {moment}, fresh AS (
     INSERT INTO {schema}.saga_instance (
         saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at,
-        wake_at, fingerprint)
-    SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now, $7::text
+        wake_at, fingerprint, deadline_at)
+    SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now, $7::text,
+        now + $8::float8 * interval '1 second'
     FROM moment
     ON CONFLICT DO NOTHING
     RETURNING saga_id, started_at, traceparent

@@ -6,11 +6,11 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_barrier
 -- An instance that is due at once, unless there is one of that name; the primary key and the unique index.
 INSERT INTO saga_instance (
     saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at, wake_at,
-    fingerprint
+    fingerprint, deadline_at
 )
 VALUES (
     :saga_id, :saga_type, :definition_version, :correlation_id, :state, 'started', :traceparent, :now, :now, :now,
-    :fingerprint
+    :fingerprint, :now + :deadline_seconds
 )
 ON CONFLICT DO NOTHING;
 

@@ -29,6 +29,7 @@ CREATE TABLE {schema}.saga_instance (
     epoch              bigint NOT NULL DEFAULT 0,
     fingerprint        text NOT NULL DEFAULT '',
     losses             integer NOT NULL DEFAULT 0,
+    deadline_at        timestamptz,
     CONSTRAINT saga_instance_name UNIQUE (saga_type, correlation_id)
 ) WITH (fillfactor = 70)
 

@@ -22,6 +22,7 @@ CREATE TABLE saga_instance (
     epoch INTEGER NOT NULL DEFAULT 0,
     fingerprint TEXT NOT NULL DEFAULT '',
     losses INTEGER NOT NULL DEFAULT 0,
+    deadline_at REAL,
     UNIQUE (saga_type, correlation_id)
 );
 
