@@ -6,12 +6,13 @@ without a definition the text is less precise but still correct.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
+from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind, base_name
 from outrider.saga.diagram import span
 from outrider.saga.model import (
     PASSED,
@@ -51,7 +52,7 @@ def explain(record: SagaRecord, definition: Definition | None = None) -> Explana
         record = await store.admin.show(saga_id)
         print("\\n".join(explain(record, order.definition).reasons))
     """
-    view = SagaSnapshot(record, definition)
+    view = SagaSnapshot(record, definition and definition.expanded(record.journal))
     if record.instance.status in (Status.COMPLETED, Status.COMPENSATED):
         return Explanation(tuple(_ended_reasons(view)))
     if record.instance.status is Status.FAILED:
@@ -133,8 +134,8 @@ def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
     command = action.command if action else None
     if step is None or action is None:
         return _unknown_kind(view, entry)
-    if step.kind is StepKind.SLEEP:
-        return f"{_named(entry)} sleeps until {view.at(entry.due_at)}"
+    if step.kind in (StepKind.SLEEP, StepKind.FOR_EACH):
+        return _idle(view, entry, step)
     if command and not command.event_type:
         then = f"; if it has not come by {view.at(entry.due_at)}, that counts as rejected" if entry.due_at else ""
         return f"{_named(entry)} waits for the event {command.reply} since {view.at(entry.started_at)}{then}"
@@ -148,6 +149,13 @@ def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
         f"{_named(entry)} was running when its worker released it, {begun}; the next worker runs it again with "
         "the same key"
     )
+
+
+def _idle(view: SagaSnapshot, entry: JournalEntry, step: Step) -> str:
+    if step.kind is StepKind.SLEEP:
+        return f"{_named(entry)} sleeps until {view.at(entry.due_at)}"
+    done, count = view.items(entry)
+    return f"{_named(entry)} has done {done} of {count} items, at most {step.parallel_max} at a time"
 
 
 def _asked(view: SagaSnapshot, entry: JournalEntry, action: StepAction) -> str:
@@ -342,6 +350,11 @@ class SagaSnapshot:
 
     def has_status(self, step: str | None, *status: StepStatus) -> bool:
         return any(entry.step == step for entry in self.entries(Phase.ACTION, *status))
+
+    def items(self, entry: JournalEntry) -> tuple[int, int]:
+        """Return the number of items that are done, and the number of all items of a step."""
+        done = [e for e in self.entries(Phase.ACTION, StepStatus.DONE) if e.step != entry.step]
+        return sum(base_name(e.step) == entry.step for e in done), len(json.loads(entry.data or "[]"))
 
     @property
     def pivot(self) -> str | None:

@@ -169,6 +169,8 @@ class JournalEntry:
     """The id of the last command that was staged."""
     reply_event_id: UUID | None = None
     """The reply or event that settled the step, or that the step could not apply. One event answers only one step."""
+    data: str | None = None
+    """JSON text: the frozen list of a step with `for_each`, or the result of one of its items."""
 
     @property
     def is_unresolved(self) -> bool:

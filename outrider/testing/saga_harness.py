@@ -222,7 +222,7 @@ class SagaHarness:
     def _sender(self, event: Event, step: str) -> tuple[Saga[Any] | None, CommandSpec | None]:
         compensates = event.headers[PHASE_HEADER] == Phase.COMPENSATION
         for saga in self.sagas:
-            found = saga.definition.steps.get(step)
+            found = saga.definition.find(step)
             action = (found.compensation if compensates else found.action) if found else None
             if action and action.command and action.command.event_type == event.event_type:
                 return saga, action.command

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.saga.definition.steps import StepKind
+from outrider.saga.definition.steps import StepKind, base_name
 from outrider.saga.execution import turn
 from outrider.saga.execution.turn import Saved, TurnInput, TurnResult, TurnTransaction
 from outrider.saga.model import (
@@ -25,7 +25,7 @@ from outrider.saga.model import (
 )
 from outrider.saga.planner import compensation, operator_commands, planner, replies, results
 from outrider.saga.planner import journal as journals
-from outrider.saga.planner.actions import CallAction
+from outrider.saga.planner.actions import CallAction, key_of
 from outrider.saga.planner.journal import OPEN, Journal, StepKey
 from outrider.saga.planner.planner import is_halted
 from outrider.stores.memory import MemoryTransaction
@@ -247,6 +247,32 @@ def a_deadline_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "is_overdue", property(lambda journal: False))
 
 
+def all_items_have_the_key_of_their_step(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(journals, "key_of", lambda saga_id, step: key_of(saga_id, base_name(step)))
+
+
+def items_are_not_compensated(patch: pytest.MonkeyPatch) -> None:
+    needs_compensation = compensation.needs_compensation
+
+    def only_steps(journal: Journal, entry: JournalEntry) -> bool:
+        return base_name(entry.step) == entry.step and needs_compensation(journal, entry)
+
+    patch.setattr(compensation, "needs_compensation", only_steps)
+
+
+def a_list_is_computed_again_by_the_next_worker(patch: pytest.MonkeyPatch) -> None:
+    init = Journal.__post_init__
+
+    def forget(journal: Journal) -> None:
+        init(journal)
+        for name, step in journal.base.steps.items():
+            entry = journal.lines.get((name, Phase.ACTION))
+            if step.for_each and entry and entry.status is StepStatus.STARTED and journal.lost:
+                journal.lines[name, Phase.ACTION] = replace(entry, status=StepStatus.PLANNED)
+
+    patch.setattr(Journal, "__post_init__", forget)
+
+
 MUTATIONS: dict[Mutation, str] = {
     a_new_key_for_each_attempt: "happened",
     what_timed_out_did_not_happen: "happened",
@@ -270,10 +296,13 @@ MUTATIONS: dict[Mutation, str] = {
     attempts_have_no_end: "attempted",
     a_command_that_has_not_left_counts_an_attempt: "had not left",
     a_worker_that_lost_its_claim_saves_anyway: "a worker saved without its claim",
-    a_turn_that_was_saved_unnoticed_is_ignored: "does not come to rest",
+    a_turn_that_was_saved_unnoticed_is_ignored: "happened 2 times",
     a_condition_is_computed_before_the_reply_of_its_turn_is_applied: "and its condition is",
     a_condition_is_computed_again_in_each_turn: "was skipped and is",
     a_deadline_is_not_noticed: "the deadline",
+    all_items_have_the_key_of_their_step: "did not happen",
+    items_are_not_compensated: "stands at 1",
+    a_list_is_computed_again_by_the_next_worker: "has changed",
     a_call_begins_before_its_turn_is_saved: "was called before its turn was saved",
 }
 

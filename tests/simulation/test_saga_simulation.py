@@ -66,8 +66,9 @@ def test_the_worlds_end_in_every_way_and_are_as_troubled_as_they_claim_to_be() -
         "given up",
         "action skipped",
         "deadline exceeded",
+        "[1] action done",
     ):
-        assert told.count(what) > 5, what
+        assert told.count(what) > 2, what
 
 
 @pytest.mark.parametrize("seed", [3, 7, 11])

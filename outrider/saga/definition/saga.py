@@ -22,6 +22,7 @@ from outrider.saga.definition.step_handles import (
     CallFunction,
     CallStep,
     Condition,
+    Items,
     LocalFunction,
     LocalStep,
     RequestStep,
@@ -31,6 +32,9 @@ from outrider.saga.definition.step_handles import (
     names_of,
 )
 from outrider.saga.definition.steps import (
+    ITEM,
+    ITEMS_MAX,
+    PARALLEL_MAX,
     CommandSpec,
     Definition,
     Step,
@@ -55,7 +59,7 @@ from outrider.saga.definition.validation import (
 )
 from outrider.saga.model import NewSaga
 from outrider.saga.state.codec import check_type, decode
-from outrider.saga.state.merge import set_state_fields
+from outrider.saga.state.merge import field_names, set_state_fields
 from outrider.saga.state.roundtrip import dump_state
 from outrider.tracebacks import text_of, user_frame
 
@@ -124,6 +128,9 @@ class Saga(Generic[S]):
         name: str | None = None,
         after: After | None = None,
         when: Condition[S] | None = None,
+        for_each: Items[S] | None = None,
+        parallel_max: int | None = None,
+        into: str | None = None,
         retry: RetryPolicy | None = None,
         pivot: bool = False,
     ) -> Callable[[LocalFunction[S]], LocalStep[S]]:
@@ -141,12 +148,15 @@ class Saga(Generic[S]):
         """
         line = definition_site()
         check_parentheses(bare, "@….local()", line)
+        items = self._items(for_each, parallel_max, into, pivot, line)
 
         def register(function: LocalFunction[S]) -> LocalStep[S]:
             check_function(function, "context, tx", line)
             action = function_action(function, retry, line, timeout_seconds)
             before = self._after(after, line)
-            step = Step(name or name_of(function), StepKind.LOCAL, action, None, before, pivot, when=when, line=line)
+            step = Step(
+                name or name_of(function), StepKind.LOCAL, action, None, before, pivot, when=when, line=line, **items
+            )
             return LocalStep(self._add(step), self._put)
 
         return register
@@ -160,6 +170,9 @@ class Saga(Generic[S]):
         name: str | None = None,
         after: After | None = None,
         when: Condition[S] | None = None,
+        for_each: Items[S] | None = None,
+        parallel_max: int | None = None,
+        into: str | None = None,
         retry: RetryPolicy | None = None,
         pivot: bool = False,
     ) -> Callable[[CallFunction[S]], CallStep[S]]:
@@ -173,13 +186,16 @@ class Saga(Generic[S]):
         """
         line = definition_site()
         check_parentheses(bare, "@….call()", line)
+        items = self._items(for_each, parallel_max, into, pivot, line)
         seconds = check_seconds(timeout_seconds, "timeout_seconds", line)
 
         def register(function: CallFunction[S]) -> CallStep[S]:
             check_function(function, "context", line, is_async=True)
             action = function_action(function, retry, line, seconds)
             before = self._after(after, line)
-            step = Step(name or name_of(function), StepKind.CALL, action, None, before, pivot, when=when, line=line)
+            step = Step(
+                name or name_of(function), StepKind.CALL, action, None, before, pivot, when=when, line=line, **items
+            )
             return CallStep(self._add(step), self._put)
 
         return register
@@ -198,6 +214,9 @@ class Saga(Generic[S]):
         name: str | None = None,
         after: After | None = None,
         when: Condition[S] | None = None,
+        for_each: Items[S] | None = None,
+        parallel_max: int | None = None,
+        into: str | None = None,
         retry: RetryPolicy | None = None,
         compensation_retry: RetryPolicy | None = None,
         pivot: bool = False,
@@ -218,8 +237,10 @@ class Saga(Generic[S]):
         spec = CommandSpec(command, topic, reply, rejection, reply_topic)
         action = request_action(spec, retry, timeout_seconds, line)
         compensation = compensation_action(action, compensate, compensated, compensation_retry, line)
-        before = self._after(after, line)
-        step = Step(name or command, StepKind.REQUEST, action, compensation, before, pivot, when=when, line=line)
+        before, items = self._after(after, line), self._items(for_each, parallel_max, into, pivot, line)
+        step = Step(
+            name or command, StepKind.REQUEST, action, compensation, before, pivot, when=when, line=line, **items
+        )
         return RequestStep(self._add(step), self._put)
 
     def wait(
@@ -401,6 +422,10 @@ class Saga(Generic[S]):
             raise UsageError(
                 f'{step.line}: there is a step {step.name} already, at {known.line}; give one another name="…"'
             )
+        if ITEM.fullmatch(step.name):
+            raise UsageError(
+                f"{step.line}: the name {step.name} ends like that of an item of for_each=; name the step without [ ]"
+            )
         if step.when is not None:
             check_function(step.when, "state", step.line, is_async=False)
         block = self._block
@@ -417,6 +442,27 @@ class Saga(Generic[S]):
         else:
             block.names.append(step.name)
         return step
+
+    def _items(
+        self, for_each: Items[S] | None, parallel_max: int | None, into: str | None, pivot: bool, line: str
+    ) -> dict[str, Any]:
+        """Check the options of a step that is run for each item of a list, and return them as fields of the step."""
+        if for_each is None:
+            if given := [name for name, value in (("parallel_max", parallel_max), ("into", into)) if value is not None]:
+                raise UsageError(f"{line}: {given[0]}= needs for_each=; add it, or take {given[0]}= away")
+            return {}
+        check_function(for_each, "state", line, is_async=False)
+        if pivot:
+            raise UsageError(
+                f"{line}: a step with for_each= cannot be the pivot, since its items do not happen at once; take one "
+                "of them away, and let a step after it be the pivot"
+            )
+        limit = PARALLEL_MAX if parallel_max is None else parallel_max
+        if type(limit) is not int or not 1 <= limit <= ITEMS_MAX:
+            raise UsageError(f"{line}: parallel_max={limit!r} cannot work; use a whole number from 1 to {ITEMS_MAX}")
+        if into is not None and into not in (known := field_names(self.state_type)):
+            raise UsageError(f"{line}: into={into!r} is no field of the state; there are: {', '.join(known)}")
+        return {"for_each": for_each, "parallel_max": limit, "into": into}
 
     def _put(self, step: Step) -> None:
         self._graph.put(step)

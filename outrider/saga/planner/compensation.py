@@ -10,6 +10,9 @@ from outrider.saga.planner.journal import OPEN, OUTSIDE, Journal
 
 ANOTHER_REJECTED = "no longer awaited, because another step was rejected"
 
+IDLE = frozenset({StepKind.WAIT, StepKind.SLEEP, StepKind.FOR_EACH})
+"""Kinds of steps that have no effect of their own while they wait."""
+
 GIVEN_UP = "given up, because an operator commanded compensation"
 
 
@@ -53,7 +56,7 @@ def _close(journal: Journal, entry: JournalEntry) -> None:
 def stop_idle_steps(journal: Journal, reason: str) -> bool:
     """Stop steps without an effect; tell whether all other steps are settled, so compensation can start."""
     for entry in journal.entries(Phase.ACTION, (*OPEN, StepStatus.PLANNED)):
-        idle = entry.status is StepStatus.PLANNED or journal.kind(entry) in (StepKind.WAIT, StepKind.SLEEP)
+        idle = entry.status is StepStatus.PLANNED or journal.kind(entry) in IDLE
         rolled_back = journal.kind(entry) is StepKind.LOCAL and entry.status is StepStatus.RETRYING
         if idle or rolled_back:
             error = entry.error or reason

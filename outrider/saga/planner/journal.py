@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid5
 
 from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
@@ -80,14 +81,22 @@ class Journal:
     last_error: str | None = field(init=False)
     retry_count: int = field(init=False)
     losses: int = field(init=False)
+    base: Definition = field(init=False)
+    """The definition as written. `definition` also has the items of the lists in the journal, as steps."""
     is_undecided: bool = False
-    """Whether a condition waits for the next turn, because this turn still applies replies to the state."""
+    """Whether a condition or a list waits for the next turn, because this turn still applies replies to the state."""
 
     def __post_init__(self) -> None:
         instance = self.record.instance
         self.status, self.last_error, self.retry_count = instance.status, instance.last_error, instance.retry_count
         self.losses = instance.losses
         self.lines = {(entry.step, entry.phase): entry for entry in self.record.journal}
+        self.base = self.definition
+        self.expand()
+
+    def expand(self) -> None:
+        """Add the items of the lists in the journal to the steps."""
+        self.definition = self.base.expanded(self.lines.values())
 
     @property
     def now(self) -> datetime:
@@ -213,7 +222,10 @@ class Journal:
         self.retry_count += attempts > 1
         if action := ACTIONS.get(self.kind(entry)):
             key = key_of(self.record.instance.saga_id, entry.step)
-            self.actions.append(action(entry.step, entry.phase, attempts, key))
+            made = action(entry.step, entry.phase, attempts, key)
+            if (item := self.step(entry).item) is not None and not isinstance(made, ApplyReply):
+                made = made._replace(item=item, result=self.lines[entry.step, Phase.ACTION].data)
+            self.actions.append(made)
 
     def repeat(self, entry: JournalEntry, detail: str) -> None:
         """Start the same attempt again, at no cost."""
@@ -227,6 +239,13 @@ class Journal:
         """
         instance = self.record.instance
         return uuid5(instance.saga_id, f"{entry.step} {entry.phase} {instance.version} {self.now.isoformat()}")
+
+    def set_fields(self, fields: Mapping[str, Any]) -> None:
+        """Set fields of the state. Raises InvalidState for values that do not fit."""
+        if fields and self.definition.set_fields:
+            instance = self.record.instance
+            state = self.definition.set_fields(instance.state, fields)
+            self.record = self.record._replace(instance=replace(instance, state=state))
 
     def retry(self, entry: JournalEntry, error: str, uncertainty: Uncertainty | None = None) -> bool:
         """Schedule another attempt; False if the attempts are used up."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -184,7 +184,7 @@ def mark_done(journal: Journal, message: SagaMessage) -> CommandResult:
         return CommandIgnored("no step has failed, and no step is waited for")
     fields = fields_of(message)
     try:
-        _set_fields(journal, fields)
+        journal.set_fields(fields)
     except InvalidState as error:
         return CommandIgnored(f"the values to set do not fit: {error}")
     _leave_failed(journal)
@@ -193,13 +193,6 @@ def mark_done(journal: Journal, message: SagaMessage) -> CommandResult:
         journal.settle(replace(entry, reply_event_id=None), StepStatus.DONE, "settled by an operator")
     suffix = f"; set: {', '.join(fields)}" if fields else ""
     return CommandApplied(_names("counts as done", settled) + suffix)
-
-
-def _set_fields(journal: Journal, fields: Mapping[str, Any]) -> None:
-    if fields and journal.definition.set_fields:
-        instance = journal.record.instance
-        state = journal.definition.set_fields(instance.state, fields)
-        journal.record = journal.record._replace(instance=replace(instance, state=state))
 
 
 def _awaited(journal: Journal) -> list[JournalEntry]:

@@ -14,15 +14,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 from uuid import UUID
 
 from outrider.errors import InvalidHandler, InvalidState
 from outrider.saga.definition.fingerprint import definition_changed
-from outrider.saga.definition.steps import Definition, Step
+from outrider.saga.definition.steps import ITEMS_MAX, Definition, Step, base_name
+from outrider.saga.definition.validation import Function
 from outrider.saga.model import PASSED, JournalEntry, Phase, SagaRecord, Status, StepStatus, Undelivered
 from outrider.saga.planner import compensation, operator_commands, replies, results
 from outrider.saga.planner.actions import (
@@ -94,7 +97,7 @@ def advance(
         unreadable=frozenset(_unreadable(inputs)),
         undelivered=undelivered,
     )
-    if error := _find_unknown_steps(definition, record) or definition_changed(definition, record):
+    if error := _find_unknown_steps(journal.definition, record) or definition_changed(definition, record):
         return _stop(journal, error)
     if results.is_lost_outside_of_steps(journal):
         return _stop(journal, results.lost_text(journal.losses))
@@ -195,13 +198,18 @@ def _start_ready(journal: Journal) -> None:
     passed = {entry.step for entry in journal.entries(Phase.ACTION, PASSED)}
     if journal.compensation_requested:
         return None
-    for step in journal.definition.steps.values():
-        position = len(journal.entries(Phase.ACTION)) + 1
-        new = JournalEntry(step.name, Phase.ACTION, StepStatus.PLANNED, position)
-        entry = journal.lines.get((step.name, Phase.ACTION), new)
+    for step in journal.base.steps.values():
+        entry = journal.lines.get((step.name, Phase.ACTION)) or _new_entry(journal, step.name)
         if entry.status is StepStatus.PLANNED and passed.issuperset(step.after):
             _start_or_skip(journal, step, entry)
+        if step.for_each and journal.has_status((step.name, Phase.ACTION), StepStatus.STARTED):
+            _advance_items(journal, step)
     return None
+
+
+def _new_entry(journal: Journal, name: str) -> JournalEntry:
+    position = sum(entry.phase is Phase.ACTION for entry in journal.lines.values()) + 1
+    return JournalEntry(name, Phase.ACTION, StepStatus.PLANNED, position)
 
 
 def _has_passed_all(journal: Journal) -> bool:
@@ -210,36 +218,100 @@ def _has_passed_all(journal: Journal) -> bool:
 
 def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
     """Start a step unless its condition is false. A condition that cannot be computed is a fault of the definition."""
-    if step.when is None or _runs_beside(journal, step):
-        return journal.start(entry)
-    if any(isinstance(action, ApplyReply) for action in journal.actions):
+    if (step.when or step.for_each) and _applies_replies(journal):
         # The reply changes the state only after the planner, so the next turn decides.
         journal.is_undecided = True
         return None
     name = getattr(step.when, "__name__", "when")
     try:
-        assert journal.definition.compute
-        runs = journal.definition.compute(step.when, journal.record.instance.state)
+        runs = step.when is None or _runs_beside(journal, step) or _compute(journal, step.when)
         if not isinstance(runs, bool):
             raise InvalidHandler(f"returned a {type(runs).__name__}; return True or False")
     except (InvalidHandler, InvalidState) as error:
         text = f"its condition {name} {error}; correct when= at {step.line}, then retry the saga"
         return journal.settle(entry, StepStatus.FAILED, text)
     if runs:
-        return journal.start(entry)
-    for other in journal.definition.steps.values():
+        return _freeze_items(journal, step, entry) if step.for_each else journal.start(entry)
+    for other in journal.base.steps.values():
         if other.name == step.name or (step.block is not None and other.block == step.block):
-            known = journal.lines.get((other.name, Phase.ACTION))
-            position = len(journal.entries(Phase.ACTION)) + 1
-            skipped = known or replace(entry, step=other.name, position=position)
+            skipped = journal.lines.get((other.name, Phase.ACTION)) or _new_entry(journal, other.name)
             if skipped.status is StepStatus.PLANNED:
                 journal.settle(skipped, StepStatus.SKIPPED, f"{name} returned False")
     return None
 
 
+def _applies_replies(journal: Journal) -> bool:
+    return any(isinstance(action, ApplyReply) for action in journal.actions)
+
+
+def _compute(journal: Journal, function: Function) -> Any:
+    assert journal.definition.compute
+    return journal.definition.compute(function, journal.record.instance.state)
+
+
+def _freeze_items(journal: Journal, step: Step, entry: JournalEntry) -> None:
+    """Write the list of items to the journal, so that no later turn computes another list."""
+    assert step.for_each
+    try:
+        data, count = frozen_items(_compute(journal, step.for_each))
+    except (InvalidHandler, InvalidState) as error:
+        name = getattr(step.for_each, "__name__", "for_each")
+        text = f"its list {name} {error}; correct for_each= at {step.line}, then retry the saga"
+        return journal.settle(entry, StepStatus.FAILED, text)
+    started = replace(entry, status=StepStatus.STARTED, attempts=1, started_at=journal.now, error=None, data=data)
+    journal.write(started, f"{count} items")
+    return journal.expand()
+
+
+def frozen_items(items: Any) -> tuple[str, int]:
+    """Return the items as JSON text, and their number. Raises InvalidHandler for a list that cannot be stored.
+
+    >>> frozen_items(["single", "double"])
+    ('["single", "double"]', 2)
+    """
+    if not isinstance(items, list | tuple | range):
+        raise InvalidHandler(f"returned a {type(items).__name__}; return a list")
+    if len(items) > ITEMS_MAX:
+        raise InvalidHandler(f"returned {len(items)} items, and {ITEMS_MAX} are allowed; divide them among sagas")
+    for index, item in enumerate(items):
+        try:
+            same = json.loads(json.dumps(item, allow_nan=False)) == item
+        except (TypeError, ValueError, RecursionError):
+            same = False
+        if not same:
+            kind = type(item).__name__
+            raise InvalidHandler(f"returned the item {index}, a {kind} that is no JSON value; return its id or a dict")
+    return json.dumps(list(items)), len(items)
+
+
+def _advance_items(journal: Journal, step: Step) -> None:
+    """Start items up to the limit. When all are done, put their results into the state and end the step."""
+    names = [name for name, item in journal.definition.steps.items() if item.item and base_name(name) == step.name]
+    entries = {name: journal.lines.get((name, Phase.ACTION)) for name in names}
+    room = step.parallel_max - sum(entry is not None and entry.status in OPEN for entry in entries.values())
+    for name in [name for name, entry in entries.items() if entry is None][: max(0, room)]:
+        journal.start(_new_entry(journal, name))
+    if not all(entry is not None and entry.status is StepStatus.DONE for entry in entries.values()):
+        return None
+    if step.into and _applies_replies(journal):
+        # Functions of replies return their results only after the planner.
+        journal.is_undecided = True
+        return None
+    group = journal.lines[step.name, Phase.ACTION]
+    try:
+        if step.into:
+            results_so_far = [entry.data if entry and entry.data else "null" for entry in entries.values()]
+            journal.set_fields({step.into: [json.loads(text) for text in results_so_far]})
+    except InvalidState as error:
+        text = f"the results of its items do not fit: {error}; correct into= at {step.line}, then retry the saga"
+        return journal.settle(group, StepStatus.FAILED, text)
+    journal.settle(group, StepStatus.DONE, f"{len(names)} items")
+    return None
+
+
 def _runs_beside(journal: Journal, step: Step) -> bool:
     """Tell whether another step of the same parallel block has started, so the condition of the block was true."""
-    together = [other.name for other in journal.definition.steps.values() if other.block == step.block]
+    together = [other.name for other in journal.base.steps.values() if other.block == step.block]
     entries = (journal.lines.get((name, Phase.ACTION)) for name in together if step.block is not None)
     return any(entry is not None and entry.started_at is not None for entry in entries)
 
@@ -265,7 +337,7 @@ def _plan(journal: Journal) -> Plan:
         instance=replace(
             record.instance,
             status=journal.status,
-            current_step=next((entry.step for entry in failed or active), None),
+            current_step=next((base_name(entry.step) for entry in failed or active), None),
             last_error=None if journal.status in ENDED else journal.last_error,
             retry_count=journal.retry_count,
             losses=journal.losses,

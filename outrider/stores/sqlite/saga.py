@@ -312,10 +312,10 @@ def to_instance(row: Sequence[Any]) -> Instance:
 
 
 def _entry(row: Sequence[Any]) -> JournalEntry:
-    *known, due_at, error, started_at, ended_at, uncertainty, undelivered, command_id, reply_id = row
+    *known, due_at, error, started_at, ended_at, uncertainty, undelivered, command_id, reply_id, data = row
     times = to_moment(started_at), to_moment(ended_at)
     ids = [UUID(found) if found else None for found in (command_id, reply_id)]
-    return entry_of([*known, to_moment(due_at), error, *times, uncertainty, undelivered, *ids])
+    return entry_of([*known, to_moment(due_at), error, *times, uncertainty, undelivered, *ids, data])
 
 
 def _messages(row: Sequence[Any]) -> SagaMessage:

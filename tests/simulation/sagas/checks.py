@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.saga.definition.steps import Definition, StepKind
+from outrider.saga.definition.steps import Definition, Step, StepKind, base_name
 from outrider.saga.model import (
     LOSSES_MAX,
     PASSED,
@@ -40,7 +40,9 @@ CHANGES = {
 class History:
     """The turns that were saved, and their checks."""
 
-    definition: Definition
+    base: Definition
+    definition: Definition = field(init=False)
+    """The definition with the items of the lists in the journal."""
     compensated: list[str] = field(default_factory=list)
     by_hand: set[tuple[str, Phase]] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
@@ -51,6 +53,7 @@ class History:
 
     def turn(self, record: SagaRecord, inputs: Sequence[Input], plan: Plan, row: SagaRow) -> Iterator[str]:
         """Record a turn, and yield its problems."""
+        self.definition = self.base.expanded(row.journal.values())
         applied = {
             note.what for note in plan.notes if note.what.startswith("operator") and "ignored" not in note.detail
         }
@@ -64,6 +67,7 @@ class History:
             yield from self.charged_losses(record, plan, applied)
         yield from self.compensated_too_early(record, plan, applied)
         yield from self.entries(plan, row)
+        yield from self.items(record, plan, row)
         yield from self.conditions(record, plan, row)
         yield from self.deadline(record, plan, row, commanded="operator compensate" in applied)
         yield from self.missed_events(record, plan)
@@ -162,6 +166,27 @@ class History:
             if step.pivot and step.kind is not StepKind.LOCAL and "given up" in (entry.error or ""):
                 yield "compensation began while the pivot was out"
 
+    def items(self, record: SagaRecord, plan: Plan, row: SagaRow) -> Iterator[str]:
+        """A list stays as it is, its items keep to the limit, and the step is done when all of them are."""
+        before = {entry.step: entry for entry in record.journal if entry.phase is Phase.ACTION}
+        assert row.instance is not None
+        for name, step in self.definition.steps.items():
+            entry = row.journal.get((name, Phase.ACTION))
+            if step.kind is not StepKind.FOR_EACH or entry is None or entry.data is None:
+                continue
+            old, mine = before.get(name), [n for n in self.definition.steps if n != name and base_name(n) == name]
+            if old is not None and old.data not in (None, entry.data):
+                yield f"the list of {name} has changed"
+            items = [row.journal[item, Phase.ACTION] for item in mine if (item, Phase.ACTION) in row.journal]
+            if sum(item.status in OPEN for item in items) > step.parallel_max:
+                yield f"{name} runs more items than {step.parallel_max}"
+            if entry.status is not StepStatus.DONE or (old is not None and old.status is StepStatus.DONE):
+                continue
+            if [item.status for item in items] != [StepStatus.DONE] * len(mine):
+                yield f"{name} is done, and some of its items are not"
+            if step.into and len(decode(State, row.instance.state).results) != len(mine):
+                yield f"{name} is done, and results are missing"
+
     def conditions(self, record: SagaRecord, plan: Plan, row: SagaRow) -> Iterator[str]:
         """A step is skipped or starts as its condition says of the stored state, and the decision stands."""
         before = {entry.step: entry for entry in record.journal if entry.phase is Phase.ACTION}
@@ -255,7 +280,7 @@ def _progress(row: SagaRow, step: str, phase: Phase = Phase.ACTION) -> StepStatu
 
 def _ledger(world: World) -> Iterator[str]:
     participants, row = world.participants, world.row
-    for step in world.definition.steps.values():
+    for step in world.definition.expanded(row.journal.values()).steps.values():
         effects, compensations = participants.effects[step.name], participants.compensations[step.name]
         if effects > 1 or compensations > effects:
             yield f"{step.name} happened {effects} times and was compensated {compensations} times"
@@ -274,11 +299,11 @@ def _ledger(world: World) -> Iterator[str]:
             yield f"{step.name} is {action}, and happened"
         if compensate is StepStatus.DONE and effects != compensations:
             yield f"{step.name} is compensated, and its effect is there"
-        yield from _all_or_nothing(world, step.name, effects - compensations)
+        yield from _all_or_nothing(world, step, effects - compensations)
 
 
-def _all_or_nothing(world: World, name: str, balance: int) -> Iterator[str]:
-    step, status = world.definition.steps[name], world.status
+def _all_or_nothing(world: World, step: Step, balance: int) -> Iterator[str]:
+    name, status = step.name, world.status
     wanted = 0 if _progress(world.row, name) is StepStatus.SKIPPED else 1
     if status is Status.COMPLETED and balance != wanted:
         yield f"the saga is completed, and {name} stands at {balance}"

@@ -161,7 +161,7 @@ class World:
     async def run_local(self, step: str, phase: Phase, tx: Any) -> None:
         """Run a local step. The effect happens if the transaction commits."""
         await asyncio.sleep(self.rng.choice((0, 0.01, 1)) if self.faults else 0)
-        fate = self.participants.fates[step, phase]
+        fate = self.participants.fate(step, phase)
         if fate.raises_before + fate.raises_after > 0:
             fate.raises_before, fate.raises_after = fate.raises_before - 1, fate.raises_after - 1
             raise RuntimeError("broke")
@@ -223,7 +223,8 @@ class World:
         answer = self.participants.receive(step, phase, key)
         if self.participants.is_silent(step, phase) or not isinstance(answer, Answered):
             return
-        definition = self.definition.steps[step]
+        definition = self.definition.find(step)
+        assert definition
         action = definition.action if phase is Phase.ACTION else definition.compensation
         assert action
         assert action.command

@@ -139,7 +139,7 @@ SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction
 -- A new statement, which sees the writes of the last owner. Index: saga_step_pkey.
 SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
     SELECT step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-        command_event_id, reply_event_id
+        command_event_id, reply_event_id, data
     FROM {schema}.saga_step
     WHERE saga_id = g.saga_id
     ORDER BY phase, position, step
@@ -167,16 +167,16 @@ WITH {moment}, held AS (
 ), journal AS (
     INSERT INTO {schema}.saga_step (
         saga_id, step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-        command_event_id, reply_event_id)
+        command_event_id, reply_event_id, data)
     SELECT held.saga_id, g.*
     FROM held, unnest(
         $13::text[], $14::text[], $15::text[], $16::integer[], $17::integer[], $18::timestamptz[], $19::text[],
-        $20::timestamptz[], $21::timestamptz[], $22::text[], $23::text[], $24::uuid[], $25::uuid[]) AS g
+        $20::timestamptz[], $21::timestamptz[], $22::text[], $23::text[], $24::uuid[], $25::uuid[], $35::text[]) AS g
     ON CONFLICT (saga_id, step, phase) DO UPDATE SET
         status = excluded.status, position = excluded.position, attempts = excluded.attempts, due_at = excluded.due_at,
         error = excluded.error, started_at = excluded.started_at, ended_at = excluded.ended_at,
         uncertainty = excluded.uncertainty, undelivered = excluded.undelivered,
-        command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id
+        command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id, data = excluded.data
 ), gone AS (
     DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($26::bigint[])
 ), marked AS (

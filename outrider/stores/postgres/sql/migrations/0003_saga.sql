@@ -63,6 +63,7 @@ CREATE TABLE {schema}.saga_step (
     undelivered      text CHECK (undelivered IN ('waiting', 'dead_letter')),
     command_event_id uuid,
     reply_event_id   uuid,
+    data             text,
     PRIMARY KEY (saga_id, step, phase)
 ) WITH (fillfactor = 80)
 

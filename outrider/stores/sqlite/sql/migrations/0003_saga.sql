@@ -56,6 +56,7 @@ CREATE TABLE saga_step (
     undelivered TEXT CHECK (undelivered IN ('waiting', 'dead_letter')),
     command_event_id TEXT,
     reply_event_id TEXT,
+    data TEXT,
     PRIMARY KEY (saga_id, step, phase)
 ) WITHOUT ROWID;
 
