@@ -350,7 +350,7 @@ class OutboxEvents(NamedTuple):
 def _is_asked(record: SagaRecord, definition: Definition | None) -> Iterator[JournalEntry]:
     """Yield the steps whose command is sent and not answered; the definition excludes steps that only wait."""
     for entry in record.journal:
-        step = definition.steps.get(entry.step) if definition else None
+        step = definition.find(entry.step) if definition else None
         action = (step.action if entry.phase is Phase.ACTION else step.compensation) if step else None
         is_open = entry.status in (StepStatus.STARTED, StepStatus.RETRYING, StepStatus.FAILED)
         if is_open and action and action.command and action.command.event_type:

@@ -181,7 +181,7 @@ class Batch:
 
     def record_late(self, run: StreamRun, results: Sequence[PublishResult], decide: Decide) -> RunResult:
         """Record results that have arrived after the pass of their events."""
-        return self._record_run(run, results, decide)
+        return self._record_run(run, results, decide, is_behind=False)
 
     def runs_of(self, wave: Wave) -> Sequence[StreamRun]:
         """Return the events of a wave by stream; the rest of the batch is then grouped by stream as well."""

@@ -58,6 +58,10 @@ class StepContext(Generic[S]):
     attempt: int
     correlation_id: str
     phase: Phase = Phase.ACTION
+    item: Any = None
+    """The item for which a step with `for_each` is run."""
+    result: Any = None
+    """In a compensation of a step with `into`: the result of the action for this item."""
     staged: list[Event] = field(default_factory=list)
 
     def stage(self, *events: Event) -> NothingToAwait:

@@ -6,11 +6,12 @@ Names and errors come from people and servers. All text is escaped, so no text c
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
+from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind, base_name
 from outrider.saga.model import JournalEntry, Phase, SagaRecord
 
 SHAPES = {
@@ -19,6 +20,7 @@ SHAPES = {
     StepKind.REQUEST: ("[/", "/]"),
     StepKind.WAIT: ("{{", "}}"),
     StepKind.SLEEP: ("([", "])"),
+    StepKind.FOR_EACH: ("[", "]"),
 }
 STYLES = {
     "pivot": "stroke-width:4px",
@@ -27,10 +29,13 @@ STYLES = {
     "started": "fill:#d7e8fb,stroke:#1565c0,color:#1c1b1f",
     "retrying": "fill:#fdeecb,stroke:#b26a00,color:#1c1b1f",
     "done": "fill:#d9f2dc,stroke:#2e7d32,color:#1c1b1f",
+    "skipped": "fill:#ffffff,stroke:#9e9e9e,color:#616161",
     "rejected": "fill:#ececec,stroke:#616161,color:#1c1b1f",
     "failed": "fill:#fbdad7,stroke:#c62828,color:#1c1b1f",
 }
-"""The style of each class of nodes. The last six are the step statuses."""
+"""The style of each class of nodes. The last seven are the step statuses."""
+
+WORST_FIRST = ("failed", "rejected", "retrying", "started", "planned", "skipped", "done")
 
 ERROR_CHARACTERS = 80
 CHANGES_MAX = 12
@@ -70,6 +75,8 @@ def mermaid(definition: Definition) -> str:
     <BLANKLINE>
     """
     begin = [definition.saga_type, f"version {definition.version}"]
+    if definition.deadline_seconds is not None:
+        begin.append(f"deadline {span(definition.deadline_seconds)}")
     return _picture(definition, Details(begin, ["completed"], {}, {}, []))
 
 
@@ -94,6 +101,9 @@ def mermaid_run(definition: Definition, record: SagaRecord, audit: Iterable[Mapp
     lines = {(entry.step, entry.phase): entry for entry in record.journal}
     details = {step_key: list(_entry_labels(entry, record)) for step_key, entry in lines.items()}
     classes = {step_key: entry.status.value for step_key, entry in lines.items()}
+    for step in definition.steps.values():
+        if step.for_each:
+            _sum_up_items(step.name, lines, details, classes)
     more = [*_undefined_entries(definition, lines, details), *_changes(audit)]
     return _picture(definition, Details(begin, end, details, classes, more))
 
@@ -157,6 +167,10 @@ def _kind(step: Step) -> Iterator[str]:
     elif command:
         asked = f"{command.event_type} → {command.reply}" if command.event_type else str(command.reply)
         yield asked
+    if step.for_each:
+        yield f"for each of {getattr(step.for_each, '__name__', 'a list')}, {step.parallel_max} at a time"
+    if step.when:
+        yield f"if {getattr(step.when, '__name__', 'when')}"
 
 
 def _compensation_name(compensate: StepAction) -> str:
@@ -209,7 +223,7 @@ def _undefined_entries(
 ) -> Iterator[str]:
     """Show journal entries that are missing in the definition; without them the diagram would be wrong."""
     for number, (name, phase) in enumerate(lines):
-        step = definition.steps.get(name)
+        step = definition.find(name)
         if step is None or (phase is Phase.COMPENSATION and step.compensation is None):
             yield f"x{number}[{label([name, f'{phase}, not in this definition', *details[name, phase]])}]"
 
@@ -221,6 +235,23 @@ def _changes(audit: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         lines_told = [f"{_moment(note['at'])} {note['new_status']}: {note['what']}" for note in changes[-CHANGES_MAX:]]
         yield f"trail>{label(lines_told)}]"
         yield "ended -.- trail"
+
+
+def _sum_up_items(
+    name: str, lines: Mapping[StepKey, JournalEntry], details: dict[StepKey, list[str]], classes: dict[StepKey, str]
+) -> None:
+    """Show the items of a step in the node of the step: how many have each status, and the first error."""
+    for phase in Phase:
+        items = [
+            entry for (step, at), entry in lines.items() if at is phase and step != name and base_name(step) == name
+        ]
+        if items:
+            counts = Counter(entry.status.value for entry in items)
+            error = next((_short(f"{entry.step}: {entry.error}") for entry in items if entry.error), None)
+            counted = ", ".join(f"{count} {status}" for status, count in counts.items())
+            details[name, phase] = [*details.get((name, phase), []), counted, *filter(None, [error])]
+            worst = min(counts, key=WORST_FIRST.index)
+            classes.setdefault((name, phase), worst)
 
 
 def _moment(at: Any) -> str:

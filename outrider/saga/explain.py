@@ -6,14 +6,16 @@ without a definition the text is less precise but still correct.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
+from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind, base_name
 from outrider.saga.diagram import span
 from outrider.saga.model import (
+    PASSED,
     JournalEntry,
     MessageKind,
     Phase,
@@ -23,6 +25,7 @@ from outrider.saga.model import (
     StepStatus,
     Uncertainty,
 )
+from outrider.saga.planner.compensation import may_have_happened
 from outrider.saga.planner.operator_commands import actor_of
 
 RUN = "outrider saga run module:sagas"
@@ -31,8 +34,6 @@ GRACE_SECONDS = 5.0
 """A worker polls every second, so a saga that is overdue for longer has no worker."""
 
 OPEN = (StepStatus.STARTED, StepStatus.RETRYING)
-
-OUTSIDE = (StepKind.CALL, StepKind.REQUEST)
 
 
 class Explanation(NamedTuple):
@@ -50,7 +51,7 @@ def explain(record: SagaRecord, definition: Definition | None = None) -> Explana
         record = await store.admin.show(saga_id)
         print("\\n".join(explain(record, order.definition).reasons))
     """
-    view = SagaSnapshot(record, definition)
+    view = SagaSnapshot(record, definition and definition.expanded(record.journal))
     if record.instance.status in (Status.COMPLETED, Status.COMPENSATED):
         return Explanation(tuple(_ended_reasons(view)))
     if record.instance.status is Status.FAILED:
@@ -64,6 +65,8 @@ def explain(record: SagaRecord, definition: Definition | None = None) -> Explana
 
 def _ended_reasons(view: SagaSnapshot) -> Iterator[str]:
     instance = view.record.instance
+    yield from _skipped(view)
+    yield from _deadline(view)
     for entry in view.entries(Phase.ACTION, StepStatus.REJECTED, StepStatus.FAILED):
         yield f"step {entry.step} {_ended(entry)}"
     what = "everything is done" if instance.status is Status.COMPLETED else "the steps done before are compensated"
@@ -90,8 +93,28 @@ def _open(view: SagaSnapshot) -> Iterator[str]:
         yield f"{_named(entry)} has failed after {_attempts(entry)}: {entry.error or 'no reason was given'}"
     if view.phase is Phase.COMPENSATION and (planned := view.entries(view.phase, StepStatus.PLANNED)):
         yield f"still to be compensated: {', '.join(entry.step for entry in planned)}"
+    yield from _skipped(view)
+    yield from _deadline(view)
     if not waiting:
         yield "no step has begun yet" if not view.record.journal else "the next step is to begin"
+
+
+def _deadline(view: SagaSnapshot) -> Iterator[str]:
+    instance = view.record.instance
+    deadline_at, is_forward = instance.deadline_at, instance.status in (Status.STARTED, Status.RUNNING)
+    if deadline_at is None or instance.status is Status.COMPLETED:
+        return
+    if deadline_at <= (instance.ended_at or view.record.now):
+        is_late = view.has_status(view.pivot, *PASSED)
+        then = "after the pivot: the saga goes on" if is_late else "it compensates when no step is under way"
+        yield f"deadline exceeded: it was {view.at(deadline_at)}" + (f"; {then}" if is_forward else "")
+    elif is_forward and not view.has_status(view.pivot, *PASSED):
+        yield f"it compensates if it is before its pivot at its deadline, {view.at(deadline_at)}"
+
+
+def _skipped(view: SagaSnapshot) -> Iterator[str]:
+    if names := [entry.step for entry in view.entries(Phase.ACTION, StepStatus.SKIPPED)]:
+        yield f"skipped, because the condition (when=) was false: {', '.join(names)}"
 
 
 def _retrying(view: SagaSnapshot, entry: JournalEntry) -> str:
@@ -125,8 +148,8 @@ def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
     command = action.command if action else None
     if step is None or action is None:
         return _unknown_kind(view, entry)
-    if step.kind is StepKind.SLEEP:
-        return f"{_named(entry)} sleeps until {view.at(entry.due_at)}"
+    if step.kind in (StepKind.SLEEP, StepKind.FOR_EACH):
+        return _idle(view, entry, step)
     if command and not command.event_type:
         then = f"; if it has not come by {view.at(entry.due_at)}, that counts as rejected" if entry.due_at else ""
         return f"{_named(entry)} waits for the event {command.reply} since {view.at(entry.started_at)}{then}"
@@ -140,6 +163,13 @@ def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
         f"{_named(entry)} was running when its worker released it, {begun}; the next worker runs it again with "
         "the same key"
     )
+
+
+def _idle(view: SagaSnapshot, entry: JournalEntry, step: Step) -> str:
+    if step.kind is StepKind.SLEEP:
+        return f"{_named(entry)} sleeps until {view.at(entry.due_at)}"
+    done, count = view.items(entry)
+    return f"{_named(entry)} has done {done} of {count} items, at most {step.parallel_max} at a time"
 
 
 def _asked(view: SagaSnapshot, entry: JournalEntry, action: StepAction) -> str:
@@ -169,7 +199,7 @@ def _once(view: SagaSnapshot) -> str:
     """Name the condition of a waiting compensate command: the pivot or running calls must end first."""
     for entry in view.entries(Phase.ACTION, *OPEN):
         step = view.step(entry)
-        if step and step.pivot and _may_have_happened(step, entry):
+        if step and step.pivot and may_have_happened(step.kind, entry):
             return f"once the pivot {entry.step} has ended"
         if step and step.kind is StepKind.CALL and entry.status is StepStatus.STARTED and view.is_attended:
             return f"once the call {entry.step} has ended"
@@ -292,14 +322,8 @@ def _but(view: SagaSnapshot) -> str:
     if view.definition is None:
         return ", unless its pivot is done"
     outside = [(entry, view.step(entry)) for entry in view.entries(Phase.ACTION, StepStatus.FAILED, *OPEN)]
-    left = [e.step for e, step in outside if step and step.compensation is None and _may_have_happened(step, e)]
+    left = [e.step for e, step in outside if step and step.compensation is None and may_have_happened(step.kind, e)]
     return f"; see first that {', '.join(left)} did not happen, since it has no compensation" if left else ""
-
-
-def _may_have_happened(step: Step, entry: JournalEntry) -> bool:
-    """Tell whether an action that is not done may have an effect. A call that only waited for its service has none."""
-    waited = step.kind is StepKind.CALL and entry.status is not StepStatus.STARTED
-    return step.kind in OUTSIDE and (not waited or entry.uncertainty is not None)
 
 
 def _awaited(view: SagaSnapshot, entry: JournalEntry) -> bool:
@@ -339,6 +363,11 @@ class SagaSnapshot:
 
     def has_status(self, step: str | None, *status: StepStatus) -> bool:
         return any(entry.step == step for entry in self.entries(Phase.ACTION, *status))
+
+    def items(self, entry: JournalEntry) -> tuple[int, int]:
+        """Return the number of items that are done, and the number of all items of a step."""
+        done = [e for e in self.entries(Phase.ACTION, StepStatus.DONE) if e.step != entry.step]
+        return sum(base_name(e.step) == entry.step for e in done), len(json.loads(entry.data or "[]"))
 
     @property
     def pivot(self) -> str | None:

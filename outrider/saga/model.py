@@ -47,16 +47,22 @@ class StepStatus(StrEnum):
 
     `planned`: the compensation will run, in the order of its position. `started`: a worker runs the step, has sent its
     command or waits for an event; after a crash the outcome is unknown. `retrying`: the last attempt failed and the
-    next attempt is scheduled. `done`, `rejected` (the effect did not happen and will not happen) and `failed` (an
-    operator must decide) are final.
+    next attempt is scheduled. `done`, `skipped` (its condition was false), `rejected` (the effect did not happen and
+    will not happen) and `failed` (an operator must decide) are final. An action is `planned` while its condition is to
+    be computed again.
     """
 
     PLANNED = "planned"
     STARTED = "started"
     RETRYING = "retrying"
     DONE = "done"
+    SKIPPED = "skipped"
     REJECTED = "rejected"
     FAILED = "failed"
+
+
+PASSED = frozenset({StepStatus.DONE, StepStatus.SKIPPED})
+"""Statuses of a step whose followers may start."""
 
 
 class MessageKind(StrEnum):
@@ -98,6 +104,8 @@ class NewSaga(NamedTuple):
     traceparent: str | None = None
     fingerprint: str = ""
     """A short form of the definition, used to detect a changed definition."""
+    deadline_seconds: float | None = None
+    """The time from the start in which the saga should end. The store keeps the deadline as a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,8 @@ class Instance:
     """The fingerprint of the definition when the saga was started."""
     losses: int = 0
     """The number of workers that were lost in a row while they held the saga. A lost worker costs no attempt."""
+    deadline_at: datetime | None = None
+    """The time after which the saga compensates, unless it has passed its pivot. Never changed after the start."""
 
     @property
     def is_suspect(self) -> bool:
@@ -163,6 +173,8 @@ class JournalEntry:
     """The reply or event that settled the step, or that the step could not apply. One event answers only one step."""
     unavailable_since: datetime | None = None
     """The time since which the step waits for an unavailable service."""
+    data: str | None = None
+    """JSON text: the frozen list of a step with `for_each`, or the result of one of its items."""
 
     @property
     def is_unresolved(self) -> bool:

@@ -290,7 +290,7 @@ def entry_row(entry: JournalEntry) -> tuple[Any, ...]:
     return (
         *(entry.step, entry.phase, entry.status, entry.position, entry.attempts, entry.due_at, entry.error),
         *(entry.started_at, entry.ended_at, entry.uncertainty, entry.undelivered),
-        *(entry.command_event_id, entry.reply_event_id, entry.unavailable_since),
+        *(entry.command_event_id, entry.reply_event_id, entry.unavailable_since, entry.data),
     )
 
 

@@ -514,7 +514,7 @@ class SagaTaskLeaked(TelemetryEvent):
 
 @dataclass(frozen=True, slots=True)
 class SagaNeedsAttention(TelemetryEvent):
-    """A saga cannot continue without an operator. Use this telemetry event for alerts."""
+    """A saga cannot continue without an operator, or is late after its pivot. Use this telemetry event for alerts."""
 
     saga_id: UUID
     saga_type: str

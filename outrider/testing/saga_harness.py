@@ -38,6 +38,7 @@ from outrider.saga.model import (
     SagaChange,
     SagaRecord,
     Status,
+    StepStatus,
     Undelivered,
 )
 from outrider.saga.replies import ReplyHandler
@@ -68,7 +69,10 @@ class _SentCommand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SagaView:
-    """The status of a saga. `reasons` explains in plain words the reason for waiting, like `outrider saga explain`."""
+    """The status of a saga. `reasons` explains in plain words the reason for waiting, like `outrider saga explain`.
+
+    `steps` has the status of each step that has started or was skipped.
+    """
 
     status: Status
     state: Any
@@ -76,6 +80,7 @@ class SagaView:
     last_error: str | None
     needs_attention: bool
     reasons: tuple[str, ...]
+    steps: Mapping[str, StepStatus] = field(default_factory=dict)
 
 
 class SagaHarness:
@@ -199,6 +204,7 @@ class SagaHarness:
             instance.last_error,
             instance.needs_attention,
             explain(record, saga.definition).reasons,
+            {entry.step: entry.status for entry in record.journal if entry.phase is Phase.ACTION},
         )
 
     def _find_command(self, step: str, correlation_id: str | None) -> _SentCommand:
@@ -216,7 +222,7 @@ class SagaHarness:
     def _sender(self, event: Event, step: str) -> tuple[Saga[Any] | None, CommandSpec | None]:
         compensates = event.headers[PHASE_HEADER] == Phase.COMPENSATION
         for saga in self.sagas:
-            found = saga.definition.steps.get(step)
+            found = saga.definition.find(step)
             action = (found.compensation if compensates else found.action) if found else None
             if action and action.command and action.command.event_type == event.event_type:
                 return saga, action.command

@@ -66,8 +66,11 @@ def test_the_worlds_end_in_every_way_and_are_as_troubled_as_they_claim_to_be() -
         "given up",
         "is down",
         "waits for its service",
+        "action skipped",
+        "deadline exceeded",
+        "[1] action done",
     ):
-        assert told.count(what) > 5, what
+        assert told.count(what) > 2, what
 
 
 def test_an_outage_of_services_compensates_no_saga_and_fails_none() -> None:

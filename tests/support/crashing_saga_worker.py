@@ -41,10 +41,13 @@ INTENTS = {
     ("create", "action"): "create started",
     ("reserve", "action"): "reserve asked",
     ("charge", "action"): "reservation taken in, charge started",
-    ("cool_down", "action"): "charge done, timer set",
+    ("wrap[0]", "action"): "charge done, list frozen, wrap[0] started",
+    ("wrap[1]", "action"): "wrap[0] done, wrap[1] started",
+    ("cool_down", "action"): "wrap done or skipped, timer set",
     ("ship", "action"): "timer passed, ship started",
     ("confirm", "action"): "ship done, confirm started",
-    ("charge", "compensation"): "ship rejected, refund started",
+    ("wrap[1]", "compensation"): "ship rejected, unwrap[1] started",
+    ("charge", "compensation"): "unwrap[0] done, refund started",
     ("reserve", "compensation"): "refund done, release asked",
     ("create", "compensation"): "release taken in, cancel started",
 }
@@ -53,7 +56,8 @@ TURNS = (*INTENTS.values(), "completed", "compensated")
 UNSAVED, SAVED, COMMIT_SENT, COMMITTED = "not saved yet", "saved", "commit sent", "committed"
 MOMENTS = (UNSAVED, SAVED, COMMIT_SENT, COMMITTED)
 FUNCTIONS = (
-    *("create effected", "charge called", "charge effected", "ship called", "ship effected", "confirm effected"),
+    *("create effected", "charge called", "charge effected", "wrap called", "wrap effected", "ship called"),
+    *("ship effected", "confirm effected", "unwrap effected"),
     *("refund called", "refund effected", "cancel effected"),
 )
 STAGED = ("stock.reserve staged", "stock.release staged")

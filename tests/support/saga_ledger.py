@@ -1,14 +1,15 @@
 """A shop whose sagas leave every effect in a ledger, which forbids nothing: what happens twice must be seen.
 
-An order is created here, its goods are reserved by another service, its charge is a call to a bank, and it is shipped;
-from then on there is no way back. The caller decides with `Passing` which step fails at which moment.
+An order is created here, its goods are reserved by another service, and its charge is a call to a bank. Only some
+orders are wrapped. The order is shipped; from then on there is no way back. The caller decides with `Passing` which
+step fails at which moment.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider import Event, Inbox, RetryPolicy
@@ -33,7 +34,10 @@ OFTEN = RetryPolicy(base_seconds=0.02, cap_seconds=0.2, max_attempts=200)
 COOL_SECONDS = 0.02
 
 DONE: Mapping[str, list[int]] = {"order": [1], "stock": [1], "charge": [1], "parcel": [1], "letter": [1]}
-COMPENSATED: Mapping[str, list[int]] = {"order": [1, -1], "stock": [1, -1], "charge": [1, -1]}
+COMPENSATED: Mapping[str, list[int]] = {
+    **{"order": [1, -1], "stock": [1, -1], "charge": [1, -1], "wrapping": [1, 1, -1, -1]},
+}
+PARCELS = ("the large one", "the small one")
 EXPECTED: Mapping[str, tuple[str, Mapping[str, list[int]]]] = {
     FINE: ("completed", DONE),
     UNDELIVERABLE: ("compensated", COMPENSATED),
@@ -49,10 +53,13 @@ class Order:
     order_id: str
     reservation: str | None = None
     charged: bool = False
+    wrapped: list[str] = field(default_factory=list)
 
 
 Passing = Callable[[str, Any], Awaitable[None]]
 """Told of every moment in a function by its name, with the run; it may raise, wait, or end the process."""
+Outside = Callable[[Any, str, str, int], Awaitable[None]]
+"""Does something outside the saga's transaction: told the run, the name, the account and the amount."""
 Connect = Callable[[], Awaitable[Any]]
 """Returns a pool of connections that are nobody's transaction: to the bank and to the carrier."""
 
@@ -107,6 +114,7 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
     async def refund(run: Any) -> None:
         await outside(run, "refund", "charge", -1)
 
+    _add_wrapping(order, outside, call_seconds)
     order.sleep(seconds=COOL_SECONDS, name="cool_down")
 
     @order.call(pivot=True, retry=OFTEN, timeout_seconds=call_seconds)
@@ -123,6 +131,25 @@ def order_saga(connect: Connect, passing: Passing, *, call_seconds: float, reply
         await passing("confirm effected", run)
 
     return order
+
+
+def _add_wrapping(order: Saga[Order], outside: Outside, call_seconds: float) -> None:
+    """Add a step that is run for two parcels, one after the other, and that is skipped for most orders."""
+
+    def is_wrapped(state: Order) -> bool:
+        return state.charged and state.order_id.startswith(UNDELIVERABLE)
+
+    often: dict[str, Any] = {"retry": OFTEN, "timeout_seconds": call_seconds}
+
+    @order.call(when=is_wrapped, for_each=lambda state: PARCELS, parallel_max=1, into="wrapped", **often)
+    async def wrap(run: Any) -> str:
+        await outside(run, "wrap", "wrapping", 1)
+        return f"{run.item} is wrapped"
+
+    @wrap.compensate(**often)
+    async def unwrap(run: Any) -> None:
+        assert run.result == f"{run.item} is wrapped"
+        await outside(run, "unwrap", "wrapping", -1)
 
 
 def stock_inbox() -> Inbox:

@@ -13,14 +13,15 @@ from typing import NamedTuple
 from zlib import crc32
 
 from outrider.event import default_topic
-from outrider.saga.definition.steps import CommandSpec, Definition, Step, StepAction
-from outrider.saga.model import Phase, SagaRecord, Status, StepStatus
+from outrider.saga.definition.steps import CommandSpec, Definition, Step, StepAction, base_name
+from outrider.saga.model import PASSED, Phase, SagaRecord, Status, StepStatus
 
 ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED})
 
 
 class FingerprintLine(NamedTuple):
-    """One step of a fingerprint. `flags` has `p` for the pivot and `c` for a compensation.
+    """One step of a fingerprint. `flags` has `p` for the pivot, `c` for a compensation, `w` for a condition and
+    `f` for a list of items.
 
     `command`, `replies` and `compensation` are checksums: of the command and its topic, of the replies and their
     topics, and of all of these for the compensation. Zero stands for nothing.
@@ -72,7 +73,8 @@ def definition_changed(definition: Definition, record: SagaRecord) -> str | None
 
 
 def _columns(step: Step, numbers: Mapping[str, int]) -> list[object]:
-    flags = ("p" if step.pivot else "") + ("c" if step.compensation else "")
+    flags = ("p" if step.pivot else "") + ("c" if step.compensation else "") + ("w" if step.when else "")
+    flags += "f" if step.for_each else ""
     after = [numbers[name] for name in step.after if name in numbers]
     sums = [crc32(text.encode()) for text in (*_texts(step.action), " ".join(_texts(step.compensation)).strip())]
     while sums and not sums[-1]:
@@ -112,6 +114,7 @@ class _Progress(NamedTuple):
     """
 
     done: set[str]
+    skipped: set[str]
     open: set[str]
     planned: set[str]
     compensated: set[str]
@@ -120,11 +123,13 @@ class _Progress(NamedTuple):
     def of(cls, record: SagaRecord) -> _Progress:
         actions = [entry for entry in record.journal if entry.phase is Phase.ACTION]
         compensations = [entry for entry in record.journal if entry.phase is Phase.COMPENSATION]
+        begun = {base_name(entry.step) for entry in compensations if entry.status is not StepStatus.DONE}
         return cls(
-            {entry.step for entry in actions if entry.status is StepStatus.DONE},
-            {entry.step for entry in actions if entry.status in (StepStatus.STARTED, StepStatus.RETRYING)},
-            {entry.step for entry in compensations if entry.status is not StepStatus.DONE},
-            {entry.step for entry in compensations if entry.status is StepStatus.DONE},
+            {entry.step for entry in actions if entry.status in PASSED},
+            {entry.step for entry in actions if entry.status is StepStatus.SKIPPED},
+            {base_name(entry.step) for entry in actions if entry.status in (StepStatus.STARTED, StepStatus.RETRYING)},
+            begun,
+            {base_name(entry.step) for entry in compensations if entry.status is StepStatus.DONE} - begun,
         )
 
     @property
@@ -135,6 +140,8 @@ class _Progress(NamedTuple):
         return name in self.open if self.is_compensating else name not in self.done
 
     def has_compensation_ahead(self, name: str) -> bool:
+        if name in self.skipped:
+            return False
         return not self.is_compensating or name in (self.planned | self.done) - self.compensated
 
 
@@ -184,6 +191,10 @@ def _action_changes(old: FingerprintLine, new: FingerprintLine) -> Iterator[str]
         yield f"step {new.name} is a {new.kind} now, and was a {old.kind}"
     if set(old.after) != set(new.after):
         yield f"step {new.name} comes after {_named(new)} now, and came after {_named(old)}"
+    if ("w" in old.flags) != ("w" in new.flags):
+        yield f"step {new.name} {'has a condition now' if 'w' in new.flags else 'has no condition any more'}"
+    if ("f" in old.flags) != ("f" in new.flags):
+        yield f"step {new.name} {'is run for each item now' if 'f' in new.flags else 'is run only once now'}"
     if old.command != new.command:
         yield f"step {new.name} has another command or topic"
     if old.replies != new.replies:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID, uuid5
 
-from outrider.errors import AlreadyStarted, InvalidState, UsageError
+from outrider.errors import AlreadyStarted, InvalidHandler, InvalidState, UsageError
 from outrider.outbox.staging import Outbox, default
 from outrider.retry import RetryPolicy
 from outrider.saga.definition.fingerprint import fingerprint
@@ -20,6 +21,8 @@ from outrider.saga.definition.step_handles import (
     After,
     CallFunction,
     CallStep,
+    Condition,
+    Items,
     LocalFunction,
     LocalStep,
     RequestStep,
@@ -30,6 +33,9 @@ from outrider.saga.definition.step_handles import (
 )
 from outrider.saga.definition.steps import (
     CALL_RETRY,
+    ITEM,
+    ITEMS_MAX,
+    PARALLEL_MAX,
     CommandSpec,
     Definition,
     Step,
@@ -43,6 +49,7 @@ from outrider.saga.definition.steps import (
     wait_action,
 )
 from outrider.saga.definition.validation import (
+    Function,
     check_function,
     check_name,
     check_parentheses,
@@ -52,9 +59,10 @@ from outrider.saga.definition.validation import (
     definition_site,
 )
 from outrider.saga.model import NewSaga
-from outrider.saga.state.codec import check_type
-from outrider.saga.state.merge import set_state_fields
+from outrider.saga.state.codec import check_type, decode
+from outrider.saga.state.merge import field_names, set_state_fields
 from outrider.saga.state.roundtrip import dump_state
+from outrider.tracebacks import text_of, user_frame
 
 S = TypeVar("S")
 
@@ -62,6 +70,14 @@ SAGAS = UUID("3d3f6a4e-2f0b-5c55-9e0a-6d0c8f1b7a21")
 """The namespace of saga ids. The value must never change: a second start is detected by the id."""
 
 TIMEOUT_SECONDS = 30.0
+
+
+class ParallelBlock(NamedTuple):
+    """A parallel block during definition: its number, the condition of its steps, and their names so far."""
+
+    number: int
+    when: Function | None
+    names: list[str]
 
 
 class Saga(Generic[S]):
@@ -81,7 +97,10 @@ class Saga(Generic[S]):
     [(), ('create',)]
     """
 
-    def __init__(self, saga_type: str, state_type: type[S], *, version: int = 1) -> None:
+    def __init__(
+        self, saga_type: str, state_type: type[S], *, version: int = 1, deadline_seconds: float | None = None
+    ) -> None:
+        """Define a saga. After `deadline_seconds` from its start, a saga that is before its pivot compensates."""
         self.line = definition_site()
         self.saga_type = check_name(saga_type, "a saga", self.line)
         try:
@@ -89,9 +108,13 @@ class Saga(Generic[S]):
         except InvalidState as error:
             raise UsageError(f"{self.line}: the state of {saga_type} cannot be stored: {error}") from error
         self.version, self.state_type = check_version(version, self.line), state_type
+        self.deadline_seconds = (
+            None if deadline_seconds is None else check_seconds(deadline_seconds, "deadline_seconds", self.line)
+        )
         self._graph = StepGraph()
         self._last: tuple[str, ...] = ()
-        self._branches: list[str] | None = None
+        self._block: ParallelBlock | None = None
+        self._blocks = 0
         self._definition: Definition | None = None
 
     def __repr__(self) -> str:
@@ -105,6 +128,10 @@ class Saga(Generic[S]):
         timeout_seconds: float = TIMEOUT_SECONDS,
         name: str | None = None,
         after: After | None = None,
+        when: Condition[S] | None = None,
+        for_each: Items[S] | None = None,
+        parallel_max: int | None = None,
+        into: str | None = None,
         retry: RetryPolicy | None = None,
         unavailable_for_seconds: float | None = None,
         pivot: bool = False,
@@ -112,7 +139,8 @@ class Saga(Generic[S]):
         """Add a step that runs in the transaction that saves the saga, so the effect happens exactly once.
 
         After `timeout_seconds` the transaction is rolled back, which counts as an attempt. The default name is the name
-        of the function; without `after`, the step follows the previously defined step::
+        of the function; without `after`, the step follows the previously defined step. With `when`, a function of the
+        state, the step is skipped if the function returns False at the moment when the step could start::
 
             @order.local()
             async def create(context, tx):
@@ -122,14 +150,16 @@ class Saga(Generic[S]):
         """
         line = definition_site()
         check_parentheses(bare, "@….local()", line)
+        items = self._items(for_each, parallel_max, into, pivot, line)
 
         def register(function: LocalFunction[S]) -> LocalStep[S]:
             check_function(function, "context, tx", line)
             action = function_action(
                 function, retry, line, timeout_seconds, unavailable_for_seconds=unavailable_for_seconds
             )
+            before = self._after(after, line)
             step = Step(
-                name or name_of(function), StepKind.LOCAL, action, None, self._after(after, line), pivot, line=line
+                name or name_of(function), StepKind.LOCAL, action, None, before, pivot, when=when, line=line, **items
             )
             return LocalStep(self._add(step), self._put)
 
@@ -143,6 +173,10 @@ class Saga(Generic[S]):
         timeout_seconds: float = TIMEOUT_SECONDS,
         name: str | None = None,
         after: After | None = None,
+        when: Condition[S] | None = None,
+        for_each: Items[S] | None = None,
+        parallel_max: int | None = None,
+        into: str | None = None,
         retry: RetryPolicy | None = None,
         unavailable_for_seconds: float | None = None,
         pivot: bool = False,
@@ -160,6 +194,7 @@ class Saga(Generic[S]):
         """
         line = definition_site()
         check_parentheses(bare, "@….call()", line)
+        items = self._items(for_each, parallel_max, into, pivot, line)
         seconds = check_seconds(timeout_seconds, "timeout_seconds", line)
 
         def register(function: CallFunction[S]) -> CallStep[S]:
@@ -167,8 +202,9 @@ class Saga(Generic[S]):
             action = function_action(
                 function, retry, line, seconds, unavailable_for_seconds=unavailable_for_seconds, default=CALL_RETRY
             )
+            before = self._after(after, line)
             step = Step(
-                name or name_of(function), StepKind.CALL, action, None, self._after(after, line), pivot, line=line
+                name or name_of(function), StepKind.CALL, action, None, before, pivot, when=when, line=line, **items
             )
             return CallStep(self._add(step), self._put)
 
@@ -187,6 +223,10 @@ class Saga(Generic[S]):
         timeout_seconds: float = TIMEOUT_SECONDS,
         name: str | None = None,
         after: After | None = None,
+        when: Condition[S] | None = None,
+        for_each: Items[S] | None = None,
+        parallel_max: int | None = None,
+        into: str | None = None,
         retry: RetryPolicy | None = None,
         compensation_retry: RetryPolicy | None = None,
         pivot: bool = False,
@@ -207,7 +247,10 @@ class Saga(Generic[S]):
         spec = CommandSpec(command, topic, reply, rejection, reply_topic)
         action = request_action(spec, retry, timeout_seconds, line)
         compensation = compensation_action(action, compensate, compensated, compensation_retry, line)
-        step = Step(name or command, StepKind.REQUEST, action, compensation, self._after(after, line), pivot, line=line)
+        before, items = self._after(after, line), self._items(for_each, parallel_max, into, pivot, line)
+        step = Step(
+            name or command, StepKind.REQUEST, action, compensation, before, pivot, when=when, line=line, **items
+        )
         return RequestStep(self._add(step), self._put)
 
     def wait(
@@ -219,6 +262,7 @@ class Saga(Generic[S]):
         correlate: Callable[[Any], str | None] | None = None,
         name: str | None = None,
         after: After | None = None,
+        when: Condition[S] | None = None,
         pivot: bool = False,
     ) -> WaitStep[S]:
         """Add a wait for an event that no command requests. A timeout counts as a rejection.
@@ -232,10 +276,14 @@ class Saga(Generic[S]):
         if correlate is not None:
             check_function(correlate, "event", line, is_async=False)
         before = self._after(after, line)
-        step = Step(name or event_type, StepKind.WAIT, action, None, before, pivot, correlate=correlate, line=line)
+        step = Step(
+            name or event_type, StepKind.WAIT, action, None, before, pivot, correlate=correlate, when=when, line=line
+        )
         return WaitStep(self._add(step), self._put)
 
-    def sleep(self, seconds: float, *, name: str, after: After | None = None) -> SleepStep[S]:
+    def sleep(
+        self, seconds: float, *, name: str, after: After | None = None, when: Condition[S] | None = None
+    ) -> SleepStep[S]:
         """Add a wait for a time to pass.
 
         The wait occupies no worker, and survives crashes and deployments::
@@ -244,29 +292,32 @@ class Saga(Generic[S]):
         """
         line = definition_site()
         action = StepAction(timeout_seconds=check_seconds(seconds, "seconds", line))
-        step = Step(name, StepKind.SLEEP, action, after=self._after(after, line), line=line)
+        step = Step(name, StepKind.SLEEP, action, after=self._after(after, line), when=when, line=line)
         return SleepStep(self._add(step), self._put)
 
     @contextmanager
-    def parallel(self) -> Iterator[None]:
+    def parallel(self, *, when: Condition[S] | None = None) -> Iterator[None]:
         """Run the steps of the block in parallel.
 
-        The next step after the block waits for all of them::
+        The next step after the block waits for all of them. `when` decides once for the whole block, as soon as one of
+        its steps could start::
 
             with trip.parallel():
                 hotel = trip.request("hotel.book", topic="hotel", reply="hotel.booked")
                 car = trip.request("car.book", topic="car", reply="car.booked")
         """
-        if self._branches is not None:
-            raise UsageError(
-                f"{definition_site()}: parallel() inside parallel(); write one block, with after=[…] inside it"
-            )
+        line = definition_site()
+        if self._block is not None:
+            raise UsageError(f"{line}: parallel() inside parallel(); write one block, with after=[…] inside it")
+        if when is not None:
+            check_function(when, "state", line, is_async=False)
+        self._blocks += 1
         branches: list[str] = []
-        self._branches = branches
+        self._block = ParallelBlock(self._blocks, when, branches)
         try:
             yield
         finally:
-            self._branches = None
+            self._block = None
         followed = {name for branch in branches for name in self._graph.steps[branch].after}
         self._last = tuple(branch for branch in branches if branch not in followed) or self._last
 
@@ -277,7 +328,15 @@ class Saga(Generic[S]):
             self.check()
             steps = MappingProxyType({name: complete(step) for name, step in self._graph.steps.items()})
             set_fields = partial(set_state_fields, self.state_type)
-            self._definition = Definition(self.saga_type, self.version, steps, set_fields, fingerprint(steps))
+            self._definition = Definition(
+                self.saga_type,
+                self.version,
+                steps,
+                set_fields,
+                partial(_compute, self.state_type),
+                fingerprint(steps),
+                self.deadline_seconds,
+            )
         return self._definition
 
     def check(self) -> None:
@@ -285,6 +344,8 @@ class Saga(Generic[S]):
         if not self._graph.steps:
             raise UsageError(f"{self.line}: the saga {self.saga_type} has no steps; add one, such as @….local()")
         self._graph.check()
+        if self.deadline_seconds is not None:
+            self._graph.check_deadline(self.deadline_seconds)
 
     def new(self, state: S, correlation_id: str, *, traceparent: str | None = None) -> NewSaga:
         """Return a saga to be started. Calls with the same type and correlation id return the same saga id.
@@ -309,7 +370,7 @@ class Saga(Generic[S]):
         saga_id = saga_id_of(self.saga_type, correlation_id)
         stored = dump_state(self.state_type, state)
         name = saga_id, definition.saga_type, definition.version, correlation_id
-        return NewSaga(*name, stored, traceparent, definition.fingerprint)
+        return NewSaga(*name, stored, traceparent, definition.fingerprint, self.deadline_seconds)
 
     async def start(
         self,
@@ -371,16 +432,62 @@ class Saga(Generic[S]):
             raise UsageError(
                 f'{step.line}: there is a step {step.name} already, at {known.line}; give one another name="…"'
             )
+        if ITEM.fullmatch(step.name):
+            raise UsageError(
+                f"{step.line}: the name {step.name} ends like that of an item of for_each=; name the step without [ ]"
+            )
+        if step.when is not None:
+            check_function(step.when, "state", step.line, is_async=False)
+        block = self._block
+        if block is not None and block.when is not None:
+            if step.when is not None:
+                raise UsageError(
+                    f"{step.line}: {step.name} has a when= of its own inside parallel(when=…); give the when= to each "
+                    "step, or to the block alone"
+                )
+            step = replace(step, when=block.when, block=block.number)
         self._put(step)
-        if self._branches is None:
+        if block is None:
             self._last = (step.name,)
         else:
-            self._branches.append(step.name)
+            block.names.append(step.name)
         return step
+
+    def _items(
+        self, for_each: Items[S] | None, parallel_max: int | None, into: str | None, pivot: bool, line: str
+    ) -> dict[str, Any]:
+        """Check the options of a step that is run for each item of a list, and return them as fields of the step."""
+        if for_each is None:
+            if given := [name for name, value in (("parallel_max", parallel_max), ("into", into)) if value is not None]:
+                raise UsageError(f"{line}: {given[0]}= needs for_each=; add it, or take {given[0]}= away")
+            return {}
+        check_function(for_each, "state", line, is_async=False)
+        if pivot:
+            raise UsageError(
+                f"{line}: a step with for_each= cannot be the pivot, since its items do not happen at once; take one "
+                "of them away, and let a step after it be the pivot"
+            )
+        limit = PARALLEL_MAX if parallel_max is None else parallel_max
+        if type(limit) is not int or not 1 <= limit <= ITEMS_MAX:
+            raise UsageError(f"{line}: parallel_max={limit!r} cannot work; use a whole number from 1 to {ITEMS_MAX}")
+        if into is not None and into not in (known := field_names(self.state_type)):
+            raise UsageError(f"{line}: into={into!r} is no field of the state; there are: {', '.join(known)}")
+        return {"for_each": for_each, "parallel_max": limit, "into": into}
 
     def _put(self, step: Step) -> None:
         self._graph.put(step)
         self._definition = None
+
+
+def _compute(state_type: type[Any], function: Function, stored: bytes) -> Any:
+    """Call a function of the state. The function gets a copy, so a change of the state has no effect."""
+    state = decode(state_type, stored)
+    try:
+        return function(state)
+    except (Exception, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:
+        place = user_frame(error)
+        text = f"{type(error).__name__}: {text_of(error)}" + (f" ({place})" if place else "")
+        raise InvalidHandler(f"raised {text}") from error
 
 
 def saga_id_of(saga_type: str, correlation_id: str) -> UUID:

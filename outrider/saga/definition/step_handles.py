@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -17,8 +17,12 @@ S = TypeVar("S")
 LocalFunction = Callable[[StepContext[S], Any], Any]
 """Takes the context and the transaction. The function is async, or synchronous for a synchronous driver."""
 CallFunction = Callable[[StepContext[S]], Any]
-ReplyFunction = Callable[[StepContext[S], Reply], None]
-PayloadFunction = Callable[[S], Any]
+ReplyFunction = Callable[[StepContext[S], Reply], Any]
+"""The returned value is used only for the items of a list whose results are collected."""
+PayloadFunction = Callable[[S], Any] | Callable[[S, Any], Any]
+"""Takes the state; for an item of a list, also the item."""
+Condition = Callable[[S], bool]
+Items = Callable[[S], Sequence[Any]]
 
 
 class StepHandle(Generic[S]):
@@ -183,7 +187,7 @@ class RequestStep(AnsweredStep[S]):
     def payload(self, function: PayloadFunction[S]) -> PayloadFunction[S]:
         """Register the function that builds the payload of the command from the state.
 
-        The default payload is an empty object::
+        The default payload is an empty object. With `for_each`, the function takes the state and the item::
 
             @reserve.payload
             def what_to_reserve(state):
@@ -213,7 +217,7 @@ class RequestStep(AnsweredStep[S]):
     def _with_payload(self, action: StepAction, function: PayloadFunction[S], line: str) -> StepAction:
         command = action.command
         assert isinstance(command, CommandSpec)
-        check_function(function, "state", line, is_async=False)
+        check_function(function, "state, item" if self._step.for_each else "state", line, is_async=False)
         if command.payload is not None:
             raise UsageError(f"{line}: {command.event_type} has a payload already; make all of it in one function")
         return replace(action, command=replace(command, payload=function))

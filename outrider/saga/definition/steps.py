@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
@@ -19,6 +21,7 @@ from outrider.saga.definition.validation import (
     check_seconds,
     check_topic,
 )
+from outrider.saga.model import JournalEntry
 
 
 class StepKind(StrEnum):
@@ -26,6 +29,7 @@ class StepKind(StrEnum):
 
     `local`: in the transaction that saves the saga. `call`: outside any transaction, with an idempotency key.
     `request`: a command to a participant, answered by an event. `wait`: for an event only. `sleep`: for a time to pass.
+    `for_each`: a step that is run for each item of a list, as the planner sees it; its items are steps of their own.
     """
 
     LOCAL = "local"
@@ -33,6 +37,18 @@ class StepKind(StrEnum):
     REQUEST = "request"
     WAIT = "wait"
     SLEEP = "sleep"
+    FOR_EACH = "for_each"
+
+
+PARALLEL_MAX = 10
+
+ITEMS_MAX = 1000
+"""The largest number of items of one step. Each item is a line of the journal, which each turn reads."""
+
+EXPANSIONS_MAX = 16
+"""The number of expanded definitions that are kept."""
+
+ITEM = re.compile(r"(.+)\[\d+\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,17 @@ class Step:
     reply_functions: Mapping[str, Function] = field(default_factory=dict)
     """The functions that apply replies to the state, by event type."""
     correlate: Function | None = None
+    when: Function | None = None
+    """Tells from the state whether the step runs. Without a function, the step always runs."""
+    block: int | None = None
+    """The number of the parallel block whose steps share the condition and its result."""
+    for_each: Function | None = None
+    """Computes from the state the list of items for which the step is run."""
+    parallel_max: int = PARALLEL_MAX
+    into: str | None = None
+    """The field of the state that gets the results of all items, in order."""
+    item: str | None = None
+    """The item of a step that was derived from a list, as JSON text."""
     line: str = ""
 
     @property
@@ -112,13 +139,59 @@ class Definition:
     steps: Mapping[str, Step]
     set_fields: Callable[[bytes, Mapping[str, Any]], bytes] | None = None
     """Sets fields of a stored state. Raises InvalidState if the values do not fit."""
+    compute: Callable[[Function, bytes], Any] | None = None
+    """Calls a function with a stored state. Raises InvalidHandler or InvalidState with the reason of a failure."""
     fingerprint: str = ""
     """A short form of the definition, used to detect a changed definition."""
+    deadline_seconds: float | None = None
+    """The deadline of sagas that start now. A running saga keeps the deadline of its start."""
+    _expansions: dict[tuple[tuple[str, str], ...], Definition] = field(default_factory=dict, compare=False, repr=False)
+
+    def find(self, name: str) -> Step | None:
+        """Return a step by name, also for the name of an item, such as `reserve[3]`."""
+        found = self.steps.get(base_name(name))
+        return self.steps.get(name) or (found if found and found.for_each else None)
+
+    def expanded(self, journal: Iterable[JournalEntry]) -> Definition:
+        """Return the definition with a step for each item of the lists that the journal has frozen."""
+        if not any(step.for_each for step in self.steps.values()):
+            return self
+        lists = {name for name, step in self.steps.items() if step.for_each}
+        frozen = {entry.step: entry.data for entry in journal if entry.data and entry.step in lists}
+        known = tuple(sorted(frozen.items()))
+        if known not in self._expansions:
+            # A worker runs some sagas at a time, and each of them needs its lists in turn after turn.
+            if len(self._expansions) >= EXPANSIONS_MAX:
+                self._expansions.clear()
+            self._expansions[known] = self._expanded(frozen)
+        return self._expansions[known]
+
+    def _expanded(self, frozen: Mapping[str, str]) -> Definition:
+        steps: dict[str, Step] = {}
+        for name, step in self.steps.items():
+            if step.for_each is None:
+                steps[name] = step
+                continue
+            steps[name] = replace(step, kind=StepKind.FOR_EACH, action=StepAction(), compensation=None)
+            one = replace(step, for_each=None, when=None, block=None)
+            for index, item in enumerate(json.loads(frozen.get(name, "[]"))):
+                steps[f"{name}[{index}]"] = replace(one, name=f"{name}[{index}]", item=json.dumps(item))
+        return replace(self, steps=steps, _expansions={})
 
     @property
     def pivot(self) -> Step | None:
         """Return the step after which the saga no longer compensates."""
         return next((step for step in self.steps.values() if step.pivot), None)
+
+
+def base_name(name: str) -> str:
+    """Return the name of the step to which an item belongs. Other names are returned unchanged.
+
+    >>> base_name("reserve[3]"), base_name("reserve")
+    ('reserve', 'reserve')
+    """
+    found = ITEM.fullmatch(name)
+    return found[1] if found else name
 
 
 def budget(retry: RetryPolicy | None, line: str, default: RetryPolicy | None = None) -> RetryPolicy:
@@ -253,6 +326,18 @@ class StepGraph:
             names = ", ".join(self.steps)
             raise UsageError(f"{step.line}: {step.name} comes after {name!r}, which is no step; there are: {names}")
 
+    def check_deadline(self, seconds: float) -> None:
+        """Reject a sleep before the end or the pivot that lasts as long as the whole saga may."""
+        pivot = next((step for step in self.steps.values() if step.pivot), None)
+        for step in self.steps.values():
+            is_late = pivot is not None and self._order is not None and self._order.comes_after(step, pivot)
+            duration = step.action.timeout_seconds
+            if step.kind is StepKind.SLEEP and step.when is None and duration and duration >= seconds and not is_late:
+                raise UsageError(
+                    f"{step.line}: {step.name} sleeps for {duration:g} s with deadline_seconds={seconds:g}, "
+                    "so it would always compensate; sleep for less, or give the saga a later deadline"
+                )
+
     def _keeps_order(self, step: Step) -> bool:
         """Tell whether a step leaves the order of the other steps unchanged: the step refers to known steps only."""
         known = self.steps.get(step.name)
@@ -288,6 +373,10 @@ class StepOrder:
                 self._waits.setdefault(event_type, []).append(step)
         self._steps[step.name], self._bits[step.name], self._before[step.name] = step, bit, before
         self._pivot = step if step.pivot else self._pivot
+
+    def comes_after(self, step: Step, other: Step) -> bool:
+        """Tell whether a step starts only after another step."""
+        return bool(self._before[step.name] & self._bits[other.name])
 
     def _check_pivot(self, step: Step, before: int, bit: int) -> None:
         pivot = self._pivot

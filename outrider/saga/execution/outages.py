@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from outrider.circuit_breaker import CircuitBreaker
 from outrider.clock import Clock
+from outrider.saga.definition.steps import base_name
 from outrider.saga.model import Phase
 from outrider.saga.planner.actions import (
     Action,
@@ -29,7 +30,7 @@ from outrider.telemetry.events import Observer, SagaStepAvailable, SagaStepUnava
 
 @dataclass(slots=True)
 class StepBreaker:
-    """The breaker of a step in one phase, and the unavailable results in a row."""
+    """The breaker of a step in one phase, for all its items, and the unavailable results in a row."""
 
     breaker: CircuitBreaker
     unavailable: int = 0
@@ -64,13 +65,13 @@ class StepOutages:
         if not self._steps:
             return
         for action in actions:
-            found = self._steps.get((saga_type, action.step, action.phase))
+            found = self._steps.get((saga_type, base_name(action.step), action.phase))
             if found and found.breaker.is_open and isinstance(action, CallAction | LocalAction):
                 found.breaker.open(found.breaker.error, self.clock.boot_seconds())
 
     def record(self, saga_type: str, result: Result) -> None:
         """Record the result of an attempt. An error or a timeout proves neither an outage nor its end."""
-        key = saga_type, result.step, result.phase
+        key = saga_type, base_name(result.step), result.phase
         if isinstance(result, UnavailableResult):
             self._unavailable(key, result)
         elif isinstance(result, Succeeded | RejectedResult):

@@ -10,7 +10,7 @@ import inspect
 import json
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,8 @@ from outrider.errors import (
 from outrider.event import Event
 from outrider.saga.context import Reply, StepContext
 from outrider.saga.definition.saga import Saga
-from outrider.saga.definition.steps import StepAction
+from outrider.saga.definition.steps import Step as DefinedStep
+from outrider.saga.definition.steps import StepAction, base_name
 from outrider.saga.definition.validation import Function
 from outrider.saga.model import Instance, Phase
 from outrider.saga.planner.actions import (
@@ -100,10 +101,11 @@ class StepOutcome(NamedTuple):
 
 
 class AppliedReply(NamedTuple):
-    """The state after a reply was applied, and the events to be staged."""
+    """The state after a reply was applied, the events to be staged, and the result of an item as JSON text."""
 
     state: bytes
     staged: tuple[Event, ...]
+    result: str | None = None
 
 
 def definition_site(function: Any) -> str:
@@ -145,9 +147,15 @@ class StepExecutor:
     leaked: LeakedTasks
     observer: Observer
 
+    def step(self, name: str) -> DefinedStep:
+        """Return the definition of a step or of an item."""
+        found = self.saga.definition.find(name)
+        assert found is not None, f"{name} is not defined"
+        return found
+
     def action(self, step: str, phase: Phase) -> StepAction:
         """Return the action of a step in a phase."""
-        found = self.saga.definition.steps[step]
+        found = self.step(step)
         act = found.action if phase is Phase.ACTION else found.compensation
         assert act is not None, f"{step} is being compensated and has no compensation"
         return act
@@ -164,7 +172,8 @@ class StepExecutor:
             return StepOutcome(action, prepared)
         act, run, before = prepared
         assert act.function
-        task = asyncio.create_task(_outcome(_called(act.function, run)))
+        returned: list[Any] = []
+        task = asyncio.create_task(_outcome(_called(act.function, run, returned)))
         late = not await self.leaked.wait(task, act.timeout_seconds, instance, action)
         if not task.done() or task.cancelled():
             return StepOutcome(
@@ -172,7 +181,7 @@ class StepExecutor:
             )
         if (raised := task.result()) is not None:
             return StepOutcome(action, self._failure(instance, action, raised, late=late))
-        return self._succeeded(action, run, before)
+        return self._succeeded(action, run, before, returned)
 
     async def local(self, instance: Instance, action: LocalAction, tx: Any) -> StepOutcome:
         """Run the function of a step in the transaction that saves its result. Raises TransactionLost."""
@@ -182,7 +191,9 @@ class StepExecutor:
         act, run, before = prepared
         assert act.function
         run_local = self._run_in_task if self.store.one_at_a_time else self._run_beside
-        late, raised = await run_local(tx.call(act.function, run), act.timeout_seconds, instance, action, tx)
+        returned: list[Any] = []
+        work = _kept(tx.call(act.function, run), returned)
+        late, raised = await run_local(work, act.timeout_seconds, instance, action, tx)
         if isinstance(raised, TransactionLost):
             raise raised
         if isinstance(raised, InvalidHandler):
@@ -191,7 +202,7 @@ class StepExecutor:
             )
         if raised is not None:
             return StepOutcome(action, self._failure(instance, action, raised, late=late))
-        return self._succeeded(action, run, before)._replace(before=instance.state)
+        return self._succeeded(action, run, before, returned)._replace(before=instance.state)
 
     async def _run_in_task(
         self, work: Awaitable[Any], seconds: float | None, instance: Instance, action: LocalAction, tx: Any
@@ -221,15 +232,19 @@ class StepExecutor:
 
     def apply_reply(self, instance: Instance, action: ApplyReply) -> AppliedReply | Result:
         """Apply a reply to the state, or return the reason of the failure as a result."""
-        function = self.saga.definition.steps[action.step].reply_functions[action.message.name]
+        step = self.step(action.step)
+        function = step.reply_functions[action.message.name]
         key = key_of(instance.saga_id, action.step)
         try:
             before = load_state(self.saga.state_type, instance.state)
             run = StepContext(
                 before.state, instance.saga_id, key, action.attempt, instance.correlation_id, action.phase
             )
-            check_computed(function(run, Reply(action.message.name, json.loads(action.message.body))))
-            return AppliedReply(before.dump(run.state), tuple(run.staged))
+            run.item = _value(action.item)
+            returned = check_computed(function(run, Reply(action.message.name, json.loads(action.message.body))))
+            is_result = step.into is not None and action.phase is Phase.ACTION
+            result = result_text(returned) if is_result else None
+            return AppliedReply(before.dump(run.state), tuple(run.staged), result)
         except (*RAISED, asyncio.CancelledError) as error:
             return self._failure(instance, action, error)
 
@@ -242,7 +257,8 @@ class StepExecutor:
         assert asked
         try:
             state = decode(self.saga.state_type, instance.state) if asked.payload else None
-            payload = payload_of(asked.payload(state)) if asked.payload else {}
+            arguments = (state,) if action.item is None else (state, _value(action.item))
+            payload = payload_of(asked.payload(*arguments)) if asked.payload else {}
         except (*RAISED, asyncio.CancelledError) as error:
             return self._failure(instance, action, error)
         return Event(
@@ -274,7 +290,7 @@ class StepExecutor:
 
     def _function(self, action: Step) -> Function | None:
         if isinstance(action, ApplyReply):
-            return self.saga.definition.steps[action.step].reply_functions[action.message.name]
+            return self.step(action.step).reply_functions[action.message.name]
         act = self.action(action.step, action.phase)
         return act.command.payload if act.command else act.function
 
@@ -289,16 +305,23 @@ class StepExecutor:
         run = StepContext(
             before.state, instance.saga_id, action.key, action.attempt, instance.correlation_id, action.phase
         )
+        run.item, run.result = _value(action.item), _value(action.result)
         return self.action(action.step, action.phase), run, before
 
     def _succeeded(
-        self, action: CallAction | LocalAction, run: StepContext[Any], before: LoadedState[Any]
+        self,
+        action: CallAction | LocalAction,
+        run: StepContext[Any],
+        before: LoadedState[Any],
+        returned: Sequence[Any],
     ) -> StepOutcome:
+        is_result = self.step(action.step).into is not None and action.phase is Phase.ACTION
         try:
             after = before.dump(run.state)
+            result = result_text(returned[-1] if returned else None) if is_result else None
         except RAISED as error:
             return StepOutcome(action, invalid(action, error))
-        return StepOutcome(action, Succeeded(action.step, action.phase), before.text, after, tuple(run.staged))
+        return StepOutcome(action, Succeeded(action.step, action.phase, result), before.text, after, tuple(run.staged))
 
     def _failure(self, instance: Instance, action: Step, error: BaseException, *, late: bool = False) -> Result:
         if not isinstance(error, StepRejected | StepUnavailable):
@@ -306,9 +329,34 @@ class StepExecutor:
         return failure(action, error, late=late)
 
 
-async def _called(function: Function, run: StepContext[Any]) -> None:
+async def _called(function: Function, run: StepContext[Any], returned: list[Any]) -> None:
     result = function(run)
-    check_ran(await result if inspect.isawaitable(result) else result)
+    returned.append(check_ran(await result if inspect.isawaitable(result) else result))
+
+
+async def _kept(work: Awaitable[Any], returned: list[Any]) -> Any:
+    """Await user code, and keep the value that it returns."""
+    value = await work
+    returned.append(value)
+    return value
+
+
+def _value(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def result_text(value: Any) -> str:
+    """Return the result of an item as JSON text. Raises InvalidHandler for a value that is not JSON.
+
+    >>> result_text({"room": 7})
+    '{"room": 7}'
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidHandler(
+            f"returned a {type(value).__name__}, which is no JSON value ({error}); into= collects JSON values"
+        ) from error
 
 
 async def _outcome(work: Awaitable[Any]) -> BaseException | None:
@@ -349,7 +397,7 @@ class LeakedTasks:
 
     def check_handler(self, instance: Instance, action: CallAction | LocalAction) -> str | None:
         """Return the reason why a step must not be called again because of its leaked tasks."""
-        if (count := self.by_step[instance.saga_type, action.step]) < LEAKED_MAX:
+        if (count := self.by_step[instance.saga_type, base_name(action.step)]) < LEAKED_MAX:
             return None
         return (
             f"{count} calls of it ignore that they were cancelled and are still running, so that it is not called any "
@@ -381,7 +429,7 @@ class LeakedTasks:
                 self._keep(task, instance, action)
 
     def _keep(self, task: asyncio.Task[Any], instance: Instance, action: CallAction | LocalAction) -> None:
-        place = instance.saga_type, action.step
+        place = instance.saga_type, base_name(action.step)
         self.tasks.add(task)
         self.by_step[place] += 1
 

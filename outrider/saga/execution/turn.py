@@ -252,9 +252,9 @@ class TurnTransaction:
         built = self._build(turn_input, record, plan)
         if isinstance(built, StepAtFault):
             return built
-        instance, staged = built
+        instance, entries, staged = built
         release = plan.release and not deferred
-        change = SagaChange(instance, plan.entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
+        change = SagaChange(instance, entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
         await self._save(tx, change)
         staged = [*(_Staged(outcome.action, outcome.staged) for outcome in outcomes), *staged]
         failure = await self._stage(tx, turn_input, instance, [one for one in staged if one.events])
@@ -288,9 +288,10 @@ class TurnTransaction:
 
     def _build(
         self, turn_input: TurnInput, record: SagaRecord, plan: Plan
-    ) -> tuple[Instance, list[_Staged]] | StepAtFault:
+    ) -> tuple[Instance, Sequence[JournalEntry], list[_Staged]] | StepAtFault:
         """Apply replies to the state and build commands, in the order of the plan: a command sees earlier replies."""
         staged: list[_Staged] = []
+        entries = {(entry.step, entry.phase): entry for entry in plan.entries}
         instance = plan.instance
         for action in plan.actions:
             match action:
@@ -299,6 +300,9 @@ class TurnTransaction:
                     if isinstance(applied, Result):
                         return StepAtFault(action, applied)
                     instance = replace(instance, state=applied.state)
+                    if applied.result is not None:
+                        step_key = action.step, action.phase
+                        entries[step_key] = replace(entries[step_key], data=applied.result)
                     staged.append(_Staged(action, applied.staged))
                 case SendCommand() if (action.step, action.phase) not in turn_input.failed_commands:
                     is_answered = answered((*record.journal, *plan.entries), action)
@@ -306,7 +310,7 @@ class TurnTransaction:
                     if isinstance(command, Result):
                         return StepAtFault(action, command)
                     staged.append(_Staged(action, (replace(command, event_id=command_id(plan.entries, action)),)))
-        return instance, staged
+        return instance, tuple(entries.values()), staged
 
     async def _save(self, tx: Any, change: SagaChange) -> None:
         self.saved_at = self.context.clock.boot_seconds()

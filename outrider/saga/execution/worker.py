@@ -200,7 +200,10 @@ class SagaWorker:
         self._forget(instance.saga_id)
         runner = SagaRunner(self._context, saga, record, stop=self._failing.stop_reason(instance.saga_id))
         self._runners[instance.saga_id] = runner
-        self._tasks[instance.saga_id] = asyncio.create_task(self._run(runner), name=f"saga-{instance.saga_id}")
+        task = asyncio.create_task(self._run(runner), name=f"saga-{instance.saga_id}")
+        self._tasks[instance.saga_id] = task
+        # A task that is cancelled before its first step runs none of its code.
+        task.add_done_callback(lambda _: self._remove(runner))
 
     def _cancel_lost(self, runner: SagaRunner) -> None:
         """Cancel a saga whose claim was not renewed, unless a newer runner has replaced this runner."""
@@ -219,9 +222,13 @@ class SagaWorker:
             with self._report_release(saga_id):
                 await runner.run()
         finally:
-            if self._runners.get(saga_id) is runner:
-                del self._runners[saga_id], self._tasks[saga_id]
-                self._released(runner)
+            self._remove(runner)
+
+    def _remove(self, runner: SagaRunner) -> None:
+        saga_id = runner.claim.saga_id
+        if self._runners.get(saga_id) is runner:
+            del self._runners[saga_id], self._tasks[saga_id]
+            self._released(runner)
 
     @contextmanager
     def _report_release(self, saga_id: UUID) -> Iterator[None]:

@@ -34,10 +34,11 @@ class Claimed(NamedTuple):
 
 
 class Succeeded(NamedTuple):
-    """A call or a local function returned."""
+    """A call or a local function returned. `result` is JSON text, for an item whose results are collected."""
 
     step: str
     phase: Phase
+    result: str | None = None
 
 
 class RejectedResult(NamedTuple):
@@ -98,12 +99,17 @@ Input = Claimed | Result
 
 
 class CallAction(NamedTuple):
-    """Call the function outside any transaction, after this turn is saved."""
+    """Call the function outside any transaction, after this turn is saved.
+
+    `item` is the item of a list, and `result` the result of the action that is compensated, both as JSON text.
+    """
 
     step: str
     phase: Phase
     attempt: int
     key: str
+    item: str | None = None
+    result: str | None = None
 
 
 class LocalAction(NamedTuple):
@@ -113,6 +119,8 @@ class LocalAction(NamedTuple):
     phase: Phase
     attempt: int
     key: str
+    item: str | None = None
+    result: str | None = None
 
 
 class SendCommand(NamedTuple):
@@ -122,6 +130,8 @@ class SendCommand(NamedTuple):
     phase: Phase
     attempt: int
     key: str
+    item: str | None = None
+    result: str | None = None
 
 
 class ApplyReply(NamedTuple):
@@ -131,6 +141,7 @@ class ApplyReply(NamedTuple):
     phase: Phase
     message: SagaMessage
     attempt: int = 1
+    item: str | None = None
 
 
 Action = CallAction | LocalAction | SendCommand | ApplyReply

@@ -8,10 +8,15 @@ from outrider.saga.definition.steps import StepKind
 from outrider.saga.model import JournalEntry, Phase, Status, StepStatus
 from outrider.saga.planner.journal import OPEN, OUTSIDE, Journal
 
+ANOTHER_REJECTED = "no longer awaited, because another step was rejected"
+
+IDLE = frozenset({StepKind.WAIT, StepKind.SLEEP, StepKind.FOR_EACH})
+"""Kinds of steps that have no effect of their own while they wait."""
+
 GIVEN_UP = "given up, because an operator commanded compensation"
 
 
-def begin(journal: Journal) -> None:
+def begin(journal: Journal, reason: str = "") -> None:
     """Plan the compensations, last step first.
 
     Only an operator command starts compensation while a step is unresolved.
@@ -20,7 +25,7 @@ def begin(journal: Journal) -> None:
     chosen = [entry for entry in reversed(actions) if needs_compensation(journal, entry)]
     for entry in actions:
         _close(journal, entry)
-    journal.set_status(Status.COMPENSATING)
+    journal.set_status(Status.COMPENSATING, reason)
     for position, entry in enumerate(chosen, start=1):
         journal.write(JournalEntry(entry.step, Phase.COMPENSATION, StepStatus.PLANNED, position=position))
 
@@ -31,17 +36,18 @@ def needs_compensation(journal: Journal, entry: JournalEntry) -> bool:
         return False
     if entry.status is StepStatus.DONE or (entry.step, Phase.COMPENSATION) in journal.lines:
         return True
-    return may_have_happened(journal, entry)
+    return may_have_happened(journal.kind(entry), entry)
 
 
-def may_have_happened(journal: Journal, entry: JournalEntry) -> bool:
+def may_have_happened(kind: StepKind, entry: JournalEntry) -> bool:
     """Tell whether a step that is not done may have taken effect, or may still do so.
 
     A call that has only waited for its service has not: each attempt that may have had an effect leaves an uncertainty.
+    Neither has a step that was not started: its condition was false or could not be computed.
     """
-    if entry.status is StepStatus.REJECTED or journal.kind(entry) not in OUTSIDE:
+    if entry.started_at is None or entry.status is StepStatus.REJECTED or kind not in OUTSIDE:
         return False
-    waited = journal.kind(entry) is StepKind.CALL and entry.status is not StepStatus.STARTED
+    waited = kind is StepKind.CALL and entry.status is not StepStatus.STARTED
     return not waited or entry.uncertainty is not None
 
 
@@ -50,19 +56,19 @@ def _close(journal: Journal, entry: JournalEntry) -> None:
 
     No alert is raised, because an operator commanded compensation.
     """
-    if entry.status in OPEN:
-        status = StepStatus.FAILED if may_have_happened(journal, entry) else StepStatus.REJECTED
+    if entry.status in (*OPEN, StepStatus.PLANNED):
+        status = StepStatus.FAILED if may_have_happened(journal.kind(entry), entry) else StepStatus.REJECTED
         closed = replace(entry, status=status, due_at=None, error=GIVEN_UP, ended_at=journal.now)
         journal.write(replace(closed, uncertainty=None, undelivered=None, unavailable_since=None), GIVEN_UP)
 
 
-def stop_idle_steps(journal: Journal) -> bool:
+def stop_idle_steps(journal: Journal, reason: str) -> bool:
     """Stop steps without an effect; tell whether all other steps are settled, so compensation can start."""
-    for entry in journal.entries(Phase.ACTION, OPEN):
-        idle = journal.kind(entry) in (StepKind.WAIT, StepKind.SLEEP)
-        without_effect = entry.status is StepStatus.RETRYING and not may_have_happened(journal, entry)
+    for entry in journal.entries(Phase.ACTION, (*OPEN, StepStatus.PLANNED)):
+        idle = entry.status is StepStatus.PLANNED or journal.kind(entry) in IDLE
+        without_effect = entry.status is StepStatus.RETRYING and not may_have_happened(journal.kind(entry), entry)
         if idle or without_effect:
-            error = entry.error or "no longer awaited, because another step was rejected"
+            error = entry.error or reason
             stopped = replace(entry, status=StepStatus.REJECTED, due_at=None, error=error, unavailable_since=None)
             journal.write(replace(stopped, ended_at=journal.now), error)
     return not journal.entries(Phase.ACTION, OPEN)

@@ -9,10 +9,12 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid5
 
-from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind
+from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind, base_name
 from outrider.saga.model import (
+    PASSED,
     AuditEntry,
     JournalEntry,
     MessageKind,
@@ -88,12 +90,22 @@ class Journal:
     last_error: str | None = field(init=False)
     retry_count: int = field(init=False)
     losses: int = field(init=False)
+    base: Definition = field(init=False)
+    """The definition as written. `definition` also has the items of the lists in the journal, as steps."""
+    is_undecided: bool = False
+    """Whether a condition or a list waits for the next turn, because this turn still applies replies to the state."""
 
     def __post_init__(self) -> None:
         instance = self.record.instance
         self.status, self.last_error, self.retry_count = instance.status, instance.last_error, instance.retry_count
         self.losses = instance.losses
         self.lines = {(entry.step, entry.phase): entry for entry in self.record.journal}
+        self.base = self.definition
+        self.expand()
+
+    def expand(self) -> None:
+        """Add the items of the lists in the journal to the steps."""
+        self.definition = self.base.expanded(self.lines.values())
 
     @property
     def now(self) -> datetime:
@@ -118,10 +130,17 @@ class Journal:
         return Phase.COMPENSATION if self.is_compensating else Phase.ACTION
 
     @property
+    def is_overdue(self) -> bool:
+        """Tell whether the deadline of the saga has passed while the saga runs forward."""
+        deadline_at = self.record.instance.deadline_at
+        is_forward = self.status in (Status.STARTED, Status.RUNNING)
+        return is_forward and deadline_at is not None and deadline_at <= self.now
+
+    @property
     def past_pivot(self) -> bool:
-        """Tell whether the pivot is done, so the saga can no longer compensate."""
+        """Tell whether the pivot is done or skipped, so the saga can no longer compensate."""
         pivot = self.definition.pivot
-        return pivot is not None and self.has_status((pivot.name, Phase.ACTION), StepStatus.DONE)
+        return pivot is not None and self.has_status((pivot.name, Phase.ACTION), *PASSED)
 
     @property
     def compensation_requested(self) -> bool:
@@ -195,7 +214,7 @@ class Journal:
 
     def start(self, entry: JournalEntry, detail: str = "") -> None:
         """Start an attempt, and add the action for the worker. During an outage, the step waits for its service."""
-        if outage := self.outages.get((entry.step, entry.phase)):
+        if outage := self.outages.get((base_name(entry.step), entry.phase)):
             return self.wait_for_service(entry, outage)
         attempts = entry.attempts + 1
         entry = replace(
@@ -214,7 +233,10 @@ class Journal:
         self.retry_count += attempts > 1
         if action := ACTIONS.get(self.kind(entry)):
             key = key_of(self.record.instance.saga_id, entry.step)
-            self.actions.append(action(entry.step, entry.phase, attempts, key))
+            made = action(entry.step, entry.phase, attempts, key)
+            if (item := self.step(entry).item) is not None and not isinstance(made, ApplyReply):
+                made = made._replace(item=item, result=self.lines[entry.step, Phase.ACTION].data)
+            self.actions.append(made)
         return None
 
     def wait_for_service(self, entry: JournalEntry, outage: Outage) -> None:
@@ -254,6 +276,13 @@ class Journal:
         instance = self.record.instance
         return uuid5(instance.saga_id, f"{entry.step} {entry.phase} {instance.version} {self.now.isoformat()}")
 
+    def set_fields(self, fields: Mapping[str, Any]) -> None:
+        """Set fields of the state. Raises InvalidState for values that do not fit."""
+        if fields and self.definition.set_fields:
+            instance = self.record.instance
+            state = self.definition.set_fields(instance.state, fields)
+            self.record = self.record._replace(instance=replace(instance, state=state))
+
     def retry(self, entry: JournalEntry, error: str, uncertainty: Uncertainty | None = None) -> bool:
         """Schedule another attempt; False if the attempts are used up."""
         policy = self.action(entry).retry
@@ -276,12 +305,12 @@ class Journal:
     ) -> None:
         """End an entry. A failed entry needs an operator immediately, even while other steps continue."""
         detail = detail[:ERROR_CHARACTERS_MAX]
-        error = None if status is StepStatus.DONE else detail
+        error = None if status in PASSED else detail
         settled = replace(entry, status=status, due_at=None, error=error, ended_at=self.now, unavailable_since=None)
         doubtful = status is StepStatus.REJECTED and entry.uncertainty is Uncertainty.OUTCOME_UNKNOWN
         audited = f"{detail}; {DOUBT}" if doubtful else detail
         self.write(replace(settled, uncertainty=uncertainty, undelivered=None), audited, what)
-        if status is not StepStatus.DONE:
+        if status not in PASSED:
             self.last_error = detail
         if status is StepStatus.FAILED:
             self.attention.append(f"{entry.phase} of {entry.step} failed: {detail}")

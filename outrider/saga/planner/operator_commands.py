@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -121,6 +121,8 @@ def _renew(journal: Journal, entry: JournalEntry) -> None:
     if entry.phase is Phase.COMPENSATION:
         # Another compensation may be running; this step keeps its position in the order.
         return journal.write(replace(fresh, status=StepStatus.PLANNED), "new budget")
+    if entry.started_at is None:
+        return journal.write(replace(fresh, status=StepStatus.PLANNED, error=None), "its condition is computed again")
     return journal.write(replace(fresh, status=StepStatus.RETRYING, due_at=journal.now), "new budget")
 
 
@@ -145,7 +147,7 @@ def compensate(journal: Journal, message: SagaMessage) -> CommandResult:
 def _pivot_is_out(journal: Journal) -> bool:
     pivot = journal.definition.pivot
     entry = journal.lines.get((pivot.name, Phase.ACTION)) if pivot else None
-    return entry is not None and entry.status in OPEN and compensation.may_have_happened(journal, entry)
+    return entry is not None and entry.status in OPEN and compensation.may_have_happened(journal.kind(entry), entry)
 
 
 def _pivot_failed_since(journal: Journal, message: SagaMessage) -> bool:
@@ -184,7 +186,7 @@ def mark_done(journal: Journal, message: SagaMessage) -> CommandResult:
         return CommandIgnored("no step has failed, and no step is waited for")
     fields = fields_of(message)
     try:
-        _set_fields(journal, fields)
+        journal.set_fields(fields)
     except InvalidState as error:
         return CommandIgnored(f"the values to set do not fit: {error}")
     _leave_failed(journal)
@@ -193,13 +195,6 @@ def mark_done(journal: Journal, message: SagaMessage) -> CommandResult:
         journal.settle(replace(entry, reply_event_id=None), StepStatus.DONE, "settled by an operator")
     suffix = f"; set: {', '.join(fields)}" if fields else ""
     return CommandApplied(_names("counts as done", settled) + suffix)
-
-
-def _set_fields(journal: Journal, fields: Mapping[str, Any]) -> None:
-    if fields and journal.definition.set_fields:
-        instance = journal.record.instance
-        state = journal.definition.set_fields(instance.state, fields)
-        journal.record = journal.record._replace(instance=replace(instance, state=state))
 
 
 def _awaited(journal: Journal) -> list[JournalEntry]:

@@ -5,22 +5,28 @@
   the time of the turn.
 - Compensation starts only when no step can still take effect, unless an operator commands compensation. After the pivot
   is done, the saga never compensates.
+- A saga whose deadline has passed starts no further step before the pivot, and compensates as after a rejection.
 - A failed saga resumes after an operator command, or when the missing reply arrives.
+- A condition is computed once, from the state that the store has after the turn. The journal keeps its result.
 - Each step is journaled before the step starts, so any worker can continue after a crash. A lost worker costs no
   attempt.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 from uuid import UUID
 
+from outrider.errors import InvalidHandler, InvalidState
 from outrider.saga.definition.fingerprint import definition_changed
-from outrider.saga.definition.steps import Definition
-from outrider.saga.model import JournalEntry, Phase, SagaRecord, Status, StepStatus, Undelivered
+from outrider.saga.definition.steps import ITEMS_MAX, Definition, Step, base_name
+from outrider.saga.definition.validation import Function
+from outrider.saga.model import PASSED, JournalEntry, Phase, SagaRecord, Status, StepStatus, Undelivered
 from outrider.saga.planner import compensation, operator_commands, replies, results
 from outrider.saga.planner.actions import (
     Action,
@@ -68,6 +74,7 @@ __all__ = [
 NOTHING: Mapping[UUID, Undelivered] = MappingProxyType({})
 NO_OUTAGES: Mapping[StepKey, Outage] = MappingProxyType({})
 ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED})
+DEADLINE = "deadline exceeded"
 
 
 def advance(
@@ -98,7 +105,7 @@ def advance(
         undelivered=undelivered,
         outages=outages,
     )
-    if error := _find_unknown_steps(definition, record) or definition_changed(definition, record):
+    if error := _find_unknown_steps(journal.definition, record) or definition_changed(definition, record):
         return _stop(journal, error)
     if results.is_lost_outside_of_steps(journal):
         return _stop(journal, results.lost_text(journal.losses))
@@ -182,24 +189,139 @@ def _advance(journal: Journal) -> None:
         if not running_steps(journal):
             journal.set_status(Status.FAILED)
     elif journal.entries(Phase.ACTION, (StepStatus.REJECTED,)):
-        if compensation.stop_idle_steps(journal):
+        if compensation.stop_idle_steps(journal, compensation.ANOTHER_REJECTED):
             compensation.begin(journal)
+    elif journal.is_overdue and not journal.past_pivot and not _has_passed_all(journal):
+        journal.last_error = DEADLINE
+        if compensation.stop_idle_steps(journal, DEADLINE):
+            compensation.begin(journal, DEADLINE)
     else:
         _start_ready(journal)
 
 
 def _start_ready(journal: Journal) -> None:
-    """Start each step whose predecessors are all done."""
-    done = {entry.step for entry in journal.entries(Phase.ACTION, (StepStatus.DONE,))}
-    if done.issuperset(journal.definition.steps):
+    """Start or skip each step whose predecessors are all done or skipped."""
+    if _has_passed_all(journal):
         return journal.set_status(Status.COMPLETED)
+    passed = {entry.step for entry in journal.entries(Phase.ACTION, PASSED)}
     if journal.compensation_requested:
         return None
-    for step in journal.definition.steps.values():
-        if (step.name, Phase.ACTION) not in journal.lines and done.issuperset(step.after):
-            position = len(journal.entries(Phase.ACTION)) + 1
-            journal.start(JournalEntry(step.name, Phase.ACTION, StepStatus.PLANNED, position))
+    for step in journal.base.steps.values():
+        entry = journal.lines.get((step.name, Phase.ACTION)) or _new_entry(journal, step.name)
+        if entry.status is StepStatus.PLANNED and passed.issuperset(step.after):
+            _start_or_skip(journal, step, entry)
+        if step.for_each and journal.has_status((step.name, Phase.ACTION), StepStatus.STARTED):
+            _advance_items(journal, step)
     return None
+
+
+def _new_entry(journal: Journal, name: str) -> JournalEntry:
+    position = sum(entry.phase is Phase.ACTION for entry in journal.lines.values()) + 1
+    return JournalEntry(name, Phase.ACTION, StepStatus.PLANNED, position)
+
+
+def _has_passed_all(journal: Journal) -> bool:
+    return all(journal.has_status((step, Phase.ACTION), *PASSED) for step in journal.definition.steps)
+
+
+def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
+    """Start a step unless its condition is false. A condition that cannot be computed is a fault of the definition."""
+    if (step.when or step.for_each) and _applies_replies(journal):
+        # The reply changes the state only after the planner, so the next turn decides.
+        journal.is_undecided = True
+        return None
+    name = getattr(step.when, "__name__", "when")
+    try:
+        runs = step.when is None or _runs_beside(journal, step) or _compute(journal, step.when)
+        if not isinstance(runs, bool):
+            raise InvalidHandler(f"returned a {type(runs).__name__}; return True or False")
+    except (InvalidHandler, InvalidState) as error:
+        text = f"its condition {name} {error}; correct when= at {step.line}, then retry the saga"
+        return journal.settle(entry, StepStatus.FAILED, text)
+    if runs:
+        return _freeze_items(journal, step, entry) if step.for_each else journal.start(entry)
+    for other in journal.base.steps.values():
+        if other.name == step.name or (step.block is not None and other.block == step.block):
+            skipped = journal.lines.get((other.name, Phase.ACTION)) or _new_entry(journal, other.name)
+            if skipped.status is StepStatus.PLANNED:
+                journal.settle(skipped, StepStatus.SKIPPED, f"{name} returned False")
+    return None
+
+
+def _applies_replies(journal: Journal) -> bool:
+    return any(isinstance(action, ApplyReply) for action in journal.actions)
+
+
+def _compute(journal: Journal, function: Function) -> Any:
+    assert journal.definition.compute
+    return journal.definition.compute(function, journal.record.instance.state)
+
+
+def _freeze_items(journal: Journal, step: Step, entry: JournalEntry) -> None:
+    """Write the list of items to the journal, so that no later turn computes another list."""
+    assert step.for_each
+    try:
+        data, count = frozen_items(_compute(journal, step.for_each))
+    except (InvalidHandler, InvalidState) as error:
+        name = getattr(step.for_each, "__name__", "for_each")
+        text = f"its list {name} {error}; correct for_each= at {step.line}, then retry the saga"
+        return journal.settle(entry, StepStatus.FAILED, text)
+    started = replace(entry, status=StepStatus.STARTED, attempts=1, started_at=journal.now, error=None, data=data)
+    journal.write(started, f"{count} items")
+    return journal.expand()
+
+
+def frozen_items(items: Any) -> tuple[str, int]:
+    """Return the items as JSON text, and their number. Raises InvalidHandler for a list that cannot be stored.
+
+    >>> frozen_items(["single", "double"])
+    ('["single", "double"]', 2)
+    """
+    if not isinstance(items, list | tuple | range):
+        raise InvalidHandler(f"returned a {type(items).__name__}; return a list")
+    if len(items) > ITEMS_MAX:
+        raise InvalidHandler(f"returned {len(items)} items, and {ITEMS_MAX} are allowed; divide them among sagas")
+    for index, item in enumerate(items):
+        try:
+            same = json.loads(json.dumps(item, allow_nan=False)) == item
+        except (TypeError, ValueError, RecursionError):
+            same = False
+        if not same:
+            kind = type(item).__name__
+            raise InvalidHandler(f"returned the item {index}, a {kind} that is no JSON value; return its id or a dict")
+    return json.dumps(list(items)), len(items)
+
+
+def _advance_items(journal: Journal, step: Step) -> None:
+    """Start items up to the limit. When all are done, put their results into the state and end the step."""
+    names = [name for name, item in journal.definition.steps.items() if item.item and base_name(name) == step.name]
+    entries = {name: journal.lines.get((name, Phase.ACTION)) for name in names}
+    room = step.parallel_max - sum(entry is not None and entry.status in OPEN for entry in entries.values())
+    for name in [name for name, entry in entries.items() if entry is None][: max(0, room)]:
+        journal.start(_new_entry(journal, name))
+    if not all(entry is not None and entry.status is StepStatus.DONE for entry in entries.values()):
+        return None
+    if step.into and _applies_replies(journal):
+        # Functions of replies return their results only after the planner.
+        journal.is_undecided = True
+        return None
+    group = journal.lines[step.name, Phase.ACTION]
+    try:
+        if step.into:
+            results_so_far = [entry.data if entry and entry.data else "null" for entry in entries.values()]
+            journal.set_fields({step.into: [json.loads(text) for text in results_so_far]})
+    except InvalidState as error:
+        text = f"the results of its items do not fit: {error}; correct into= at {step.line}, then retry the saga"
+        return journal.settle(group, StepStatus.FAILED, text)
+    journal.settle(group, StepStatus.DONE, f"{len(names)} items")
+    return None
+
+
+def _runs_beside(journal: Journal, step: Step) -> bool:
+    """Tell whether another step of the same parallel block has started, so the condition of the block was true."""
+    together = [other.name for other in journal.base.steps.values() if other.block == step.block]
+    entries = (journal.lines.get((name, Phase.ACTION)) for name in together if step.block is not None)
+    return any(entry is not None and entry.started_at is not None for entry in entries)
 
 
 def running_steps(journal: Journal) -> list[JournalEntry]:
@@ -215,34 +337,47 @@ def _plan(journal: Journal) -> Plan:
     active = journal.entries(journal.phase, (*OPEN, StepStatus.FAILED))
     failed = [entry for entry in active if entry.status is StepStatus.FAILED]
     dead_lettered = any(entry.undelivered is Undelivered.DEAD_LETTER for entry in active)
+    is_late = journal.is_overdue and journal.past_pivot
+    if is_late and not record.instance.needs_attention:
+        journal.attention.append(f"{DEADLINE} after the pivot, so the saga goes on")
+        journal.note(DEADLINE, None, "after the pivot, so the saga goes on")
     return Plan(
         instance=replace(
             record.instance,
             status=journal.status,
-            current_step=next((entry.step for entry in failed or active), None),
+            current_step=next((base_name(entry.step) for entry in failed or active), None),
             last_error=None if journal.status in ENDED else journal.last_error,
             retry_count=journal.retry_count,
             losses=journal.losses,
-            needs_attention=bool(failed) or journal.status is Status.FAILED or dead_lettered,
+            needs_attention=bool(failed) or journal.status is Status.FAILED or dead_lettered or is_late,
         ),
         entries=tuple(journal.lines[step_key] for step_key in journal.changed),
         taken=tuple(journal.taken),
         seen=tuple(message.message_id for message in journal.unread),
         notes=tuple(journal.notes),
         actions=journal.remaining_actions(),
-        release=not running_steps(journal),
+        release=not running_steps(journal) and not _is_undecided(journal),
         wake_seconds=_wake_seconds(journal),
         attention=tuple(journal.attention),
     )
+
+
+def _is_undecided(journal: Journal) -> bool:
+    return journal.is_undecided and journal.status is Status.RUNNING and not is_halted(journal)
 
 
 def _wake_seconds(journal: Journal) -> float | None:
     """Return the seconds until the next deadline, or None if only an input or a message can change the saga."""
     if is_halted(journal):
         return None
+    if _is_undecided(journal):
+        return 0.0
     busy = running_steps(journal)
     waiting = [entry for entry in journal.entries(journal.phase, OPEN) if entry not in busy]
     due = [entry.due_at for entry in waiting if entry.due_at and not results.is_retry_suspended(journal, entry)]
+    deadline_at = journal.record.instance.deadline_at
+    if journal.status is Status.RUNNING and deadline_at is not None and deadline_at > journal.now:
+        due.append(deadline_at)
     return max(0.0, (min(due) - journal.now).total_seconds()) if due else None
 
 

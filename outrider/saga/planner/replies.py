@@ -118,9 +118,12 @@ def _take(journal: Journal, entry: JournalEntry, message: SagaMessage) -> None:
     if _not_applied(entry):
         set_aside(journal, entry)
     entry = replace(entry, reply_event_id=message.event_id)
-    if message.name in journal.step(entry).reply_functions:
+    step = journal.step(entry)
+    if message.name in step.reply_functions:
         attempt = entry.attempts + 1 if again else 1
-        journal.actions.append(ApplyReply(entry.step, entry.phase, message, attempt))
+        journal.actions.append(ApplyReply(entry.step, entry.phase, message, attempt, step.item))
+    elif step.into is not None and entry.phase is Phase.ACTION:
+        entry = replace(entry, data=message.body.decode())
     journal.audit_late_reply(entry)
     command = journal.action(entry).command
     if command is not None and message.name == command.rejection:

@@ -75,8 +75,8 @@ def _expected(journal: Journal, entry: JournalEntry) -> bool:
 
 def _apply(journal: Journal, entry: JournalEntry, result: Result) -> None:
     match result:
-        case Succeeded():
-            journal.settle(entry, StepStatus.DONE)
+        case Succeeded(result=data):
+            journal.settle(replace(entry, data=data), StepStatus.DONE)
         case RejectedResult(error=error):
             apply_rejection(journal, entry, error)
         case Raised(error=error, reply=True):

@@ -85,7 +85,7 @@ def set_state_fields(state_type: Any, stored: bytes, fields: Mapping[str, Any]) 
     >>> set_state_fields(Order, b'{"order_id": "A-7", "charge": null}', {"charge": "C-1"})
     b'{"order_id": "A-7", "charge": "C-1"}'
     """
-    known = _names(state_type)
+    known = field_names(state_type)
     for name in fields:
         if name not in known:
             raise InvalidState(
@@ -99,7 +99,8 @@ def set_state_fields(state_type: Any, stored: bytes, fields: Mapping[str, Any]) 
     return changed
 
 
-def _names(state_type: Any) -> tuple[str, ...]:
+def field_names(state_type: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a state."""
     if dataclasses.is_dataclass(state_type):
         return tuple(field.name for field in dataclasses.fields(state_type))
     return tuple(getattr(state_type, "model_fields", {}))

@@ -94,6 +94,8 @@ async def start(tx: MemoryTransaction, saga: NewSaga) -> bool:
     instance = Instance(
         *saga[:5], Status.STARTED, None, 0, None, 0, False, saga.traceparent, *times, None, 0, saga.fingerprint
     )
+    if saga.deadline_seconds is not None:
+        instance = replace(instance, deadline_at=now + timedelta(seconds=saga.deadline_seconds))
 
     def insert(row: SagaRow) -> None:
         row.instance = instance

@@ -31,7 +31,7 @@ from outrider.saga.model import (
     SagaMessage,
     Status,
 )
-from outrider.stores.mongo.database import Document, Expression, ceiling
+from outrider.stores.mongo.database import Document, Expression, ceiling, milliseconds
 from outrider.stores.rows import (
     HeldRow,
     SagaWriteSet,
@@ -330,9 +330,11 @@ def started(saga: NewSaga, now: datetime) -> Document:
     """Return the document of a new saga, due at once, with one entry in its audit log."""
     fresh = {"status": Status.STARTED.value, "version": 0, "retry_count": 0, "needs_attention": False, "epoch": 0}
     fresh |= {"losses": 0}
-    known = {name: value for name, value in saga._asdict().items() if name != "saga_id"}
+    known = {name: value for name, value in saga._asdict().items() if name not in ("saga_id", "deadline_seconds")}
     known["state"] = saga.state.decode()
     times = {"started_at": now, "updated_at": now, "wake_at": now}
+    if saga.deadline_seconds is not None:
+        times["deadline_at"] = now + timedelta(milliseconds=milliseconds(saga.deadline_seconds))
     return {"_id": saga.saga_id, **known, **fresh, **times, "owner": None, "turns": 0, "notes": first_number(now)}
 
 

@@ -266,7 +266,7 @@ SAGA_COLLECTIONS = (
             status=_one_of(Status),
             state={"bsonType": "string"},
             **texts("correlation_id", "owner"),
-            **optional("date", "started_at", "updated_at", "ended_at", "wake_at"),
+            **optional("date", "started_at", "updated_at", "ended_at", "wake_at", "deadline_at"),
         ),
         indexes=(
             # One saga per type and correlation id.

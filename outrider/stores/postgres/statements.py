@@ -37,7 +37,7 @@ _PACKAGE = "outrider.stores.postgres"
 DAYS_AHEAD = 7
 """The number of days after today for which archive partitions are created in advance."""
 
-ENTRY_COLUMNS = 14
+ENTRY_COLUMNS = 15
 
 NOTE_COLUMNS = 6
 
@@ -207,8 +207,8 @@ def installer(schema: str) -> Installer:
 
 def start_parameters(saga: NewSaga) -> list[Any]:
     """Return the parameters of `start`."""
-    *name, state, traceparent, fingerprint = saga
-    return [*name, state.decode(), traceparent, fingerprint]
+    *name, state, traceparent, fingerprint, deadline_seconds = saga
+    return [*name, state.decode(), traceparent, fingerprint, deadline_seconds]
 
 
 def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:
@@ -218,17 +218,19 @@ def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:
 
 
 def save_parameters(claim: Claim, turn: SagaChange, lease_seconds: float) -> list[Any]:
-    """Return the parameters of `save`: the fence, instance, journal, messages, audit log and losses."""
+    """Return the parameters of `save`: the fence, instance, journal, messages, audit log, losses and data."""
     writes = SagaWriteSet.of(turn, lease_seconds)
     to = writes.instance
+    *journal, data = _columns([entry_row(entry) for entry in writes.entries], ENTRY_COLUMNS)
     return [
         *(claim.saga_id, claim.worker, claim.epoch, to.version),
         *(to.state.decode(), to.status, to.current_step, writes.last_error, to.retry_count, to.needs_attention),
         *(turn.release, writes.due_seconds),
-        *_columns([entry_row(entry) for entry in writes.entries], ENTRY_COLUMNS),
+        *journal,
         *(writes.taken, writes.seen),
         *_columns(writes.notes, NOTE_COLUMNS),
         to.losses,
+        data,
     ]
 
 

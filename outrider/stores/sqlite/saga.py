@@ -307,14 +307,15 @@ def to_instance(row: Sequence[Any]) -> Instance:
     cells = list(row)
     cells[0], cells[10] = UUID(cells[0]), bool(cells[10])
     cells[12:16] = [to_moment(seconds) for seconds in cells[12:16]]
+    cells[20] = to_moment(cells[20])
     return instance_of(cells)
 
 
 def _entry(row: Sequence[Any]) -> JournalEntry:
-    *known, due_at, error, started_at, ended_at, uncertainty, undelivered, command_id, reply_id, since = row
+    *known, due_at, error, started_at, ended_at, uncertainty, undelivered, command_id, reply_id, since, data = row
     times = to_moment(started_at), to_moment(ended_at)
     ids = [UUID(found) if found else None for found in (command_id, reply_id)]
-    return entry_of([*known, to_moment(due_at), error, *times, uncertainty, undelivered, *ids, to_moment(since)])
+    return entry_of([*known, to_moment(due_at), error, *times, uncertainty, undelivered, *ids, to_moment(since), data])
 
 
 def _messages(row: Sequence[Any]) -> SagaMessage:

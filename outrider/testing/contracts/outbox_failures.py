@@ -110,7 +110,10 @@ class FailureContract:
         broker.mute = set()
         broker.answer("mute", result)
         await harness.works_for(relay, seconds=10, step_seconds=1)
-        failed = [*harness.observer.of(Retried), *harness.observer.of(EventDeadLettered)]
+        failed: list[Retried | EventDeadLettered] = [
+            *harness.observer.of(Retried),
+            *harness.observer.of(EventDeadLettered),
+        ]
         assert [event.event_id for event in failed] == [event_id]
         assert numbers(broker.log) == ([2] if isinstance(result, Rejected) else [1, 2])
 

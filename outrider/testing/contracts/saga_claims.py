@@ -126,6 +126,18 @@ class ClaimRules:
         assert again.instance.status is Status.STARTED
         assert len(await bench.store.admin.audit(record.instance.saga_id)) == 1
 
+    async def test_a_deadline_is_a_time_from_the_start_and_no_turn_changes_it(self, bench: SagaBench) -> None:
+        await bench.start(new_saga()._replace(deadline_seconds=90.5), new_saga("A-8"))
+        records = {record.instance.correlation_id: record for record in await bench.claim()}
+        assert records["A-8"].instance.deadline_at is None
+        record = records["A-7"]
+        deadline_at = record.instance.deadline_at
+        assert deadline_at is not None
+        assert (deadline_at - record.instance.started_at).total_seconds() == pytest.approx(90.5, abs=0.001)
+        await bench.advance(seconds=1)
+        await bench.release(record, deadline_at=None, wake_seconds=0)
+        assert (await bench.show(record.instance.saga_id)).instance.deadline_at == deadline_at
+
 
 class LossRules:
     """A worker that is lost costs a saga no attempt; losses in a row are counted, and limit what is claimed."""

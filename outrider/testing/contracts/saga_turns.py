@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -68,6 +69,7 @@ class TurnRules:
             command_event_id=uuid4(),
             reply_event_id=uuid4(),
             unavailable_since=record.now,
+            data=json.dumps(["caf\u00e9", {"room": 7}]),
         )
         now = await bench.save(
             record,
@@ -186,6 +188,22 @@ class TurnRules:
         await bench.save(await bench.show(record.instance.saga_id), entries=[RESERVE, done, compensate])
         journal = (await bench.show(record.instance.saga_id)).journal
         assert journal == (done, JournalEntry("charge", Phase.ACTION, StepStatus.STARTED, 2), compensate)
+
+    async def test_items_of_a_list_are_lines_of_the_journal_with_data_of_their_own(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
+        group = replace(RESERVE, data=json.dumps(["a"] * 1000), started_at=record.now)
+        items = [JournalEntry(f"reserve[{n}]", Phase.ACTION, StepStatus.DONE, n + 2, data=str(n)) for n in range(1000)]
+        await bench.save(record, entries=[group, *items])
+        shown = await bench.show(record.instance.saga_id)
+        assert shown.journal == (group, *items)
+        await bench.save(shown, entries=[replace(items[7], data=None)])
+        assert (await bench.show(record.instance.saga_id)).journal[8].data is None
+
+    async def test_a_skipped_step_is_kept_without_a_start(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
+        skipped = JournalEntry("reserve", Phase.ACTION, StepStatus.SKIPPED, 1, ended_at=record.now)
+        await bench.save(record, entries=[skipped])
+        assert (await bench.show(record.instance.saga_id)).journal == (skipped,)
 
     async def test_the_time_of_the_end_is_the_first_one_and_goes_when_a_saga_goes_on(self, bench: SagaBench) -> None:
         record = await bench.start_and_claim()

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.saga.definition.steps import Definition, StepKind
+from outrider.saga.definition.steps import Definition, Step, StepKind, base_name
 from outrider.saga.model import (
     LOSSES_MAX,
+    PASSED,
     JournalEntry,
     MessageKind,
     Phase,
@@ -19,8 +20,9 @@ from outrider.saga.model import (
     Uncertainty,
 )
 from outrider.saga.planner.planner import Claimed, Input, Plan, TimedOut, UnavailableResult, advance
+from outrider.saga.state.codec import decode
 from outrider.stores.memory.tables import SagaRow
-from tests.simulation.sagas.definitions import EFFECTIVE
+from tests.simulation.sagas.definitions import EFFECTIVE, State
 
 if TYPE_CHECKING:
     from tests.simulation.sagas.world import World
@@ -38,7 +40,9 @@ CHANGES = {
 class History:
     """The turns that were saved, and their checks."""
 
-    definition: Definition
+    base: Definition
+    definition: Definition = field(init=False)
+    """The definition with the items of the lists in the journal."""
     compensated: list[str] = field(default_factory=list)
     by_hand: set[tuple[str, Phase]] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
@@ -49,6 +53,7 @@ class History:
 
     def turn(self, record: SagaRecord, inputs: Sequence[Input], plan: Plan, row: SagaRow) -> Iterator[str]:
         """Record a turn, and yield its problems."""
+        self.definition = self.base.expanded(row.journal.values())
         applied = {
             note.what for note in plan.notes if note.what.startswith("operator") and "ignored" not in note.detail
         }
@@ -63,6 +68,9 @@ class History:
         yield from self.charged_outages(record, inputs, plan, applied)
         yield from self.compensated_too_early(record, plan, applied)
         yield from self.entries(plan, row)
+        yield from self.items(record, plan, row)
+        yield from self.conditions(record, plan, row)
+        yield from self.deadline(record, plan, row, commanded="operator compensate" in applied)
         yield from self.missed_events(record, plan)
         yield from self.compensation(plan, commanded="operator compensate" in applied, row=row)
         moved = record.instance.status is Status.FAILED and plan.instance.status is not Status.FAILED
@@ -161,7 +169,7 @@ class History:
                 yield f"it went from {old} to {note.new_status}"
 
     def entries(self, plan: Plan, row: SagaRow) -> Iterator[str]:
-        done = {entry.step for entry in row.journal.values() if (entry.phase, entry.status) == ("action", "done")}
+        done = {entry.step for entry in row.journal.values() if entry.phase is Phase.ACTION and entry.status in PASSED}
         for entry in plan.entries:
             step = self.definition.steps[entry.step]
             act = step.action if entry.phase is Phase.ACTION else step.compensation
@@ -177,6 +185,57 @@ class History:
             if step.pivot and step.kind is not StepKind.LOCAL and is_given_up:
                 yield "compensation began while the pivot was out"
 
+    def items(self, record: SagaRecord, plan: Plan, row: SagaRow) -> Iterator[str]:
+        """A list stays as it is, its items keep to the limit, and the step is done when all of them are."""
+        before = {entry.step: entry for entry in record.journal if entry.phase is Phase.ACTION}
+        assert row.instance is not None
+        for name, step in self.definition.steps.items():
+            entry = row.journal.get((name, Phase.ACTION))
+            if step.kind is not StepKind.FOR_EACH or entry is None or entry.data is None:
+                continue
+            old, mine = before.get(name), [n for n in self.definition.steps if n != name and base_name(n) == name]
+            if old is not None and old.data not in (None, entry.data):
+                yield f"the list of {name} has changed"
+            items = [row.journal[item, Phase.ACTION] for item in mine if (item, Phase.ACTION) in row.journal]
+            if sum(item.status in OPEN for item in items) > step.parallel_max:
+                yield f"{name} runs more items than {step.parallel_max}"
+            if entry.status is not StepStatus.DONE or (old is not None and old.status is StepStatus.DONE):
+                continue
+            if [item.status for item in items] != [StepStatus.DONE] * len(mine):
+                yield f"{name} is done, and some of its items are not"
+            if step.into and len(decode(State, row.instance.state).results) != len(mine):
+                yield f"{name} is done, and results are missing"
+
+    def conditions(self, record: SagaRecord, plan: Plan, row: SagaRow) -> Iterator[str]:
+        """A step is skipped or starts as its condition says of the stored state, and the decision stands."""
+        before = {entry.step: entry for entry in record.journal if entry.phase is Phase.ACTION}
+        assert row.instance is not None
+        for entry in plan.entries:
+            step, old = self.definition.steps[entry.step], before.get(entry.step)
+            if entry.phase is Phase.COMPENSATION or step.when is None:
+                continue
+            if old is not None and StepStatus.SKIPPED in (old.status, entry.status):
+                yield f"{entry.step} was {old.status} and is {entry.status}"
+            runs = step.when(decode(State, row.instance.state))
+            if old is None and runs != (entry.status is not StepStatus.SKIPPED):
+                yield f"{entry.step} is {entry.status}, and its condition is {runs}"
+
+    def deadline(self, record: SagaRecord, plan: Plan, row: SagaRow, *, commanded: bool) -> Iterator[str]:
+        """After the deadline no step before the pivot starts, and a saga after its pivot does not compensate."""
+        deadline_at, pivot = record.instance.deadline_at, self.definition.pivot
+        if deadline_at is None or deadline_at > record.now:
+            return
+        is_past = pivot is not None and _progress(row, pivot.name) in PASSED
+        known = {entry.step for entry in record.journal if entry.phase is Phase.ACTION}
+        for entry in plan.entries:
+            if entry.phase is Phase.ACTION and entry.step not in known and not is_past:
+                yield f"{entry.step} began after the deadline"
+        idle = not any(entry.status in OPEN for entry in row.journal.values() if entry.phase is Phase.ACTION)
+        if plan.instance.status is Status.RUNNING and not is_past and idle:
+            yield "the deadline has passed, and the saga goes on"
+        if is_past and not commanded and plan.instance.status is Status.COMPENSATING:
+            yield "the saga compensates for its deadline after the pivot"
+
     def missed_events(self, record: SagaRecord, plan: Plan) -> Iterator[str]:
         """A wait whose event has arrived is never rejected, however early or late the event was."""
         came = self.taken | {message.name for message in record.messages}
@@ -191,7 +250,7 @@ class History:
         if not begins or commanded or any(note.old_status is Status.FAILED for note in begins):
             return
         for entry in row.journal.values():
-            if entry.phase is Phase.ACTION and entry.status not in (StepStatus.DONE, StepStatus.REJECTED):
+            if entry.phase is Phase.ACTION and entry.status not in (*PASSED, StepStatus.REJECTED):
                 yield f"compensation began while {entry.step} was {entry.status}"
 
 
@@ -210,7 +269,7 @@ def at_rest(world: World) -> Iterator[str]:
     yield from _rest_compensated(row, history)
     yield from _ledger(world)
     pivot = world.definition.pivot
-    if pivot and _progress(row, pivot.name) is StepStatus.DONE and world.participants.compensations:
+    if pivot and _progress(row, pivot.name) in PASSED and world.participants.compensations:
         yield f"{list(world.participants.compensations)} was compensated after the pivot"
 
 
@@ -240,7 +299,7 @@ def _progress(row: SagaRow, step: str, phase: Phase = Phase.ACTION) -> StepStatu
 
 def _ledger(world: World) -> Iterator[str]:
     participants, row = world.participants, world.row
-    for step in world.definition.steps.values():
+    for step in world.definition.expanded(row.journal.values()).steps.values():
         effects, compensations = participants.effects[step.name], participants.compensations[step.name]
         if effects > 1 or compensations > effects:
             yield f"{step.name} happened {effects} times and was compensated {compensations} times"
@@ -251,16 +310,21 @@ def _ledger(world: World) -> Iterator[str]:
             yield f"{step.name} is done and happened {effects} times, compensated {compensations} times"
         if action is StepStatus.DONE and not effects:
             yield f"{step.name} is done and did not happen"
-        if action in (None, StepStatus.REJECTED) and compensate in (None, StepStatus.DONE) and effects != compensations:
+        if (
+            action in (None, StepStatus.REJECTED, StepStatus.SKIPPED)
+            and compensate in (None, StepStatus.DONE)
+            and effects != compensations
+        ):
             yield f"{step.name} is {action}, and happened"
         if compensate is StepStatus.DONE and effects != compensations:
             yield f"{step.name} is compensated, and its effect is there"
-        yield from _all_or_nothing(world, step.name, effects - compensations)
+        yield from _all_or_nothing(world, step, effects - compensations)
 
 
-def _all_or_nothing(world: World, name: str, balance: int) -> Iterator[str]:
-    step, status = world.definition.steps[name], world.status
-    if status is Status.COMPLETED and balance != 1:
+def _all_or_nothing(world: World, step: Step, balance: int) -> Iterator[str]:
+    name, status = step.name, world.status
+    wanted = 0 if _progress(world.row, name) is StepStatus.SKIPPED else 1
+    if status is Status.COMPLETED and balance != wanted:
         yield f"the saga is completed, and {name} stands at {balance}"
     if status is Status.COMPENSATED and step.compensation is not None and balance != 0:
         yield f"the saga is compensated, and {name} stands at {balance}"

@@ -1,10 +1,13 @@
-"""Random sagas: sequences, parallel groups and looser graphs, every kind of step, with and without a pivot."""
+"""Random sagas: sequences, parallel groups and looser graphs, every kind of step, with and without a pivot.
+
+Some steps have a condition, which depends on the replies that were applied, and some are run for each item of a list.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outrider.retry import RetryPolicy
@@ -31,6 +34,7 @@ class State:
     """The state of a simulated saga: how many replies were applied."""
 
     replies: int = 0
+    results: list[Any] = field(default_factory=list)
 
 
 class StepCode(Protocol):
@@ -52,7 +56,7 @@ def random_saga(rng: random.Random, code: StepCode) -> Saga[State]:
     pivot_at = rng.randrange(len(groups)) if rng.random() < 0.6 else None
     if pivot_at is not None:
         groups[pivot_at] = 1
-    saga = Saga(SAGA_TYPE, State)
+    saga = Saga(SAGA_TYPE, State, deadline_seconds=rng.randint(25, 60) if rng.random() < 0.1 else None)
     before: tuple[str, ...] = ()
     for at, size in enumerate(groups):
         names = tuple(f"{at}{letter}" for letter in "abc"[:size])
@@ -76,7 +80,14 @@ def _add_step(
     has_compensation: bool,
 ) -> None:
     common: dict[str, Any] = {"name": name, "after": after}
-    match rng.choice(EFFECTIVE if pivot else KINDS):
+    if rng.random() < 0.1:
+        common["when"] = _condition(rng)
+    kind = rng.choice(EFFECTIVE if pivot else KINDS)
+    if kind in EFFECTIVE and not pivot and rng.random() < 0.1:
+        known = any(step.into for step in saga._graph.steps.values())
+        into = None if known or rng.random() < 0.5 else "results"
+        common |= {"for_each": _items(rng.randint(0, 4)), "parallel_max": rng.randint(1, 3), "into": into}
+    match kind:
         case StepKind.LOCAL:
             local = saga.local(**common, **_limits(rng), pivot=pivot)(_local(code, name, Phase.ACTION))
             if has_compensation:
@@ -92,6 +103,19 @@ def _add_step(
             saga.wait(f"event.{name}", **common, timeout_seconds=limit)
         case StepKind.SLEEP:
             saga.sleep(rng.randint(3, 20), **common)
+
+
+def _condition(rng: random.Random) -> Callable[[State], bool]:
+    remainder = rng.choice((0, 1))
+
+    def decide(state: State) -> bool:
+        return state.replies % 2 == remainder
+
+    return decide
+
+
+def _items(count: int) -> Callable[[State], Sequence[int]]:
+    return lambda state: range(count + state.replies)
 
 
 def _add_request(
@@ -130,22 +154,29 @@ def _limits(rng: random.Random) -> dict[str, Any]:
 
 
 def _call(code: StepCode, name: str, phase: Phase) -> Any:
-    async def call(run: StepContext[State]) -> None:
-        await code.call(name, phase, run.key)
+    async def call(run: StepContext[State]) -> Any:
+        await code.call(_named(name, run), phase, run.key)
+        return run.item
 
     return call
 
 
 def _local(code: StepCode, name: str, phase: Phase) -> Any:
-    async def local(run: StepContext[State], tx: Any) -> None:
-        await code.run_local(name, phase, tx)
+    async def local(run: StepContext[State], tx: Any) -> Any:
+        await code.run_local(_named(name, run), phase, tx)
+        return run.item
 
     return local
 
 
-def _apply(code: StepCode) -> Callable[[StepContext[State], Any], None]:
-    def apply(run: StepContext[State], reply: Any) -> None:
+def _named(name: str, run: StepContext[State]) -> str:
+    return name if run.item is None else f"{name}[{run.item}]"
+
+
+def _apply(code: StepCode) -> Callable[[StepContext[State], Any], Any]:
+    def apply(run: StepContext[State], reply: Any) -> Any:
         code.apply_reply()
         run.state.replies += 1
+        return run.item
 
     return apply

@@ -74,9 +74,14 @@ class DistantSagas:
         self._store, self._wire, self._on_staged = store, wire, on_staged
 
     def end_transactions(self) -> None:
-        """Roll back the open transactions of a worker that is dead or frozen."""
+        """Roll back the open transactions of a worker that is dead or frozen.
+
+        A commit that is on its way may still arrive, or is lost.
+        """
+        loop = asyncio.get_running_loop()
         for tx in self.open:
             tx.end_by_server()
+            loop.call_later(LOST_CONNECTION_SECONDS, tx.roll_back_if_open, context=as_actor(""))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[DistantTransaction]:

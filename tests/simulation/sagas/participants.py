@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from outrider.saga.definition.steps import Definition, StepKind
+from outrider.saga.definition.steps import Definition, StepKind, base_name
 from outrider.saga.model import Phase
 
 ALWAYS = 99
@@ -69,9 +69,16 @@ class Participants:
     answers: dict[str, bool] = field(default_factory=dict)
     barred: set[str] = field(default_factory=set)
 
+    def fate(self, step: str, phase: Phase) -> Fate:
+        """Return the fate of a step. Each item has the weakness of its step; of the rejections, the second has it."""
+        if (step, phase) not in self.fates:
+            fate = self.fates[base_name(step), phase]
+            self.fates[step, phase] = replace(fate, rejects=fate.rejects and step.endswith("[1]"))
+        return self.fates[step, phase]
+
     def receive(self, step: str, phase: Phase, key: str) -> Answer:
         """Act or compensate under a key, unless the participant fails."""
-        fate = self.fates[step, phase]
+        fate = self.fate(step, phase)
         if fate.raises_before > 0:
             fate.raises_before -= 1
             return Failed()
@@ -83,7 +90,7 @@ class Participants:
 
     def is_silent(self, step: str, phase: Phase) -> bool:
         """Tell whether the answer to a request that just arrived is lost at the participant."""
-        fate = self.fates[step, phase]
+        fate = self.fate(step, phase)
         fate.silent -= (silent := fate.silent > 0)
         return silent
 
@@ -91,7 +98,7 @@ class Participants:
         if key not in self.answers and key in self.barred:
             return False
         if key not in self.answers:
-            self.answers[key] = not self.fates[step, Phase.ACTION].rejects
+            self.answers[key] = not self.fate(step, Phase.ACTION).rejects
             self.effects[step] += self.answers[key]
         return self.answers[key]
 

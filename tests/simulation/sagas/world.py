@@ -180,7 +180,7 @@ class World:
         await asyncio.sleep(self.rng.choice((0, 0.01, 1)) if self.faults else 0)
         if self.is_down(step, phase):
             raise StepUnavailable("down")
-        fate = self.participants.fates[step, phase]
+        fate = self.participants.fate(step, phase)
         if fate.raises_before + fate.raises_after > 0:
             fate.raises_before, fate.raises_after = fate.raises_before - 1, fate.raises_after - 1
             raise RuntimeError("broke")
@@ -249,7 +249,8 @@ class World:
         answer = self.participants.receive(step, phase, key)
         if self.participants.is_silent(step, phase) or not isinstance(answer, Answered):
             return
-        definition = self.definition.steps[step]
+        definition = self.definition.find(step)
+        assert definition
         action = definition.action if phase is Phase.ACTION else definition.compensation
         assert action
         assert action.command

@@ -57,6 +57,18 @@ async def test_what_a_lost_worker_had_begun_is_begun_again_by_another_with_the_s
     assert await shop.status(saga_id) is Status.COMPLETED
 
 
+async def test_a_saga_that_is_lost_before_its_first_turn_is_not_renewed_for_ever() -> None:
+    saga = order_saga()
+    saga.sleep(60, name="nap")
+    shop = Shop(saga)
+    await shop.start(saga, Order("A-7"))
+    assert await shop.worker.run_once() == 1
+    for task in list(shop.worker._tasks.values()):
+        task.cancel()
+    await shop.worker.rest()
+    assert shop.worker.busy == 0
+
+
 async def test_who_has_lost_its_claim_drops_the_saga_at_once() -> None:
     saga, begins, attempts = order_saga(), asyncio.Event(), list[int]()
     ended = asyncio.Event()

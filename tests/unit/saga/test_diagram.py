@@ -141,6 +141,16 @@ def test_a_definition_is_drawn_with_its_kinds_its_order_its_pivot_and_its_compen
     ]
 
 
+def test_a_condition_is_drawn_in_its_step() -> None:
+    saga = Saga("trip", Trip)
+
+    def is_abroad(state: Trip) -> bool:
+        return True
+
+    saga.sleep(seconds=3600, name="rest", when=is_abroad)
+    assert 's0(["rest<br/>sleep<br/>60 min<br/>if is_abroad"])' in mermaid(saga.definition)
+
+
 def test_each_kind_has_a_shape_of_its_own() -> None:
     shapes = [re.sub(LABEL, "", line)[2:] for line in lines_of(mermaid(trip())) if re.match(r"s\d\W+\"", line)]
     assert shapes == ["[]", "[//]", "{{}}", "[[]]", "([])"]

@@ -38,6 +38,14 @@ def pay(saga: Saga[Order]) -> object:
     return request(saga, "pay", compensate=None, compensated=None)
 
 
+def conditional_pay(saga: Saga[Order]) -> object:
+    return request(saga, "pay", compensate=None, compensated=None, when=lambda state: state.amount > 0)
+
+
+def skipped_create(saga: Saga[Order]) -> object:
+    return saga.local(name="create", when=lambda state: False)(nothing).compensate()(nothing)
+
+
 def saga_of(*steps: Write) -> Saga[Order]:
     saga = order_saga()
     for write in steps:
@@ -88,6 +96,7 @@ def log(saga: Saga[Order]) -> object:
             [create, nap, charge, lambda s: s.request("bank.pay", topic="stock", reply="stock.reserved", name="pay")],
             "step pay has another command or topic",
         ),
+        ([create, nap, charge, conditional_pay], "step pay has a condition now"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -130,6 +139,11 @@ async def test_a_saga_whose_step_has_lost_its_compensation_stops_and_says_so() -
     instance = (await shop.shown(saga_id)).instance
     assert instance.status is Status.FAILED
     assert "step create has no compensation any more" in (instance.last_error or "")
+
+
+async def test_a_skipped_step_may_change_altogether_because_nothing_of_it_will_run() -> None:
+    shop, saga_id = await continued(saga_of(skipped_create, nap, charge, pay), saga_of(create, nap, charge, pay))
+    assert (await shop.shown(saga_id)).instance.current_step == "pay"
 
 
 async def test_a_stopped_saga_goes_on_with_its_own_definition_after_retry() -> None:

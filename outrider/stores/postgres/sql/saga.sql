@@ -4,7 +4,7 @@
 -- In the order of Instance's fields. JSON as text, whatever codecs the connection has.
 i.saga_id, i.saga_type, i.definition_version, i.correlation_id, i.state::text AS state, i.status, i.current_step,
 i.version, i.last_error, i.retry_count, i.needs_attention, i.traceparent, i.started_at, i.updated_at, i.ended_at,
-i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses
+i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses, i.deadline_at
 
 -- fragment: moment
 -- One moment for the whole statement.
@@ -24,8 +24,9 @@ saga_id, at, old_status, new_status, step, what, actor, detail, traceparent
 WITH {moment}, fresh AS (
     INSERT INTO {schema}.saga_instance (
         saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at,
-        wake_at, fingerprint)
-    SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now, $7::text
+        wake_at, fingerprint, deadline_at)
+    SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now, $7::text,
+        now + $8::float8 * interval '1 second'
     FROM moment
     ON CONFLICT DO NOTHING
     RETURNING saga_id, started_at, traceparent
@@ -138,7 +139,7 @@ SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction
 -- A new statement, which sees the writes of the last owner. Index: saga_step_pkey.
 SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
     SELECT step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-        command_event_id, reply_event_id, unavailable_since
+        command_event_id, reply_event_id, unavailable_since, data
     FROM {schema}.saga_step
     WHERE saga_id = g.saga_id
     ORDER BY phase, position, step
@@ -166,18 +167,18 @@ WITH {moment}, held AS (
 ), journal AS (
     INSERT INTO {schema}.saga_step (
         saga_id, step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-        command_event_id, reply_event_id, unavailable_since)
+        command_event_id, reply_event_id, unavailable_since, data)
     SELECT held.saga_id, g.*
     FROM held, unnest(
         $13::text[], $14::text[], $15::text[], $16::integer[], $17::integer[], $18::timestamptz[], $19::text[],
         $20::timestamptz[], $21::timestamptz[], $22::text[], $23::text[], $24::uuid[], $25::uuid[],
-        $26::timestamptz[]) AS g
+        $26::timestamptz[], $36::text[]) AS g
     ON CONFLICT (saga_id, step, phase) DO UPDATE SET
         status = excluded.status, position = excluded.position, attempts = excluded.attempts, due_at = excluded.due_at,
         error = excluded.error, started_at = excluded.started_at, ended_at = excluded.ended_at,
         uncertainty = excluded.uncertainty, undelivered = excluded.undelivered,
         command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id,
-        unavailable_since = excluded.unavailable_since
+        unavailable_since = excluded.unavailable_since, data = excluded.data
 ), gone AS (
     DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($27::bigint[])
 ), marked AS (

@@ -6,11 +6,11 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_barrier
 -- An instance that is due at once, unless there is one of that name; the primary key and the unique index.
 INSERT INTO saga_instance (
     saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at, wake_at,
-    fingerprint
+    fingerprint, deadline_at
 )
 VALUES (
     :saga_id, :saga_type, :definition_version, :correlation_id, :state, 'started', :traceparent, :now, :now, :now,
-    :fingerprint
+    :fingerprint, :now + :deadline_seconds
 )
 ON CONFLICT DO NOTHING;
 
@@ -61,7 +61,7 @@ SELECT {saga} FROM saga_instance WHERE saga_id = :saga_id;
 -- name: journal
 -- Its journal; the primary key.
 SELECT step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-    command_event_id, reply_event_id, unavailable_since
+    command_event_id, reply_event_id, unavailable_since, data
 FROM saga_step
 WHERE saga_id = :saga_id ORDER BY phase, position, step;
 
@@ -83,15 +83,15 @@ WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch AND version = :v
 -- A line of the journal; the primary key.
 INSERT INTO saga_step (
     saga_id, step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-    command_event_id, reply_event_id, unavailable_since
+    command_event_id, reply_event_id, unavailable_since, data
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (saga_id, step, phase) DO UPDATE SET
     status = excluded.status, position = excluded.position, attempts = excluded.attempts, due_at = excluded.due_at,
     error = excluded.error, started_at = excluded.started_at, ended_at = excluded.ended_at,
     uncertainty = excluded.uncertainty, undelivered = excluded.undelivered,
     command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id,
-    unavailable_since = excluded.unavailable_since;
+    unavailable_since = excluded.unavailable_since, data = excluded.data;
 
 -- name: save_taken
 -- Mail that has been read for good; the primary key.

@@ -29,6 +29,7 @@ CREATE TABLE {schema}.saga_instance (
     epoch              bigint NOT NULL DEFAULT 0,
     fingerprint        text NOT NULL DEFAULT '',
     losses             integer NOT NULL DEFAULT 0,
+    deadline_at        timestamptz,
     CONSTRAINT saga_instance_name UNIQUE (saga_type, correlation_id)
 ) WITH (fillfactor = 70)
 
@@ -50,7 +51,8 @@ CREATE TABLE {schema}.saga_step (
     saga_id          uuid NOT NULL,
     step             text NOT NULL,
     phase            text NOT NULL CHECK (phase IN ('action', 'compensation')),
-    status           text NOT NULL CHECK (status IN ('planned', 'started', 'retrying', 'done', 'rejected', 'failed')),
+    status           text NOT NULL CHECK (
+        status IN ('planned', 'started', 'retrying', 'done', 'skipped', 'rejected', 'failed')),
     position         integer NOT NULL,
     attempts         integer NOT NULL,
     due_at           timestamptz,
@@ -62,6 +64,7 @@ CREATE TABLE {schema}.saga_step (
     command_event_id uuid,
     reply_event_id   uuid,
     unavailable_since timestamptz,
+    data             text,
     PRIMARY KEY (saga_id, step, phase)
 ) WITH (fillfactor = 80)
 

@@ -22,6 +22,7 @@ CREATE TABLE saga_instance (
     epoch INTEGER NOT NULL DEFAULT 0,
     fingerprint TEXT NOT NULL DEFAULT '',
     losses INTEGER NOT NULL DEFAULT 0,
+    deadline_at REAL,
     UNIQUE (saga_type, correlation_id)
 );
 
@@ -43,7 +44,8 @@ CREATE TABLE saga_step (
     saga_id TEXT NOT NULL,
     step TEXT NOT NULL,
     phase TEXT NOT NULL CHECK (phase IN ('action', 'compensation')),
-    status TEXT NOT NULL CHECK (status IN ('planned', 'started', 'retrying', 'done', 'rejected', 'failed')),
+    status TEXT NOT NULL CHECK (
+        status IN ('planned', 'started', 'retrying', 'done', 'skipped', 'rejected', 'failed')),
     position INTEGER NOT NULL,
     attempts INTEGER NOT NULL,
     due_at REAL,
@@ -55,6 +57,7 @@ CREATE TABLE saga_step (
     command_event_id TEXT,
     reply_event_id TEXT,
     unavailable_since REAL,
+    data TEXT,
     PRIMARY KEY (saga_id, step, phase)
 ) WITHOUT ROWID;
 
