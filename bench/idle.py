@@ -157,7 +157,8 @@ async def _rest(place: Place, seconds: float) -> Rest:
     """Compare a server with an idle relay to the server alone."""
     alone = await _spent(place, seconds, None)
     async with relays(place.url, "null://") as relay:
-        # The first seconds belong to the start: lanes are claimed, and polling backs off.
+        # The start is another matter: lanes are claimed, and polling backs off.
+        await _started(place)
         await asyncio.sleep(START_SECONDS)
         beside = await _spent(place, seconds, relay.pid)
     return Rest(
@@ -167,6 +168,14 @@ async def _rest(place: Place, seconds: float) -> Rest:
         _more(beside.transactions, alone.transactions, seconds),
         _more(beside.log_bytes, alone.log_bytes, seconds / 60),
     )
+
+
+async def _started(place: Place) -> None:
+    store = await open_store(place.url)
+    async with asyncio.timeout(CONFIRM_SECONDS_MAX):
+        while await store.admin.lane_owner(0) is None:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.1)
+    await store.close()
 
 
 def _more(beside: float | None, alone: float | None, per: float) -> float | None:

@@ -1,6 +1,6 @@
 """Wake-ups by a change stream: the server reports committed events.
 
-One insert is enough to wake a relay. During a burst the listener closes the stream and opens a new stream after a short
+Each lone insert wakes the relay. During a burst the listener closes the stream and opens a new stream after a short
 pause, so that the server does not send a change for every event. One more wake-up covers the inserts in between. A
 relay with a backlog needs no wake-up, and a stream would report all writes of the relay itself. Therefore the listener
 opens no stream during a backlog.
@@ -19,7 +19,7 @@ from pymongo.errors import PyMongoError
 from outrider.stores.mongo.database import MongoDatabase
 
 PAUSE_SECONDS = 0.02
-"""The pause between two streams during a burst."""
+"""The pause between two streams during a burst: inserts that follow each other faster are a burst."""
 
 CANCEL_SECONDS = 0.1
 RETRY_SECONDS_MAX = 30.0
@@ -85,11 +85,16 @@ async def _listen(database: MongoDatabase, wake: Callable[[], None], name: str, 
 
 
 async def _listen_once(database: MongoDatabase, wake: Callable[[], None], name: str, backlog: Backlog) -> None:
-    """Wait for one insert. The first call of `wake` covers inserts before the start of the stream."""
+    """Call `wake` for each insert until a burst. The first call covers inserts before the start of the stream."""
     async with await database[name].watch(_INSERTS, max_await_time_ms=LOOK_MILLISECONDS, batch_size=1) as changes:
         wake()
+        last = float("-inf")
         # The stream ends without a change if the collection is dropped.
         while changes.alive and not backlog.seconds_left():
-            if await changes.try_next() is not None:
+            if await changes.try_next() is None:
+                continue
+            if time.monotonic() - last < PAUSE_SECONDS:
                 break
+            last = time.monotonic()
+            wake()
         wake()
