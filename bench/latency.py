@@ -36,8 +36,7 @@ NOTIFY, SEND = "hint after the commit", "optimistic send"
 RARELY = RelaySettings(poll_seconds_min=10.0, poll_seconds_max=10.0)
 """So rarely that polling takes no part in what is measured."""
 RUNNERS = {
-    "polling every second": RelaySettings(poll_seconds_min=1.0, poll_seconds_max=1.0),
-    "adaptive polling": RelaySettings(),
+    "default": RelaySettings(),
     NOTIFY: RARELY,
     SEND: RARELY,
 }
