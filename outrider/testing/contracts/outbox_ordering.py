@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -13,6 +14,7 @@ import outrider
 from outrider.brokers.base import CONFIRMED, Nacked, PublishResult
 from outrider.errors import InvalidEvent
 from outrider.event import Event, Message, Priority
+from outrider.outbox import lane_ownership
 from outrider.outbox.model import PARK, Criteria, Settlement, Settlements
 from outrider.testing.fakes import MemoryBroker, Script
 from outrider.testing.harness import Harness, numbers, order, orders
@@ -234,6 +236,30 @@ async def _insert(harness: Harness, key: str) -> UUID:
 
 class RollBack(Exception):
     """Raised by tests to roll back."""
+
+
+class SizeContract:
+    """Rules for large events."""
+
+    async def test_the_bytes_of_a_pass_are_bounded_and_no_lane_starves(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bytes_max, event_bytes, keys = 400_000, 20_000, 150
+        monkeypatch.setattr(lane_ownership, "BATCH_BYTES_MAX", bytes_max)
+        broker = MemoryBroker()
+        relay = harness.relay(broker)
+        await relay.heartbeat()
+        events = [order(1, f"K{n}") for n in range(keys)]
+        await harness.stage(*(replace(event, payload={"n": 1, "pad": "x" * event_bytes}) for event in events))
+        sizes = []
+        while await harness.store.admin.has_due():
+            before = len(broker.log)
+            await relay.run_once()
+            sizes.append(sum(len(message.body) for message in broker.log[before:]))
+        assert {message.key for message in broker.log} == {f"K{n}" for n in range(keys)}
+        # Lanes with a backlog and the other lanes have a budget each.
+        assert max(sizes) <= 2 * bytes_max
+        assert len(sizes) <= 6 * keys * event_bytes / bytes_max
 
 
 class StagingContract:
