@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 import pytest
 
 import outrider
-from outrider.brokers.base import CONFIRMED, Nacked, PublishResult
+from outrider.brokers.base import CONFIRMED, Nacked, PublishResult, Rejected
 from outrider.errors import InvalidEvent
-from outrider.event import Event, Message, Priority
+from outrider.event import Event, Message, OnDeadLetter, Priority
 from outrider.outbox import lane_ownership
 from outrider.outbox.model import PARK, Criteria, Settlement, Settlements
 from outrider.testing.fakes import MemoryBroker, Script
@@ -201,6 +201,22 @@ class TopicContract:
         ]
         sent = await harness.store.admin.events(Criteria(state="sent"))
         assert [row["topic"] for row in sent] == [topic, topic]
+
+    @pytest.mark.parametrize("policy", list(OnDeadLetter))
+    async def test_rows_without_a_topic_keep_the_topic_of_the_rule_when_their_outcomes_differ(
+        self, harness: Harness, topic: str, policy: OnDeadLetter
+    ) -> None:
+        confirmed, rejected, nacked = [await _insert(harness, key) for key in "ABC"]
+        results = {str(rejected): Rejected("no"), str(nacked): Nacked("not now")}
+        broker = MemoryBroker(script=lambda message: results.get(message.message_id, CONFIRMED))
+        # One pass, whose outcomes are written together.
+        await harness.works(harness.relay(broker, on_dead_letter=policy))
+        [sent] = await harness.store.admin.events(Criteria(state="sent"))
+        [dead] = await harness.store.admin.dead_letters(Criteria())
+        [failed] = await harness.store.admin.events(Criteria())
+        found = [(row["event_id"], row["topic"]) for row in (sent, dead, failed)]
+        assert found == [(confirmed, topic), (rejected, topic), (nacked, topic)]
+        assert (dead["policy"], failed["state"]) == (policy, "failed")
 
     async def test_a_row_without_a_topic_that_a_person_dead_letters_keeps_the_topic_of_the_rule(
         self, harness: Harness, topic: str
