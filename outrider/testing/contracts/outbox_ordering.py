@@ -207,7 +207,7 @@ class TopicContract:
         self, harness: Harness, topic: str, policy: OnDeadLetter
     ) -> None:
         confirmed, rejected, nacked = [await _insert(harness, key) for key in "ABC"]
-        results = {str(rejected): Rejected("no"), str(nacked): Nacked("not now")}
+        results: dict[str, PublishResult] = {str(rejected): Rejected("no"), str(nacked): Nacked("not now")}
         broker = MemoryBroker(script=lambda message: results.get(message.message_id, CONFIRMED))
         # One pass, whose outcomes are written together.
         await harness.works(harness.relay(broker, on_dead_letter=policy))
