@@ -198,14 +198,17 @@ def quotas(
 class ReadQuotas:
     """The number of events that the next pass reads, estimated from the last passes.
 
+    As long as the size of events is unknown, one event of each lane is read: events may be large.
+
     >>> ReadQuotas(lanes=32, events_max=4000).quotas([0, 1])
-    {0: 8, 1: 8}
+    {0: 1, 1: 1}
     """
 
     lanes: int
     events_max: int
     bytes_mean: float = 0.0
     full: set[int] = field(default_factory=set)
+    turns: dict[int, int] = field(default_factory=dict)
 
     @property
     def batch_max(self) -> int:
@@ -216,18 +219,52 @@ class ReadQuotas:
         """
         return max(1, min(self.events_max, int(BATCH_BYTES_MAX / max(self.bytes_mean, 1))))
 
-    def quotas(self, owned: Collection[int]) -> dict[int, int]:
-        """Return the number of events to fetch from each lane."""
-        return quotas(owned, self.full, lanes=self.lanes, batch_max=self.batch_max)
+    def quotas(self, owned: Collection[int], worker: int = 0) -> dict[int, int]:
+        """Return the number of events to fetch from each lane of a worker.
+
+        Lanes that were full last time are together within BATCH_BYTES_MAX, and so are the other lanes. If the events
+        are large, each pass leaves out some lanes, in turn.
+
+        >>> quotas = ReadQuotas(lanes=32, events_max=4000, bytes_mean=8_000_000)
+        >>> quotas.quotas([0, 1, 2]), quotas.quotas([0, 1, 2])
+        ({0: 1, 1: 1, 2: 0}, {0: 1, 1: 0, 2: 1})
+        """
+        if not self.is_size_known:
+            return dict.fromkeys(owned, 1)
+        wanted = quotas(owned, self.full, lanes=self.lanes, batch_max=self.batch_max)
+        rows_max = max(1, int(BATCH_BYTES_MAX / self.bytes_mean))
+        return wanted if sum(wanted.values()) <= rows_max else self._within(rows_max, wanted, worker)
+
+    @property
+    def is_size_known(self) -> bool:
+        """Whether an event was read before."""
+        return self.bytes_mean > 0
+
+    def _within(self, rows_max: int, wanted: Mapping[int, int], worker: int) -> dict[int, int]:
+        """Reduce quotas to a number of rows. The lane at the turn comes first, so that no lane is left out for ever."""
+        turn = self.turns.get(worker, 0)
+        lanes = sorted(wanted, key=lambda lane: (lane < turn, lane))
+        full = [lane for lane in lanes if lane in self.full]
+        # A lane that was not full last time is nearly always empty.
+        others = [lane for lane in lanes if lane not in self.full]
+        reduced = dict.fromkeys(sorted(wanted), 0) | dict.fromkeys(others[:rows_max], 1)
+        room, total = rows_max, sum(wanted[lane] for lane in full)
+        for lane in full:
+            reduced[lane] = min(room, max(1, wanted[lane] * rows_max // total))
+            room -= reduced[lane]
+        self.turns[worker] = next((lane for lane in lanes if not reduced[lane]), turn)
+        return reduced
 
     def learn(self, fetched: Fetched, quotas: Mapping[int, int]) -> None:
         """Record which lanes were full, and the size of events.
 
         The mean falls slowly, because lanes differ and a small batch does no harm.
         """
-        counts = Counter(map(_LANE, fetched.events))
-        self.full -= fetched.lanes
-        self.full |= {lane for lane, count in counts.items() if count >= quotas[lane]}
+        if self.is_size_known:
+            counts = Counter(map(_LANE, fetched.events))
+            # A lane that was left out is as it was.
+            self.full -= {lane for lane in fetched.lanes if quotas[lane]}
+            self.full |= {lane for lane, count in counts.items() if count >= quotas[lane]}
         if fetched.events:
             mean = payload_bytes(fetched.events) / len(fetched.events)
             self.bytes_mean = max(mean, self.bytes_mean / 2)

@@ -210,6 +210,11 @@ class StagedRow(NamedTuple):
     optimistic: bool
 
 
+CLAIM_SECONDS_MAX = 60.0
+"""The maximum of a claim. A claim that ends later than this from now is from before the clock was set back, and has
+ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class OptimisticClaim:
     """The claim of a writer that publishes its rows right after the commit; the claim ends after `seconds`."""

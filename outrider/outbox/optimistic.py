@@ -19,15 +19,18 @@ from uuid import UUID
 
 from outrider.brokers.base import Broker, Unanswered, Unknown
 from outrider.clock import Clock, SystemClock
-from outrider.errors import Transient, UsageError
+from outrider.errors import InvalidSetting, Transient, UsageError
 from outrider.event import BAND_NAMES, Event, OutboxRow, Readiness
 from outrider.outbox.batch import Batch
-from outrider.outbox.model import PARK, OptimisticClaim, StagedRow, StageRequest
+from outrider.outbox.model import CLAIM_SECONDS_MAX, PARK, OptimisticClaim, StagedRow, StageRequest
 from outrider.outbox.publisher import publish
 from outrider.outbox.store import OutboxStore
 from outrider.outbox.validation import StagingRules, validate_events
 from outrider.telemetry.events import Observer, Observers, OptimisticSent, StoreUnavailable
 from outrider.wire import encode
+
+CLAIM_TIMEOUTS = 2
+"""The length of a claim, in publish timeouts."""
 
 Insert = Callable[[Any, StageRequest, OptimisticClaim | None], Awaitable[list[StagedRow]]]
 """Insert events through a connection of any driver."""
@@ -98,6 +101,9 @@ class OptimisticWriter:
         observer: Observer | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if not 0 < timeout_seconds * CLAIM_TIMEOUTS <= CLAIM_SECONDS_MAX:
+            most = CLAIM_SECONDS_MAX / CLAIM_TIMEOUTS
+            raise InvalidSetting(f"timeout_seconds = {timeout_seconds!r} cannot work; use a number above 0 to {most:g}")
         self.enabled = enabled
         self._store, self._broker, self._insert = store, broker, insert
         self._insert_sync, self._after_commit, self._loop = insert_sync, after_commit, loop or _running_loop()
@@ -135,7 +141,7 @@ class OptimisticWriter:
     def batch(self) -> OptimisticBatch:
         """Begin a batch by hand, for transactions that are not context managers; call `send` after the commit."""
         # The claim outlives the send, so that a relay never fetches a row with a publish in progress.
-        return OptimisticBatch(self, OptimisticClaim(self._name, self._timeout_seconds * 2))
+        return OptimisticBatch(self, OptimisticClaim(self._name, self._timeout_seconds * CLAIM_TIMEOUTS))
 
     async def stage(self, conn: Any, batch: OptimisticBatch, events: Sequence[Event]) -> list[UUID]:
         """Stage events in the caller's transaction, claimed by the writer where order allows a claim."""

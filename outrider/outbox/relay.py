@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from outrider.brokers.base import Broker
 from outrider.clock import Clock, SystemClock
@@ -156,10 +156,7 @@ class Relay:
         if not lease.epochs or self.breakers.is_open(""):
             return 0
         started = self.clock.boot_seconds()
-        quotas = self._quotas.quotas(lease.epochs)
-        fetched = await self.store.fetch(lease, quotas)
-        self.ownership.check(lease, fetched.lanes)
-        self._quotas.learn(fetched, quotas)
+        fetched = await self._fetch(worker, lease)
         batch = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()
         self._pass_events[worker] = None
@@ -292,6 +289,23 @@ class Relay:
         while True:
             wait = await self.probe()
             await asyncio.sleep(self.settings.breaker_seconds_base / 2 if wait is None else wait)
+
+    async def _fetch(self, worker: int, lease: Lease) -> Fetched:
+        quotas = self._quotas.quotas(lease.epochs, worker)
+        is_size_known = self._quotas.is_size_known
+        fetched = await self._read(lease, quotas)
+        if fetched.events and not is_size_known:
+            return await self._fetch(worker, lease)
+        if not fetched.events and not all(quotas.values()):
+            # The lanes that were left out may have events, and the worker must not wait.
+            return await self._read(lease, dict.fromkeys(quotas, 1))
+        return fetched
+
+    async def _read(self, lease: Lease, quotas: Mapping[int, int]) -> Fetched:
+        fetched = await self.store.fetch(lease, quotas)
+        self.ownership.check(lease, fetched.lanes)
+        self._quotas.learn(fetched, quotas)
+        return fetched
 
     def _may_publish(self, lease: Lease) -> Callable[[], bool]:
         """Return the test for the start of a wave: the publish timeout must end inside the lease, and no stop is

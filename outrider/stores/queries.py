@@ -56,6 +56,7 @@ def constants(schema: str = "") -> dict[str, str]:
         "waiting": model.sql_list(model.WAITING),
         "stored": model.sql_list(model.STORED),
         "attempts_max": str(ATTEMPTS_MAX),
+        "claim_seconds_max": f"{model.CLAIM_SECONDS_MAX:g}",
         "stored_transitions": ", ".join(f"('{source}', '{target}')" for source, target in model.stored_transitions()),
         **guards,
     }

@@ -32,7 +32,7 @@ from outrider.outbox.model import (
 from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
 from outrider.stores.memory.outbox_admin import MemoryOutboxAdmin
 from outrider.stores.memory.outbox_settle import MemorySettlement
-from outrider.stores.memory.tables import BlockRow, LaneRow, OutboxTableRow, SagaTables, Tables, has_claim
+from outrider.stores.memory.tables import BlockRow, LaneRow, OutboxTableRow, SagaTables, Tables, has_claim, is_claimed
 from outrider.stores.memory.transaction import MemoryTransaction
 
 CHECKS = {"memory-durable": "events outlive the process"}
@@ -243,7 +243,7 @@ class MemoryStore:
     def _view(self, row: OutboxTableRow, now: datetime) -> OutboxRow:
         self.resolve_topic(row)
         event = row.event
-        if event.state == State.OPTIMISTIC and row.claimed_until is not None and row.claimed_until > now:
+        if is_claimed(row, now):
             return event._replace(readiness=Readiness.OPTIMISTIC)
         if event.available_at is not None and event.available_at > now:
             return event._replace(readiness=Readiness.EARLY)

@@ -13,7 +13,7 @@ from outrider.event import OnDeadLetter, Stream
 from outrider.outbox import model
 from outrider.outbox.model import BlockReason, DeadLettered, Defer, Park, Retry, Settlement, State
 from outrider.retry import ATTEMPTS_MAX
-from outrider.stores.memory.tables import BlockRow, DeadRow, OutboxTableRow, skipped_marker
+from outrider.stores.memory.tables import BlockRow, DeadRow, OutboxTableRow, is_claimed, skipped_marker
 
 if TYPE_CHECKING:
     from outrider.stores.memory.outbox import MemoryStore
@@ -52,8 +52,7 @@ class MemorySettlement:
         return True
 
     def _claimed(self, row: OutboxTableRow) -> bool:
-        optimistic = row.event.state == State.OPTIMISTIC
-        return optimistic and row.claimed_until is not None and row.claimed_until > self._now
+        return is_claimed(row, self._now)
 
     def _retry(self, row: OutboxTableRow, outcome: Retry) -> None:
         row.failure = outcome.failure

@@ -6,14 +6,14 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 from uuid import UUID
 
 from outrider.event import SKIPPED_TYPE, InboxStream, OutboxRow, ReceivedEvent, Stream, uuid7
 from outrider.inbox.model import InboxDeadLettered, StreamState
 from outrider.outbox import model
-from outrider.outbox.model import BlockReason, OptimisticClaim, State
+from outrider.outbox.model import CLAIM_SECONDS_MAX, BlockReason, OptimisticClaim, State
 from outrider.saga.model import Instance, JournalEntry, Phase, SagaMessage, Status
 
 DEAF = frozenset({Status.COMPLETED, Status.COMPENSATED})
@@ -133,8 +133,14 @@ class Tables:
 
 def has_claim(row: OutboxTableRow, claim: OptimisticClaim, now: datetime) -> bool:
     """Return whether the optimistic claim of the writer on a row is still valid."""
-    mine = row.event.state == State.OPTIMISTIC and row.claimed_by == claim.owner
-    return mine and row.claimed_until is not None and row.claimed_until > now
+    return row.claimed_by == claim.owner and is_claimed(row, now)
+
+
+def is_claimed(row: OutboxTableRow, now: datetime) -> bool:
+    """Return whether an optimistic claim on a row is still valid."""
+    if row.event.state != State.OPTIMISTIC or row.claimed_until is None:
+        return False
+    return now < row.claimed_until <= now + timedelta(seconds=CLAIM_SECONDS_MAX)
 
 
 def skipped_marker(row: OutboxTableRow) -> OutboxTableRow | None:

@@ -19,7 +19,7 @@ from pymongo import DeleteOne, UpdateOne
 from outrider.event import InboxStream, OutboxRow, Priority, Readiness, ReceivedEvent, Stream
 from outrider.inbox.model import HeldEvent, InboxDeadLettered, StreamState
 from outrider.outbox import model
-from outrider.outbox.model import NewEvent, State
+from outrider.outbox.model import CLAIM_SECONDS_MAX, NewEvent, State
 from outrider.saga.model import (
     ENDED,
     AuditEntry,
@@ -134,11 +134,14 @@ def departed(event: OutboxRow, lanes: int) -> Document:
     return document
 
 
+CLAIM_MAX = timedelta(seconds=CLAIM_SECONDS_MAX)
+
+
 def to_event(row: Document, now: datetime) -> RowEvent:
     """Return the event of an outbox document that has a lane."""
     get, event_id = row.get, row["_id"]
     state, available_at, retry = row["state"], get("available_at"), get("retry")
-    if state == "optimistic" and row["claimed_until"] > now:
+    if state == "optimistic" and now < row["claimed_until"] <= now + CLAIM_MAX:
         readiness = Readiness.OPTIMISTIC
     elif available_at is not None and available_at > now:
         readiness = Readiness.EARLY

@@ -10,7 +10,16 @@ from uuid import UUID
 from outrider.checks import CheckResult
 from outrider.clock import Clock
 from outrider.event import OutboxRow, Readiness, Stream, TopicRule, default_topic
-from outrider.outbox.model import Due, Fetched, HeartbeatResult, Lease, OptimisticClaim, Settlements, State
+from outrider.outbox.model import (
+    CLAIM_SECONDS_MAX,
+    Due,
+    Fetched,
+    HeartbeatResult,
+    Lease,
+    OptimisticClaim,
+    Settlements,
+    State,
+)
 from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
 from outrider.stores.mongo import outbox_fetch, outbox_lanes, outbox_settle, wakeup
 from outrider.stores.mongo.checks import check
@@ -182,5 +191,10 @@ def _mine(database: MongoDatabase, claim: OptimisticClaim, event_ids: Sequence[U
         "_id": {"$in": list(event_ids)},
         "state": State.OPTIMISTIC.value,
         "claimed_by": claim.owner,
-        "$expr": {"$gt": ["$claimed_until", database.now]},
+        "$expr": {
+            "$and": [
+                {"$gt": ["$claimed_until", database.now]},
+                {"$lte": ["$claimed_until", database.after(CLAIM_SECONDS_MAX)]},
+            ]
+        },
     }

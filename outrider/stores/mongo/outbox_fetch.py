@@ -74,7 +74,7 @@ async def fetch(
         if clock["laneless"] and not filled:
             return None
         owned_lanes = frozenset(row["_id"] for row in clock["owned"])
-        busy = sorted(row["_id"] for row in clock["busy"] if row["_id"] in owned_lanes and row["_id"] in quotas)
+        busy = sorted(row["_id"] for row in clock["busy"] if row["_id"] in owned_lanes and quotas.get(row["_id"]))
         rows: list[Document] = []
         for at in range(0, len(busy), BRANCHES_MAX):
             pipeline = events_pipeline(busy[at : at + BRANCHES_MAX], quotas)

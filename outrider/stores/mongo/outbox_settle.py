@@ -25,7 +25,7 @@ from outrider.outbox.model import BlockReason, DeadLettered, Defer, Lease, Park,
 from outrider.retry import ATTEMPTS_MAX
 from outrider.stores.mongo import outbox_lanes
 from outrider.stores.mongo.database import Document, MongoDatabase, Session, milliseconds
-from outrider.stores.mongo.documents import RowEvent, becoming, copied, departed, stream_id
+from outrider.stores.mongo.documents import CLAIM_MAX, RowEvent, becoming, copied, departed, stream_id
 from outrider.stores.mongo.outbox_fetch import of_stream
 
 SETTLEABLE = sorted(model.guard("confirm"))
@@ -165,7 +165,11 @@ async def _rows(
         "_id": {"$in": [settlement.event.event_id for settlement in settlements]},
         "lane": {"$in": sorted(owned)},
         "state": {"$in": SETTLEABLE},
-        "$or": [{"state": {"$ne": State.OPTIMISTIC.value}}, {"claimed_until": {"$lte": now}}],
+        "$or": [
+            {"state": {"$ne": State.OPTIMISTIC.value}},
+            {"claimed_until": {"$lte": now}},
+            {"claimed_until": {"$gt": now + CLAIM_MAX}},
+        ],
     }
     return {row["_id"]: row for row in await database["outbox"].find(wanted, _LOOKED_AT, session=session).to_list()}
 

@@ -28,6 +28,9 @@ costs the server more.
 LOOK_SECONDS_MAX = 10.0
 """The time limit of a look."""
 
+CHECK_SECONDS, CHECK_SECONDS_MAX = 15.0, 10.0
+"""The pause between two checks of the connection that listens, and the time limit of a check."""
+
 AWAY_SECONDS, FORBIDDEN_SECONDS = 1.0, 30.0
 """The pause after a look that failed, and after a look that the role may not take."""
 
@@ -74,19 +77,37 @@ class NotificationListener:
                 await task
 
     async def _listen(self, wake: Callable[[], None]) -> None:
+        warned = False
         while True:
-            lost = asyncio.Event()
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, OutriderError):
-                await self._listen_once(wake, lost)
-            await asyncio.sleep(1)
+            listens, error = asyncio.Event(), "the server has closed the connection"
+            try:
+                await self._listen_once(wake, listens)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, OutriderError) as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            if listens.is_set() or not warned:
+                _log.warning(
+                    "the connection that listens for notifications is lost; polling covers the gap",
+                    extra={"error": error, "channel": self._channel},
+                )
+            warned = True
+            await asyncio.sleep(AWAY_SECONDS)
 
-    async def _listen_once(self, wake: Callable[[], None], lost: asyncio.Event) -> None:
+    async def _listen_once(self, wake: Callable[[], None], listens: asyncio.Event) -> None:
+        """Listen until the connection is lost. A connection may be dead without a word, so it is checked."""
+        lost = asyncio.Event()
         conn = await asyncpg.connect(self._database.url, timeout=10)
         try:
             conn.add_termination_listener(lambda _: lost.set())
             with translated(self._database.where):
                 await conn.add_listener(self._channel, lambda *_: wake())
-            await lost.wait()
+            listens.set()
+            # Notifications of the time without a listener are gone.
+            wake()
+            while not lost.is_set():
+                try:
+                    await asyncio.wait_for(lost.wait(), CHECK_SECONDS)
+                except TimeoutError:
+                    await conn.execute("SELECT 1", timeout=CHECK_SECONDS_MAX)
         finally:
             conn.terminate()
 

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from outrider.event import OutboxRow
+from outrider.outbox.model import CLAIM_SECONDS_MAX
 from outrider.stores import queries
 
 PACKAGE = "outrider.stores.sqlite"
@@ -52,7 +53,8 @@ _SAGA = (
 )
 
 _READINESS = (
-    "CASE WHEN outbox.state = 'optimistic' AND outbox.claimed_until > :now THEN 'optimistic' "
+    "CASE WHEN outbox.state = 'optimistic' AND outbox.claimed_until > :now "
+    f"AND outbox.claimed_until <= :now + {CLAIM_SECONDS_MAX:g} THEN 'optimistic' "
     "WHEN outbox.available_at > :now THEN 'early' ELSE 'ready' END"
 )
 

@@ -9,7 +9,7 @@ class TestMyStore(StoreContract):
 from outrider.testing.contracts.inbox_failures import InboxFailureRules, InboxMaintenanceRules
 from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules, SequencingRules
 from outrider.testing.contracts.outbox_failures import FailureContract, OptimisticContract
-from outrider.testing.contracts.outbox_ordering import OrderContract, StagingContract, TopicContract
+from outrider.testing.contracts.outbox_ordering import OrderContract, SizeContract, StagingContract, TopicContract
 from outrider.testing.contracts.outbox_ownership import CheckContract, MaintenanceContract, OwnershipContract
 from outrider.testing.contracts.saga_admin import SagaAdminRules, SagaMaintenanceRules
 from outrider.testing.contracts.saga_claims import ClaimRules, ConcurrencyRules, LossRules, StartRules
@@ -38,6 +38,7 @@ class StoreContract(
     OwnershipContract,
     OrderContract,
     TopicContract,
+    SizeContract,
     FailureContract,
     OptimisticContract,
     MaintenanceContract,

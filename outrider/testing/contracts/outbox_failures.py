@@ -491,6 +491,21 @@ class OptimisticContract:
         await writer.send(batch)
         assert len(broker.log) == 2
 
+    async def test_a_clock_set_back_does_not_keep_the_events_of_a_dead_writer(self, harness: Harness) -> None:
+        broker = MemoryBroker()
+        writer = harness.writer(broker)
+        batch = writer.batch()
+        async with harness.transaction() as conn:
+            [event_id] = await batch.stage(conn, order(1))
+        await harness.advance(seconds=-3600)
+        relay = harness.relay(broker)
+        await harness.works(relay)
+        assert numbers(broker.log) == [1]
+        # The writer lives after all: nothing is left of its claim.
+        await writer.send(batch)
+        assert [message.message_id for message in broker.log] == [str(event_id)]
+        assert (await harness.store.admin.event(event_id))["state"] == "sent"
+
     async def test_a_lapsed_hold_gives_the_writer_nothing_even_while_the_row_is_there(self, harness: Harness) -> None:
         broker = MemoryBroker()
         writer = harness.writer(broker)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
 
 import outrider
-from outrider.brokers.base import CONFIRMED, Nacked, PublishResult
+from outrider.brokers.base import CONFIRMED, Nacked, PublishResult, Rejected
 from outrider.errors import InvalidEvent
-from outrider.event import Event, Message, Priority
+from outrider.event import Event, Message, OnDeadLetter, Priority
+from outrider.outbox import lane_ownership
 from outrider.outbox.model import PARK, Criteria, Settlement, Settlements
 from outrider.testing.fakes import MemoryBroker, Script
 from outrider.testing.harness import Harness, numbers, order, orders
@@ -200,6 +202,22 @@ class TopicContract:
         sent = await harness.store.admin.events(Criteria(state="sent"))
         assert [row["topic"] for row in sent] == [topic, topic]
 
+    @pytest.mark.parametrize("policy", list(OnDeadLetter))
+    async def test_rows_without_a_topic_keep_the_topic_of_the_rule_when_their_outcomes_differ(
+        self, harness: Harness, topic: str, policy: OnDeadLetter
+    ) -> None:
+        confirmed, rejected, nacked = [await _insert(harness, key) for key in "ABC"]
+        results: dict[str, PublishResult] = {str(rejected): Rejected("no"), str(nacked): Nacked("not now")}
+        broker = MemoryBroker(script=lambda message: results.get(message.message_id, CONFIRMED))
+        # One pass, whose outcomes are written together.
+        await harness.works(harness.relay(broker, on_dead_letter=policy))
+        [sent] = await harness.store.admin.events(Criteria(state="sent"))
+        [dead] = await harness.store.admin.dead_letters(Criteria())
+        [failed] = await harness.store.admin.events(Criteria())
+        found = [(row["event_id"], row["topic"]) for row in (sent, dead, failed)]
+        assert found == [(confirmed, topic), (rejected, topic), (nacked, topic)]
+        assert (dead["policy"], failed["state"]) == (policy, "failed")
+
     async def test_a_row_without_a_topic_that_a_person_dead_letters_keeps_the_topic_of_the_rule(
         self, harness: Harness, topic: str
     ) -> None:
@@ -234,6 +252,30 @@ async def _insert(harness: Harness, key: str) -> UUID:
 
 class RollBack(Exception):
     """Raised by tests to roll back."""
+
+
+class SizeContract:
+    """Rules for large events."""
+
+    async def test_the_bytes_of_a_pass_are_bounded_and_no_lane_starves(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bytes_max, event_bytes, keys = 400_000, 20_000, 150
+        monkeypatch.setattr(lane_ownership, "BATCH_BYTES_MAX", bytes_max)
+        broker = MemoryBroker()
+        relay = harness.relay(broker)
+        await relay.heartbeat()
+        events = [order(1, f"K{n}") for n in range(keys)]
+        await harness.stage(*(replace(event, payload={"n": 1, "pad": "x" * event_bytes}) for event in events))
+        sizes = []
+        while await harness.store.admin.has_due():
+            before = len(broker.log)
+            await relay.run_once()
+            sizes.append(sum(len(message.body) for message in broker.log[before:]))
+        assert {message.key for message in broker.log} == {f"K{n}" for n in range(keys)}
+        # Lanes with a backlog and the other lanes have a budget each.
+        assert max(sizes) <= 2 * bytes_max
+        assert len(sizes) <= 6 * keys * event_bytes / bytes_max
 
 
 class StagingContract:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
+import asyncpg
 import pytest
 
+import outrider
 from outrider.brokers.base import CONFIRMED, Nacked, PublishResult
 from outrider.event import Message
 from outrider.outbox.relay import Relay
@@ -14,6 +17,7 @@ from outrider.outbox.settings import RelaySettings
 from outrider.retry import RetryPolicy
 from outrider.stores.postgres import PostgresStore
 from outrider.testing import MemoryBroker
+from outrider.testing.harness import order
 from tests.support.postgres_databases import end_pooled_sessions, name_of
 
 pytestmark = pytest.mark.postgres
@@ -96,6 +100,37 @@ async def test_a_burst_after_a_quiet_time_is_read_through_indexes_behind_a_poole
     await end_pooled_sessions(pgbouncer_url, name_of(postgres_url))
     read = await _rows_read(conn)
     assert read["outbox"] < 20 * BURST
+
+
+@pytest.mark.parametrize(
+    "fields", [{"supplied": True}, {"sequence": "auto"}, {"supplied": True, "sequence": "auto"}], ids=str
+)
+async def test_staging_beside_a_backlog_reads_only_its_own_rows(
+    postgres_url: str, conn: Any, fields: dict[str, Any]
+) -> None:
+    tables = f"{ANALYZE}, outrider.outbox_counter, outrider.outbox_dead_letter"
+    # The application's own connection, which keeps plans as well.
+    application = await asyncpg.connect(postgres_url, server_settings={"application_name": "outrider"})
+
+    async def stage(number: int) -> None:
+        given = {name: value for name, value in fields.items() if name != "supplied"}
+        ids = [{"event_id": uuid4()} if fields.get("supplied") else {} for _ in range(2)]
+        async with application.transaction():
+            await outrider.stage(application, *(order(number, f"s{number}", **given, **each) for each in ids))
+
+    await conn.execute(tables)
+    for number in range(WARM_UP):
+        await stage(number)
+        await conn.execute("DELETE FROM outrider.outbox; DELETE FROM outrider.outbox_counter")
+    await conn.execute(tables)
+    await stage(WARM_UP)
+    await conn.execute(INSERT, BURST, 0, KEYS)
+    await conn.execute("SELECT pg_stat_reset()")
+    for number in range(100, 150):
+        await stage(number)
+    await application.close()
+    read = await _rows_read(conn)
+    assert read["outbox"] < BURST
 
 
 async def _check_burst(store: PostgresStore, conn: Any, script: FirstAttemptFails | None) -> None:

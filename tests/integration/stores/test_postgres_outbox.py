@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -17,7 +20,8 @@ from outrider.event import lane_of
 from outrider.outbox.model import WAITING, Retention
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
-from outrider.stores.postgres import PostgresSchema, PostgresStore
+from outrider.stores.postgres import PostgresSchema, PostgresStore, wakeup
+from outrider.stores.postgres.database import PostgresDatabase
 from outrider.stores.postgres.outbox_admin import PostgresMaintenance
 from outrider.stores.postgres.wakeup import NotificationListener
 from outrider.testing import MemoryBroker
@@ -236,11 +240,76 @@ async def test_a_notification_wakes_a_listener(store: PostgresStore, postgres_ur
     other = await PostgresStore.open(postgres_url)
     # Without the looks at the id sequence, which wake as well.
     async with NotificationListener(store.database, "outrider_outbox").listening(woken.set), asyncio.timeout(20):
-        while not woken.is_set():
-            # Notifications before the listener is connected are lost by design.
-            await other.notify()
-            await asyncio.wait([asyncio.ensure_future(woken.wait())], timeout=0.05)
+        # Notifications before the listener is connected are lost by design, so it wakes once at its start.
+        await woken.wait()
+        woken.clear()
+        await other.notify()
+        await woken.wait()
     await other.close()
+
+
+class SilentProxy:
+    """A way to a server. The connections that are open when it falls silent stay open, and carry nothing any more."""
+
+    def __init__(self, url: str) -> None:
+        self._target, self._silent = urlsplit(url), asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        """Yield the URL of the server through the proxy."""
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        user = self._target.netloc.rpartition("@")[0]
+        yield self._target._replace(netloc=f"{user}@127.0.0.1:{port}").geturl()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def fall_silent(self) -> None:
+        """Carry nothing any more on the present connections."""
+        self._silent.set()
+        self._silent = asyncio.Event()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self._target.hostname, self._target.port)
+        for source, sink in ((reader, back), (there, writer)):
+            self._tasks.append(asyncio.create_task(self._carry(source, sink, self._silent)))
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, silent: asyncio.Event) -> None:
+        try:
+            while data := await source.read(65536):
+                if silent.is_set():
+                    await asyncio.Event().wait()
+                sink.write(data)
+        finally:
+            sink.close()
+            with suppress(OSError):
+                await sink.wait_closed()
+
+
+async def test_a_listener_whose_connection_dies_without_a_word_is_replaced_and_says_so_once(
+    postgres_url: str, conn: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wakeup, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(wakeup, "CHECK_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(wakeup, "AWAY_SECONDS", 0.05)
+    woken, proxy = asyncio.Event(), SilentProxy(postgres_url)
+    async with proxy.open() as url, asyncio.timeout(30):
+        listener = NotificationListener(PostgresDatabase(url), "outrider_outbox")
+        async with listener.listening(woken.set):
+            await woken.wait()
+            woken.clear()
+            proxy.fall_silent()
+            # The next listener is connected.
+            await woken.wait()
+            woken.clear()
+            await conn.execute("SELECT pg_notify('outrider_outbox', '')")
+            await woken.wait()
+    assert [record.message for record in caplog.records if "listens for notifications" in record.message] == [
+        "the connection that listens for notifications is lost; polling covers the gap"
+    ]
 
 
 async def test_old_partitions_are_dropped_and_new_ones_made_ahead(store: PostgresStore, conn: Any) -> None:

@@ -17,7 +17,10 @@ l AS MATERIALIZED (
 -- A CASE, because the planner would take outbox_fetchable for a plain condition, and read all of it for a few ids.
 
 -- fragment: claimed
-CASE o.state WHEN 'optimistic' THEN o.claimed_until > (SELECT {schema}.outbox_clock()) ELSE false END
+CASE o.state WHEN 'optimistic' THEN
+    o.claimed_until > (SELECT {schema}.outbox_clock())
+        AND o.claimed_until <= (SELECT {schema}.outbox_clock()) + {claim_seconds_max} * interval '1 second'
+    ELSE false END
 
 -- fragment: event_columns
 o.id, o.event_id, o.event_type, o.aggregate_type, o.aggregate_id, o.payload, o.headers, o.topic, {stream_key} AS key,

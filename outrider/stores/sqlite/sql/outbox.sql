@@ -1,6 +1,9 @@
 -- fragment: living
 (alive_from <= :now AND alive_until > :now)
 
+-- fragment: claim_lasts
+claimed_until > :now AND claimed_until <= :now + {claim_seconds_max}
+
 -- name: join
 -- Start a heartbeat.
 INSERT INTO outbox_relay (relay_id, alive_from, alive_until) VALUES (:relay, :from, :until)
@@ -76,32 +79,32 @@ ORDER BY id LIMIT :limit;
 -- Those of the rows that are still the writer's own, in the order given; the unique index.
 SELECT {event} FROM json_each(:ids) AS given
 CROSS JOIN outbox ON outbox.event_id = given.value
-WHERE state = 'optimistic' AND claimed_by = :owner AND claimed_until > :now
+WHERE state = 'optimistic' AND claimed_by = :owner AND {claim_lasts}
 ORDER BY given.key;
 
 -- name: renew_claim
 -- Renew the claim of a writer; the unique index.
 UPDATE outbox SET claimed_until = :until
-WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state = 'optimistic' AND claimed_by = :owner AND claimed_until > :now;
+WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state = 'optimistic' AND claimed_by = :owner AND {claim_lasts};
 
 -- name: claimed_positions
 -- The rows that are still claimed by the writer: after the end of a claim, a relay may have them in flight.
 -- The unique index.
 SELECT id FROM outbox
 WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({confirm_optimistic_guard})
-    AND claimed_by = :owner AND claimed_until > :now;
+    AND claimed_by = :owner AND {claim_lasts};
 
 -- name: yield_claim
 -- Leave rows to the relay; the unique index.
 UPDATE outbox SET state = 'pending', claimed_by = NULL, claimed_until = NULL
 WHERE event_id IN (SELECT value FROM json_each(:ids)) AND state IN ({yield_optimistic_guard})
-    AND claimed_by = :owner AND claimed_until > :now;
+    AND claimed_by = :owner AND {claim_lasts};
 
 -- name: settleable
 -- Those of the rows that are there, in owned lanes, and not in the hands of a writer; the primary key.
 SELECT id, lane FROM outbox
 WHERE id IN (SELECT value FROM json_each(:ids)) AND lane IN (SELECT value FROM json_each(:lanes))
-    AND state IN ({confirm_guard}) AND NOT (state = 'optimistic' AND claimed_until > :now);
+    AND state IN ({confirm_guard}) AND NOT (state = 'optimistic' AND {claim_lasts});
 
 -- name: resolve_topic
 -- Write down the topic that the relay resolved; the primary key.
