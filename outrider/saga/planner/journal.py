@@ -40,11 +40,12 @@ from outrider.saga.planner.actions import (
 
 ERROR_CHARACTERS_MAX = 1000
 
-DOUBT = (
-    "the outcome of an earlier attempt was unknown; the rejection is believed to speak for that attempt too: it had no "
-    "effect, and will have none"
-)
-"""The part of an audit entry that says which claim the saga relies on."""
+BELIEVED = "the rejection is believed to speak for that attempt too: it had no effect, and will have none"
+DOUBTS = {
+    Uncertainty.OUTCOME_UNKNOWN: f"; the outcome of an earlier attempt was unknown; {BELIEVED}",
+    Uncertainty.RAISED: f"; an earlier attempt ended with an error, and may have happened; {BELIEVED}",
+}
+"""The parts of an audit entry that say which claim of a participant the saga relies on."""
 
 OPEN = frozenset({StepStatus.STARTED, StepStatus.RETRYING})
 
@@ -302,18 +303,23 @@ class Journal:
         detail: str = "",
         what: str = "",
         uncertainty: Uncertainty | None = None,
+        *,
+        doubt: str = "",
     ) -> None:
         """End an entry. A failed entry needs an operator immediately, even while other steps continue."""
         detail = detail[:ERROR_CHARACTERS_MAX]
         error = None if status in PASSED else detail
         settled = replace(entry, status=status, due_at=None, error=error, ended_at=self.now, unavailable_since=None)
-        doubtful = status is StepStatus.REJECTED and entry.uncertainty is Uncertainty.OUTCOME_UNKNOWN
-        audited = f"{detail}; {DOUBT}" if doubtful else detail
-        self.write(replace(settled, uncertainty=uncertainty, undelivered=None), audited, what)
+        self.write(replace(settled, uncertainty=uncertainty, undelivered=None), detail + doubt, what)
         if status not in PASSED:
             self.last_error = detail
         if status is StepStatus.FAILED:
             self.attention.append(f"{entry.phase} of {entry.step} failed: {detail}")
+
+    def reject(self, entry: JournalEntry, error: str) -> None:
+        """End a step that declined. The audit entry says so if the outcome of an earlier attempt is in doubt."""
+        doubt = DOUBTS.get(entry.uncertainty, "") if entry.uncertainty else ""
+        self.settle(entry, StepStatus.REJECTED, error, doubt=doubt)
 
     def remaining_actions(self) -> tuple[Action, ...]:
         """Return the actions that no later decision of the same turn has made obsolete."""
