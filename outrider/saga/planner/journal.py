@@ -81,6 +81,8 @@ class Journal:
     """Commands that have not left the outbox at their deadline."""
     outages: Mapping[StepKey, Outage] = field(default_factory=dict)
     """Steps that are not tried now, because their service is unavailable."""
+    probed: set[StepKey] = field(default_factory=set)
+    """Steps of which this turn starts the one attempt that probes their service."""
     status: Status = field(init=False)
     lines: dict[StepKey, JournalEntry] = field(init=False)
     changed: dict[StepKey, None] = field(default_factory=dict)
@@ -215,8 +217,11 @@ class Journal:
 
     def start(self, entry: JournalEntry, detail: str = "") -> None:
         """Start an attempt, and add the action for the worker. During an outage, the step waits for its service."""
-        if outage := self.outages.get((base_name(entry.step), entry.phase)):
-            return self.wait_for_service(entry, outage)
+        place = base_name(entry.step), entry.phase
+        if outage := self.outages.get(place):
+            if not outage.allows_probe or place in self.probed:
+                return self.wait_for_service(entry, outage)
+            self.probed.add(place)
         attempts = entry.attempts + 1
         entry = replace(
             entry,
