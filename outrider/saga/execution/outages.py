@@ -47,15 +47,17 @@ class StepOutages:
     _steps: dict[tuple[str, str, Phase], StepBreaker] = field(default_factory=dict)
 
     def current(self, saga_type: str) -> dict[StepKey, Outage]:
-        """Return the steps that must not be tried now. A step whose next probe is due is left out."""
+        """Return the steps that must not be tried now, or of which one attempt may probe the service."""
         if not self._steps:
             return {}
-        now = self.clock.boot_seconds()
-        return {
-            (step, phase): Outage(found.breaker.error, found.breaker.retry_at - now)
-            for (known, step, phase), found in self._steps.items()
-            if known == saga_type and found.breaker.retry_at is not None and found.breaker.retry_at > now
-        }
+        now, outages = self.clock.boot_seconds(), dict[StepKey, Outage]()
+        for (known, step, phase), found in self._steps.items():
+            if known == saga_type and found.breaker.retry_at is not None:
+                seconds = found.breaker.retry_at - now
+                is_due = seconds <= 0
+                seconds = self.settings.breaker_seconds_base if is_due else seconds
+                outages[step, phase] = Outage(found.breaker.error, seconds, is_due)
+        return outages
 
     def started(self, saga_type: str, actions: Iterable[Action]) -> None:
         """Let only one saga through as the probe of an open breaker: the other sagas wait for the next interval.

@@ -80,10 +80,14 @@ class UnavailableResult(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """The service of a step is known to be unavailable: the step is not tried before `seconds` have passed."""
+    """The service of a step is known to be unavailable: the step is not tried before `seconds` have passed.
+
+    With `allows_probe`, one attempt is made now, and further items of the step wait.
+    """
 
     error: str
     seconds: float
+    allows_probe: bool = False
 
 
 class InvalidResult(NamedTuple):

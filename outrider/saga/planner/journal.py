@@ -40,11 +40,12 @@ from outrider.saga.planner.actions import (
 
 ERROR_CHARACTERS_MAX = 1000
 
-DOUBT = (
-    "the outcome of an earlier attempt was unknown; the rejection is believed to speak for that attempt too: it had no "
-    "effect, and will have none"
-)
-"""The part of an audit entry that says which claim the saga relies on."""
+BELIEVED = "the rejection is believed to speak for that attempt too: it had no effect, and will have none"
+DOUBTS = {
+    Uncertainty.OUTCOME_UNKNOWN: f"; the outcome of an earlier attempt was unknown; {BELIEVED}",
+    Uncertainty.RAISED: f"; an earlier attempt ended with an error, and may have happened; {BELIEVED}",
+}
+"""The parts of an audit entry that say which claim of a participant the saga relies on."""
 
 OPEN = frozenset({StepStatus.STARTED, StepStatus.RETRYING})
 
@@ -80,6 +81,8 @@ class Journal:
     """Commands that have not left the outbox at their deadline."""
     outages: Mapping[StepKey, Outage] = field(default_factory=dict)
     """Steps that are not tried now, because their service is unavailable."""
+    probed: set[StepKey] = field(default_factory=set)
+    """Steps of which this turn starts the one attempt that probes their service."""
     status: Status = field(init=False)
     lines: dict[StepKey, JournalEntry] = field(init=False)
     changed: dict[StepKey, None] = field(default_factory=dict)
@@ -214,8 +217,11 @@ class Journal:
 
     def start(self, entry: JournalEntry, detail: str = "") -> None:
         """Start an attempt, and add the action for the worker. During an outage, the step waits for its service."""
-        if outage := self.outages.get((base_name(entry.step), entry.phase)):
-            return self.wait_for_service(entry, outage)
+        place = base_name(entry.step), entry.phase
+        if outage := self.outages.get(place):
+            if not outage.allows_probe or place in self.probed:
+                return self.wait_for_service(entry, outage)
+            self.probed.add(place)
         attempts = entry.attempts + 1
         entry = replace(
             entry,
@@ -302,18 +308,23 @@ class Journal:
         detail: str = "",
         what: str = "",
         uncertainty: Uncertainty | None = None,
+        *,
+        doubt: str = "",
     ) -> None:
         """End an entry. A failed entry needs an operator immediately, even while other steps continue."""
         detail = detail[:ERROR_CHARACTERS_MAX]
         error = None if status in PASSED else detail
         settled = replace(entry, status=status, due_at=None, error=error, ended_at=self.now, unavailable_since=None)
-        doubtful = status is StepStatus.REJECTED and entry.uncertainty is Uncertainty.OUTCOME_UNKNOWN
-        audited = f"{detail}; {DOUBT}" if doubtful else detail
-        self.write(replace(settled, uncertainty=uncertainty, undelivered=None), audited, what)
+        self.write(replace(settled, uncertainty=uncertainty, undelivered=None), detail + doubt, what)
         if status not in PASSED:
             self.last_error = detail
         if status is StepStatus.FAILED:
             self.attention.append(f"{entry.phase} of {entry.step} failed: {detail}")
+
+    def reject(self, entry: JournalEntry, error: str) -> None:
+        """End a step that declined. The audit entry says so if the outcome of an earlier attempt is in doubt."""
+        doubt = DOUBTS.get(entry.uncertainty, "") if entry.uncertainty else ""
+        self.settle(entry, StepStatus.REJECTED, error, doubt=doubt)
 
     def remaining_actions(self) -> tuple[Action, ...]:
         """Return the actions that no later decision of the same turn has made obsolete."""

@@ -127,7 +127,7 @@ def _take(journal: Journal, entry: JournalEntry, message: SagaMessage) -> None:
     journal.audit_late_reply(entry)
     command = journal.action(entry).command
     if command is not None and message.name == command.rejection:
-        journal.settle(entry, StepStatus.REJECTED, rejection_of(message))
+        journal.reject(entry, rejection_of(message))
     else:
         journal.settle(entry, StepStatus.DONE, f"answered by {message.name}")
 

@@ -104,7 +104,7 @@ def apply_rejection(journal: Journal, entry: JournalEntry, error: str) -> None:
     elif journal.kind(entry) is StepKind.REQUEST:
         reject_and_compensate(journal, entry, error)
     else:
-        journal.settle(entry, StepStatus.REJECTED, error)
+        journal.reject(entry, error)
 
 
 def apply_exception(journal: Journal, entry: JournalEntry, error: str) -> None:

@@ -19,8 +19,8 @@ import outrider
 from outrider import Event, RetryPolicy, app
 from outrider.errors import UsageError
 from outrider.inbox.inbox import Inbox
-from outrider.saga import Saga, SagaRegistry, SagaWorker
-from outrider.saga.model import Status
+from outrider.saga import Saga, SagaRegistry, SagaWorker, StepUnavailable
+from outrider.saga.model import Status, StepStatus
 from tests.contract.drivers.databases import PostgresDatabase, SqliteDatabase
 from tests.contract.handler_transactions.contract_benches import as_plain_function
 from tests.contract.handler_transactions.transaction_kinds import KINDS, POSTGRES_ONLY, REPEATED, Kind
@@ -105,6 +105,45 @@ async def test_a_local_step_writes_and_stages_in_its_own_kind_of_transaction(pos
 @ON_SQLITE
 async def test_a_local_step_writes_and_stages_in_its_own_kind_of_transaction_in_sqlite(sqlite_kind: Kind) -> None:
     await run_a_saga(sqlite_kind)
+
+
+async def run_a_saga_during_an_outage(kind: Kind) -> None:
+    order: Saga[Order] = Saga("order", Order)
+
+    async def create(run: Any, given: Any) -> None:
+        done = kind.write(given, run.state.order_id)
+        if done is not None:
+            await done
+        run.stage(Event("order.made", {}, topic="orders"))
+        raise StepUnavailable("the index is being rebuilt")
+
+    order.local(retry=RetryPolicy(max_attempts=1))(as_plain_function(create) if kind.plain else create)
+    sagas = SagaRegistry(order, transactions=kind.source)
+    store = await app.open_sagas(kind.database.url, transactions=sagas.transactions)
+    async with store.transaction() as tx:
+        saga_id = await order.start(tx, Order("A-7"), correlation_id="A-7")
+    worker = SagaWorker(store, sagas, app.Outbox().stage)
+    await worker.run_once()
+    await worker.rest()
+    shown = await store.admin.show(saga_id)
+    assert shown is not None
+    [entry] = shown.journal
+    assert (shown.instance.status, entry.status, entry.attempts) == (Status.RUNNING, StepStatus.RETRYING, 0)
+    assert (entry.error, entry.unavailable_since is not None) == ("the index is being rebuilt", True)
+    assert await kind.database.fetch("SELECT what FROM effects") == []
+    assert await kind.database.types() == []
+    await store.close()
+
+
+@pytest.mark.postgres
+@ON_POSTGRES
+async def test_a_local_step_that_waits_for_a_service_is_rolled_back_at_no_cost(postgres_kind: Kind) -> None:
+    await run_a_saga_during_an_outage(postgres_kind)
+
+
+@ON_SQLITE
+async def test_a_local_step_that_waits_for_a_service_is_rolled_back_at_no_cost_in_sqlite(sqlite_kind: Kind) -> None:
+    await run_a_saga_during_an_outage(sqlite_kind)
 
 
 @pytest.mark.postgres

@@ -43,6 +43,16 @@ def test_a_wait_or_a_sleep_wakes_for_the_deadline_and_the_saga_compensates(step:
     assert case.status is Status.COMPENSATED
 
 
+def test_a_step_that_waits_for_an_unavailable_service_ends_with_the_deadline_of_the_saga() -> None:
+    case = case_of(local("a"), call("b"))
+    case.succeeds("a")
+    while case.stored.now < EPOCH + timedelta(seconds=60):
+        case.is_unavailable("b")
+        assert case.status is Status.RUNNING
+        case.wakes()
+    assert (case.status, case.compensated()) == (Status.COMPENSATING, ["a"])
+
+
 def test_an_earlier_deadline_of_a_step_comes_first() -> None:
     case = case_of(wait("a", 10))
     assert case.plan.wake_seconds == 10

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from outrider.errors import InvalidSetting, UsageError
-from outrider.saga import SagaSettings, StepRejected, StepUnavailable
+from outrider.saga import Saga, SagaSettings, StepRejected, StepUnavailable
 from outrider.saga.execution.outages import StepOutages
 from outrider.saga.model import Phase, Status, StepStatus
 from outrider.saga.planner.actions import CallAction, Outage, Raised, RejectedResult, Succeeded, TimedOut
@@ -32,8 +33,9 @@ class Breakers:
         self.outages = StepOutages(SagaSettings(**settings), self.observer, self.clock)
 
     def wait_seconds(self) -> float | None:
+        """Return the time until the next attempt, or None if an attempt may be made now."""
         found: Outage | None = self.outages.current("order").get(("charge", ACTION))
-        return found.seconds if found else None
+        return found.seconds if found and not found.allows_probe else None
 
     def down(self, times: int = 1) -> None:
         for _ in range(times):
@@ -152,6 +154,27 @@ async def test_sagas_outlast_an_outage_of_hours_and_a_dead_service_is_asked_by_o
     assert [await shop.status(saga_id) for saga_id in ids] == [Status.COMPLETED] * 12
     assert list(bank.charged.values()) == [1] * 12
     assert len(shop.observer.of(SagaStepAvailable)) == 1
+
+
+@dataclass
+class Trip:
+    rooms: list[str]
+
+
+async def test_the_items_of_a_step_share_its_breaker_and_one_of_them_probes_the_service() -> None:
+    saga, bank, rooms = Saga("order", Trip), Bank(), [f"room {number}" for number in range(20)]
+    saga.call(name="book", for_each=lambda state: state.rooms, parallel_max=20)(bank.charge)
+    shop = Shop(saga)
+    saga_id = await shop.start(saga, Trip(rooms))
+    await shop.works()
+    assert bank.asked == 20
+    for _ in range(9):
+        await shop.passes(600)
+    assert bank.asked == 20 + 9
+    bank.is_down = False
+    for _ in range(2):
+        await shop.passes(600)
+    assert (await shop.status(saga_id), len(bank.charged)) == (Status.COMPLETED, 20)
 
 
 async def test_a_saga_that_waits_for_a_service_is_claimed_by_no_worker() -> None:

@@ -234,9 +234,23 @@ def test_a_rejecting_reply_after_an_unknown_outcome_is_believed_with_the_same_do
     assert note.detail.startswith("answered by no; the outcome of an earlier attempt was unknown")
 
 
-def test_a_rejection_without_an_unknown_attempt_leaves_no_doubt() -> None:
+def test_a_rejection_after_an_error_is_believed_and_the_audit_log_says_that_it_may_have_happened() -> None:
     case = Case(call("a"))
     case.raises("a")
+    case.wakes()
+    case.declines("a")
+    [note] = [note for note in case.plan.notes if note.what == "action rejected"]
+    assert note.detail.startswith("no; an earlier attempt ended with an error, and may have happened")
+    assert (case.entry("a").error, case.compensated()) == ("no", [])
+
+
+@pytest.mark.parametrize("step", [call, local], ids=["call", "local"])
+def test_a_rejection_leaves_no_doubt_if_no_earlier_attempt_can_have_happened(step: Callable[..., Step]) -> None:
+    case = Case(step("a"))
+    if step is local:
+        case.raises("a")
+        case.wakes()
+    case.is_unavailable("a")
     case.wakes()
     case.declines("a")
     [note] = [note for note in case.plan.notes if note.what == "action rejected"]
