@@ -214,7 +214,8 @@ class Journal:
 
     def start(self, entry: JournalEntry, detail: str = "") -> None:
         """Start an attempt, and add the action for the worker. During an outage, the step waits for its service."""
-        if outage := self.outages.get((base_name(entry.step), entry.phase)):
+        outage = self.outages.get((base_name(entry.step), entry.phase))
+        if outage and self.kind(entry) in HERE:
             return self.wait_for_service(entry, outage)
         attempts = entry.attempts + 1
         entry = replace(
