@@ -89,8 +89,10 @@ class World:
         self.history = checks.History(self.definition, losses_max=self.losses_max)
         self.faults = rng.choice((0.0, 0.5, 1.0, 2.0))
         self.people = rng.choice((0.0, 0.0, 0.2, 1.0))
+        self.repairs = rng.choice((0, 2, 4))
         if calm:
-            self.faults = self.people = 0.0
+            # An operator would decide by luck how a saga ends.
+            self.faults = self.people = self.repairs = 0
             self.participants.heal()
         down = self.dice("outage")
         has_outage = down.random() < 0.25 if outage is None else outage
@@ -138,7 +140,7 @@ class World:
                 if self.faults:
                     await self._misbehave()
                 await self._quiet()
-                for _ in range(self.rng.choice((0, 2, 4))):
+                for _ in range(self.repairs):
                     if self.status is Status.FAILED and not self.problems:
                         await self._look_after()
                 # A reply that arrives in the moment of the end lies in the mailbox until the next maintenance.
