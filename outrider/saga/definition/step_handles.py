@@ -17,7 +17,8 @@ S = TypeVar("S")
 LocalFunction = Callable[[StepContext[S], Any], Any]
 """Takes the context and the transaction. The function is async, or synchronous for a synchronous driver."""
 CallFunction = Callable[[StepContext[S]], Any]
-ReplyFunction = Callable[[StepContext[S], Reply], Any]
+JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
+ReplyFunction = Callable[[StepContext[S], Reply], JsonValue]
 """The returned value is used only for the items of a list whose results are collected."""
 PayloadFunction = Callable[[S], Any] | Callable[[S, Any], Any]
 """Takes the state; for an item of a list, also the item."""

@@ -145,7 +145,9 @@ class Definition:
     """A short form of the definition, used to detect a changed definition."""
     deadline_seconds: float | None = None
     """The deadline of sagas that start now. A running saga keeps the deadline of its start."""
-    _expansions: dict[tuple[tuple[str, str], ...], Definition] = field(default_factory=dict, compare=False, repr=False)
+    _expansions: dict[tuple[tuple[str, str], ...], Definition] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def find(self, name: str) -> Step | None:
         """Return a step by name, also for the name of an item, such as `reserve[3]`."""
@@ -176,7 +178,7 @@ class Definition:
             one = replace(step, for_each=None, when=None, block=None)
             for index, item in enumerate(json.loads(frozen.get(name, "[]"))):
                 steps[f"{name}[{index}]"] = replace(one, name=f"{name}[{index}]", item=json.dumps(item))
-        return replace(self, steps=steps, _expansions={})
+        return replace(self, steps=steps)
 
     @property
     def pivot(self) -> Step | None:

@@ -218,7 +218,8 @@ class Journal:
     def start(self, entry: JournalEntry, detail: str = "") -> None:
         """Start an attempt, and add the action for the worker. During an outage, the step waits for its service."""
         place = base_name(entry.step), entry.phase
-        if outage := self.outages.get(place):
+        outage = self.outages.get(place)
+        if outage and self.kind(entry) in HERE:
             if not outage.allows_probe or place in self.probed:
                 return self.wait_for_service(entry, outage)
             self.probed.add(place)

@@ -121,7 +121,8 @@ def _renew(journal: Journal, entry: JournalEntry) -> None:
     if entry.phase is Phase.COMPENSATION:
         # Another compensation may be running; this step keeps its position in the order.
         return journal.write(replace(fresh, status=StepStatus.PLANNED), "new budget")
-    if entry.started_at is None:
+    step = journal.step(entry)
+    if entry.started_at is None and (step.when or step.for_each):
         return journal.write(replace(fresh, status=StepStatus.PLANNED, error=None), "its condition is computed again")
     return journal.write(replace(fresh, status=StepStatus.RETRYING, due_at=journal.now), "new budget")
 

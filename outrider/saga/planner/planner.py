@@ -239,7 +239,10 @@ def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
         text = f"its condition {name} {error}; correct when= at {step.line}, then retry the saga"
         return journal.settle(entry, StepStatus.FAILED, text)
     if runs:
-        return _freeze_items(journal, step, entry) if step.for_each else journal.start(entry)
+        if step.for_each:
+            return _freeze_items(journal, step, entry)
+        # The start shows that the condition is decided, even if the step waits for a service that is down.
+        return journal.start(replace(entry, started_at=journal.now) if step.when else entry)
     for other in journal.base.steps.values():
         if other.name == step.name or (step.block is not None and other.block == step.block):
             skipped = journal.lines.get((other.name, Phase.ACTION)) or _new_entry(journal, other.name)

@@ -50,13 +50,15 @@ class StepCode(Protocol):
         """Fail, or let the reply be applied."""
 
 
-def random_saga(rng: random.Random, code: StepCode) -> Saga[State]:
-    """Return a saga of one to nine steps."""
+def random_saga(rng: random.Random, code: StepCode, *, plain: bool = False) -> Saga[State]:
+    """Return a saga of one to nine steps. A plain saga has no deadline, no condition and no list."""
     groups = [rng.choice((1, 1, 1, 2, 3)) for _ in range(rng.randint(1, 4))]
     pivot_at = rng.randrange(len(groups)) if rng.random() < 0.6 else None
     if pivot_at is not None:
         groups[pivot_at] = 1
-    saga = Saga(SAGA_TYPE, State, deadline_seconds=rng.randint(25, 60) if rng.random() < 0.1 else None)
+    seconds = rng.randint(25, 60) if rng.random() < 0.1 else None
+    saga = Saga(SAGA_TYPE, State, deadline_seconds=None if plain else seconds)
+    shapes = 0.0 if plain else 0.1
     before: tuple[str, ...] = ()
     for at, size in enumerate(groups):
         names = tuple(f"{at}{letter}" for letter in "abc"[:size])
@@ -64,7 +66,8 @@ def random_saga(rng: random.Random, code: StepCode) -> Saga[State]:
         for name in names:
             after = tuple(known for known in before if rng.random() < 0.6) if loose else before
             has_compensation = (pivot_at is None or at < pivot_at) and rng.random() < 0.8
-            _add_step(rng, saga, code, name, after, pivot=at == pivot_at, has_compensation=has_compensation)
+            options = {"pivot": at == pivot_at, "has_compensation": has_compensation}
+            _add_step(rng, saga, code, name, after, shapes=shapes, **options)
         before = (*before, *names) if loose else names
     return saga
 
@@ -76,14 +79,15 @@ def _add_step(
     name: str,
     after: tuple[str, ...],
     *,
+    shapes: float,
     pivot: bool,
     has_compensation: bool,
 ) -> None:
     common: dict[str, Any] = {"name": name, "after": after}
-    if rng.random() < 0.1:
+    if rng.random() < shapes:
         common["when"] = _condition(rng)
     kind = rng.choice(EFFECTIVE if pivot else KINDS)
-    if kind in EFFECTIVE and not pivot and rng.random() < 0.1:
+    if kind in EFFECTIVE and not pivot and rng.random() < shapes:
         known = any(step.into for step in saga._graph.steps.values())
         into = None if known or rng.random() < 0.5 else "results"
         common |= {"for_each": _items(rng.randint(0, 4)), "parallel_max": rng.randint(1, 3), "into": into}

@@ -15,7 +15,7 @@ from uuid import UUID
 from outrider.errors import InvalidState, StepRejected, StepUnavailable
 from outrider.event import Event, OutboxRow
 from outrider.saga import SagaRegistry
-from outrider.saga.definition.steps import StepKind
+from outrider.saga.definition.steps import StepKind, base_name
 from outrider.saga.execution.step_executor import KEY_HEADER, PHASE_HEADER
 from outrider.saga.model import LOSSES_MAX, MessageKind, NewSagaMessage, Phase, SagaRecord, Status
 from outrider.saga.planner import results
@@ -71,11 +71,14 @@ class World:
     """The saga, its workers, its participants, and the network between them."""
 
     def __init__(self, seed: int, loop: VirtualLoop, *, calm: bool = False, outage: bool | None = None) -> None:
-        """Draw a world. A `calm` world has no faults; `outage` says whether services are down for a while."""
+        """Draw a world. A `calm` world has no faults; `outage` says whether services are down for a while.
+
+        The saga of a calm world is plain: nothing in it depends on the time or on the order of replies.
+        """
         self.seed, self.loop = seed, loop
         self.rng = rng = self.dice("world")
         self.trace = SagaTrace(loop)
-        self.saga = random_saga(rng, self)
+        self.saga = random_saga(rng, self, plain=calm)
         self.definition = self.saga.definition
         self.participants = random_participants(self.definition, rng)
         self.store = MemoryStore(lanes=1, clock=VirtualClock(loop))
@@ -86,8 +89,10 @@ class World:
         self.history = checks.History(self.definition, losses_max=self.losses_max)
         self.faults = rng.choice((0.0, 0.5, 1.0, 2.0))
         self.people = rng.choice((0.0, 0.0, 0.2, 1.0))
+        self.repairs = rng.choice((0, 2, 4))
         if calm:
-            self.faults = self.people = 0.0
+            # An operator would decide by luck how a saga ends.
+            self.faults = self.people = self.repairs = 0
             self.participants.heal()
         down = self.dice("outage")
         has_outage = down.random() < 0.25 if outage is None else outage
@@ -135,7 +140,7 @@ class World:
                 if self.faults:
                     await self._misbehave()
                 await self._quiet()
-                for _ in range(self.rng.choice((0, 2, 4))):
+                for _ in range(self.repairs):
                     if self.status is Status.FAILED and not self.problems:
                         await self._look_after()
                 # A reply that arrives in the moment of the end lies in the mailbox until the next maintenance.
@@ -193,7 +198,8 @@ class World:
 
     def is_down(self, step: str, phase: Phase) -> bool:
         """Tell whether the service of a step is down now."""
-        is_down = (step, phase) in self.outage.steps and self.outage.begin <= self.loop.time() < self.outage.end
+        outage, step_key = self.outage, (base_name(step), phase)
+        is_down = step_key in outage.steps and outage.begin <= self.loop.time() < outage.end
         if is_down:
             self.trace.note("world", f"the service of {step} is down")
         return is_down

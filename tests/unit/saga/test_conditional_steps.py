@@ -13,7 +13,7 @@ from outrider.errors import InvalidHandler, UsageError
 from outrider.saga import Saga, StepRejected
 from outrider.saga.definition.steps import Step
 from outrider.saga.model import Phase, Status, StepStatus
-from outrider.saga.planner.actions import ApplyReply
+from outrider.saga.planner.actions import ApplyReply, Outage
 from outrider.testing import SagaHarness
 from tests.support.planner_case import Case, call, described, local, request, sleep, wait
 from tests.support.saga_shop import ONCE
@@ -74,6 +74,18 @@ def test_a_decision_is_taken_once_whatever_the_condition_says_later() -> None:
     case.loses_worker(2)
     assert described(case.answer("yes", "a")) == ["call b action 1"]
     assert not answers
+
+
+def test_a_decision_stands_for_a_step_that_has_waited_in_vain_for_its_service() -> None:
+    answers = [True]
+    case = case_of(call("a"), conditional(call("b"), lambda state: answers.pop()))
+    case.outages = {("b", Phase.ACTION): Outage("503", 5)}
+    case.succeeds("a")
+    assert (case.progress("b"), answers) == (StepStatus.RETRYING, [])
+    case.advance(seconds=86_400)
+    assert case.progress("b") is StepStatus.FAILED
+    case.outages = {}
+    assert described(case.order("retry")) == ["call b action 1"]
 
 
 def test_a_saga_whose_last_step_is_skipped_is_completed() -> None:

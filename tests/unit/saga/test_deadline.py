@@ -13,6 +13,7 @@ from outrider.saga import Saga
 from outrider.saga.definition.steps import Step
 from outrider.saga.diagram import mermaid
 from outrider.saga.model import Phase, Status, StepStatus
+from outrider.saga.planner.actions import Outage
 from outrider.telemetry.events import SagaNeedsAttention
 from outrider.testing import SagaHarness
 from tests.support.planner_case import Case, call, described, local, request, sleep, wait
@@ -99,6 +100,15 @@ def test_the_outcome_of_a_pivot_under_way_decides(kind: Any) -> None:
     assert case.status is Status.RUNNING
     case.answer("yes", "b") if kind is request else case.succeeds("b")
     assert (case.status, case.progress("c"), case.compensated()) == (Status.RUNNING, StepStatus.STARTED, [])
+
+
+@pytest.mark.parametrize("kind", [local, call])
+def test_a_step_that_waits_for_its_service_stops_at_the_deadline(kind: Any) -> None:
+    case = case_of(local("a"), kind("b"))
+    case.outages = {("b", Phase.ACTION): Outage("503", 5)}
+    case.succeeds("a")
+    case.advance(seconds=60)
+    assert (case.progress("b"), case.compensated()) == (StepStatus.REJECTED, ["a"])
 
 
 def test_a_pivot_that_is_rejected_after_the_deadline_compensates() -> None:

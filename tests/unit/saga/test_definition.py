@@ -479,7 +479,7 @@ def test_a_function_takes_what_it_is_given() -> None:
     with rejection("cannot be called with (context)"):
         order.call(name="charge")(local)  # type: ignore[arg-type]
     with rejection("cannot be called with (state)"):
-        step.payload(lambda: {})  # type: ignore[misc, arg-type]
+        step.payload(lambda: {})  # type: ignore[arg-type]
     with rejection("cannot be called with (event)"):
         order.wait("parcel.collected", correlate=lambda: "A-7")  # type: ignore[misc, arg-type]
     with rejection("is not a function"):

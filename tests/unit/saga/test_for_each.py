@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from outrider.saga.definition.steps import ITEMS_MAX
 from outrider.saga.diagram import mermaid, mermaid_run
 from outrider.saga.execution.step_executor import KEY_HEADER
 from outrider.saga.model import Phase, SagaRecord, Status, StepStatus
+from outrider.saga.planner.actions import Outage
 from outrider.testing import SagaHarness
+from tests.support.planner_case import Case, call, described, sleep
 from tests.support.saga_shop import ONCE, PLAIN
 
 DONE, SKIPPED, REJECTED, STARTED = StepStatus.DONE, StepStatus.SKIPPED, StepStatus.REJECTED, StepStatus.STARTED
@@ -130,6 +133,20 @@ async def test_an_item_that_fails_waits_for_a_person_and_goes_on_after_retry() -
     assert seen.current_step == "book", "commands to many sagas choose them by the step that was written"
     await harness.send_command("mark_done", "A-7")
     assert (await harness.saga("A-7")).status is Status.COMPLETED
+
+
+def test_items_that_have_waited_in_vain_for_their_service_start_after_retry() -> None:
+    case = Case(sleep("first"), replace(call("a"), for_each=lambda state: ["x", "y"]))
+    case.definition = replace(case.definition, compute=lambda function, stored: function(json.loads(stored)))
+    case.outages = {("a", Phase.ACTION): Outage("503", 5)}
+    case.advance(seconds=10)
+    assert (case.progress("a"), case.progress("a[0]")) == (STARTED, StepStatus.RETRYING)
+    case.advance(seconds=86_400)
+    assert (case.status, case.progress("a[1]")) == (Status.FAILED, StepStatus.FAILED)
+    case.outages = {}
+    assert described(case.order("retry")) == ["call a[0] action 1", "call a[1] action 1"]
+    case.succeeds("a[0]", "a[1]")
+    assert case.status is Status.COMPLETED
 
 
 async def test_the_list_is_frozen_for_a_new_version_of_the_code() -> None:
