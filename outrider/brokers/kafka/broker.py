@@ -139,15 +139,21 @@ class KafkaBroker:
         return is_answered
 
     async def _is_answered(self, producer: Producer, call: PublishCall) -> bool:
-        """Wait for the reports; return False if Kafka answers, and the rest of the messages has no report."""
+        """Wait for the reports; return False if Kafka answers, and the rest of the messages has no report.
+
+        Messages wait behind those of earlier calls. A call without any report is therefore patient as long as the
+        others of its session get theirs.
+        """
         clock = asyncio.get_running_loop().time
         while True:
-            reported, began = call.reported, clock()
+            before, began = (call.reported, producer.reported), clock()
             try:
                 async with asyncio.timeout(self._patience.seconds):
                     await producer.wait(call)
             except TimeoutError:
-                if call.reported == reported and await self._is_reachable() and call.reported == reported:
+                others = producer.reported > before[1] and not call.reported
+                quiet = call.reported == before[0] and not others
+                if quiet and await self._is_reachable() and call.reported == before[0]:
                     return False
             else:
                 self._patience.learn(clock() - began)

@@ -308,7 +308,7 @@ async def test_a_frozen_server_is_an_outage_and_not_a_wait_without_end(server: R
     server.pause()
     try:
         [result] = await broker.publish([message(1)])
-        assert result == Unknown("no answer from the server for 0.125 s")
+        assert result == Unknown("no answer from the server for 0.25 s")
     finally:
         server.resume()
     assert await broker.publish([message(2)]) == [CONFIRMED]
