@@ -5,7 +5,7 @@ silent for a moment has a destination that does not work. The limit therefore fo
 
 >>> patience = Patience(longest_seconds=2.0)
 >>> patience.seconds
-0.2
+0.5
 >>> for _ in range(50):
 ...     patience.learn(0.3)
 >>> round(patience.seconds, 1)
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SHORTEST_SECONDS = 0.2
+SHORTEST_SECONDS = 0.5
 """A busy machine pauses for as long, and such a pause should not cost an additional write per event."""
 
 TIMES = 4

@@ -160,7 +160,7 @@ class CircuitBreakers:
         found = self.get(name)
         if found.breaker.retry_at is not None:
             return max(self._base_seconds, found.breaker.retry_at - now)
-        return max(self._base_seconds, now - found.unanswered_since)
+        return max(self._base_seconds, now - found.unanswered_since) if found.unanswered else self._base_seconds
 
     def unanswered(self, name: str, count: int, now: float) -> None:
         """Stop a destination that has not answered these messages yet."""

@@ -168,7 +168,7 @@ class Relay:
         settlements = batch.settlements
         settled = await self._unsettled.settle(lease, settlements) if settlements else 0
         self._wait_at_most(worker, self._unsettled.next_seconds(owned))
-        self._wait_at_most(worker, self._unanswered.next_seconds(owned))
+        self._wait_at_most(worker, self._unanswered.next_seconds(lease))
         if settlements.confirmed or settlements.others:
             spent = published - publishing, self.clock.boot_seconds() - started
             self.observer.emit(PassCompleted(len(fetched.events), batch.confirmed, settled, *spent))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,6 +24,14 @@ def make_topic(bootstrap: str, *, partitions: int = 3, **config: str) -> str:
     name = f"{OURS}{uuid4().hex[:12]}"
     create_topic(bootstrap, name, partitions=partitions, config={k.replace("_", "."): v for k, v in config.items()})
     return name
+
+
+def make_topic_on_each(bootstrap: str, name: str, *, brokers: int) -> None:
+    """Make a topic with one partition on each broker, without a copy."""
+    kafka: Any = import_module("confluent_kafka.admin")
+    admin = kafka.AdminClient({"bootstrap.servers": bootstrap})
+    wanted = kafka.NewTopic(name, brokers, replica_assignment=[[number] for number in range(1, brokers + 1)])
+    admin.create_topics([wanted])[name].result(30)
 
 
 def produce_raw(

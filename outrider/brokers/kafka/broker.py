@@ -21,6 +21,7 @@ from outrider.brokers.kafka import settings as producer_settings
 from outrider.brokers.kafka.checks import check, check_topic, retention_days
 from outrider.brokers.kafka.errors import BARRED, GAP, MISSING, PURGED, Failure, nack_after_failures, publish_result
 from outrider.brokers.kafka.producer import AFTER_FAILURE, UNKNOWN, Producer, PublishCall, Report, driver
+from outrider.brokers.kafka.settings import MURMUR2, partition_of
 from outrider.brokers.patience import Patience
 from outrider.checks import CheckResult
 from outrider.errors import Transient, Unreachable
@@ -60,6 +61,9 @@ class KafkaBroker:
         self._proven: set[str] = set()
         self._patience = Patience(publish_seconds / 2)
         self._finishing: set[asyncio.Task[None]] = set()
+        self._is_keyed = self._settings.get("partitioner") in MURMUR2
+        self._partitions: dict[str, int] = {}
+        self._named: dict[str, int] = {}
         bytes_max = int(self._settings["message.max.bytes"])
         self.capabilities = Capabilities(
             ordered=True,
@@ -135,15 +139,21 @@ class KafkaBroker:
         return is_answered
 
     async def _is_answered(self, producer: Producer, call: PublishCall) -> bool:
-        """Wait for the reports; return False if Kafka answers, and the rest of the messages has no report."""
+        """Wait for the reports; return False if Kafka answers, and the rest of the messages has no report.
+
+        Messages wait behind those of earlier calls. A call without any report is therefore patient as long as the
+        others of its session get theirs.
+        """
         clock = asyncio.get_running_loop().time
         while True:
-            reported, began = call.reported, clock()
+            before, began = (call.reported, producer.reported), clock()
             try:
                 async with asyncio.timeout(self._patience.seconds):
                     await producer.wait(call)
             except TimeoutError:
-                if call.reported == reported and await self._is_reachable() and call.reported == reported:
+                others = producer.reported > before[1] and not call.reported
+                quiet = call.reported == before[0] and not others
+                if quiet and await self._is_reachable() and call.reported == before[0]:
                     return False
             else:
                 self._patience.learn(clock() - began)
@@ -202,12 +212,14 @@ class KafkaBroker:
                     answer.set_result(result)
 
     async def probe(self, destination: str) -> None:
-        """Ask a broker about the cluster or a topic; every partition must have a leader and enough replicas."""
+        """Ask a broker about the cluster, a topic or a partition; it must have a leader and enough replicas."""
         if not destination:
             await self._read_metadata(START_SECONDS_MAX)
             return
-        found = await self._read_metadata(START_SECONDS_MAX, destination)
-        await asyncio.to_thread(check_topic, driver(), self._settings, found.topics[destination])
+        topic, _, partition = destination.rstrip("]").partition("[")
+        found = (await self._read_metadata(START_SECONDS_MAX, topic)).topics[topic]
+        only = int(partition) if partition else None
+        await asyncio.to_thread(check_topic, driver(), self._settings, found, only)
 
     async def check(self, topics: Sequence[str]) -> list[CheckResult]:
         """Check the topics and the settings of Kafka for the topics."""
@@ -219,8 +231,13 @@ class KafkaBroker:
         return await asyncio.to_thread(retention_days, self._settings, topics)
 
     def destination(self, message: Message) -> str:
-        """Return the topic, which can fail alone."""
-        return message.topic
+        """Return the topic and the partition, which can fail alone; the topic only, if the partition is not known.
+
+        The number of partitions is read once: a destination must not change its name.
+        """
+        topic = message.topic
+        count = self._named.setdefault(topic, self._partitions.get(topic, 0))
+        return f"{topic}[{partition_of(message.key.encode(), count)}]" if count > 1 else topic
 
     async def close(self) -> None:
         """Wait briefly for the publishes in progress, then disconnect."""
@@ -249,9 +266,12 @@ class KafkaBroker:
     async def _read_metadata(self, seconds: float, topic: str | None = None) -> Any:
         producer, kafka = self._current(), driver()
         try:
-            return await asyncio.to_thread(producer.metadata, seconds, topic)
+            found = await asyncio.to_thread(producer.metadata, seconds, topic)
         except kafka.KafkaException as error:
             raise Transient(f"no metadata from Kafka: {producer.last_error or error.args[0].str()}") from error
+        if self._is_keyed:
+            self._partitions.update((name, len(each.partitions)) for name, each in found.topics.items())
+        return found
 
     async def _is_reachable(self) -> bool:
         try:
@@ -280,7 +300,16 @@ class KafkaBroker:
         pairs = zip(messages, results, strict=True)
         self._proven.update({message.topic for message, result in pairs if result is CONFIRMED})
         await self._recheck(messages, call.reports, results)
-        return nack_after_failures(messages, results)
+        return self._name_partitions(messages, nack_after_failures(messages, results))
+
+    def _name_partitions(self, messages: Sequence[Message], results: list[PublishResult]) -> list[PublishResult]:
+        """Replace the topic by the partition in unknown results: the other partitions may work."""
+        return [
+            Unknown(result.error, self.destination(message))
+            if isinstance(result, Unknown) and result.destination
+            else result
+            for message, result in zip(messages, results, strict=True)
+        ]
 
     def _result_of(self, report: Failure, topic: str, *, isolated: bool, end: Failure | None) -> PublishResult:
         if report is AFTER_FAILURE:
@@ -315,4 +344,4 @@ class KafkaBroker:
             CONFIRMED if report is None else Unknown(error, message.topic if is_reachable else "")
             for message, report in zip(messages, call.reports, strict=True)
         ]
-        return nack_after_failures(messages, results)
+        return self._name_partitions(messages, nack_after_failures(messages, results))

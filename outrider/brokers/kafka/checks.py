@@ -266,14 +266,15 @@ def _problems_of_config(topic: KafkaTopic, config: Mapping[str, str], alter: str
     return found
 
 
-def check_topic(driver: Any, settings: Mapping[str, Any], topic: Any) -> None:
-    """Raise Transient unless every partition has a leader and enough replicas in sync. Blocks."""
+def check_topic(driver: Any, settings: Mapping[str, Any], topic: Any, only: int | None = None) -> None:
+    """Raise Transient unless every partition, or the `only` one, has a leader and enough replicas in sync. Blocks."""
     if topic.error is not None:
         raise Transient(f"topic {topic.topic}: {topic.error.str()} ({topic.error.name()})")
-    for partition in topic.partitions.values():
+    partitions = [found for number, found in topic.partitions.items() if only is None or number == only]
+    for partition in partitions:
         if partition.leader < 0:
             raise Transient(f"topic {topic.topic}: partition {partition.id} has no leader; check Kafka's brokers")
-    fewest = min(topic.partitions.values(), key=lambda partition: len(partition.isrs), default=None)
+    fewest = min(partitions, key=lambda partition: len(partition.isrs), default=None)
     # With every replica in sync there is no need to ask for the minimum.
     if fewest is None or len(fewest.isrs) == len(fewest.replicas):
         return

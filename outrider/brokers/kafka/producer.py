@@ -127,6 +127,7 @@ class Producer:
         self.warm = False
         self.absent: set[str] = set()
         self._calls: set[PublishCall] = set()
+        self._reported = 0
         self._closing = threading.Event()
         self._unattended = threading.Event()
         self._unattended.set()
@@ -149,9 +150,16 @@ class Producer:
 
     def leave(self, call: PublishCall) -> None:
         """Remove a call that has ended."""
-        self._calls.discard(call)
+        if call in self._calls:
+            self._calls.discard(call)
+            self._reported += call.reported
         if not any(other.large for other in self._calls):
             self._unattended.set()
+
+    @property
+    def reported(self) -> int:
+        """Return the number of reports so far, of all calls."""
+        return self._reported + sum(call.reported for call in self._calls)
 
     async def send(self, call: PublishCall, messages: Sequence[Message]) -> None:
         """Hand messages over in order, and set the number of expected reports."""

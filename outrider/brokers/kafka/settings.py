@@ -57,6 +57,9 @@ DEFAULTS = {
     "log_level": "2",
 }
 
+MURMUR2 = {"murmur2", "murmur2_random"}
+"""The partitioners of a Java client."""
+
 SAME = {"-1": "all", "1": "true", "0": "false"}
 
 CONSUMER_FIXED = {
@@ -186,3 +189,22 @@ def milliseconds(settings: Mapping[str, Any], name: str) -> int:
         return int(settings[name])
     except ValueError:
         raise InvalidSetting(f"{name} = {settings[name]} is not a number of milliseconds") from None
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition of a key, as the default partitioner of librdkafka and of a Java client does.
+
+    >>> [partition_of(key, 100) for key in (b"21", b"foobar", b"a-little-bit-long-string")]
+    [40, 66, 12]
+    """
+    multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
+    found = (0x9747B28C ^ len(key)) & mask
+    whole = len(key) & ~3
+    for start in range(0, whole, 4):
+        word = int.from_bytes(key[start : start + 4], "little") * multiplier & mask
+        word = (word ^ word >> 24) * multiplier & mask
+        found = (found * multiplier & mask) ^ word
+    if rest := key[whole:]:
+        found = (found ^ int.from_bytes(rest, "little")) * multiplier & mask
+    found = (found ^ found >> 13) * multiplier & mask
+    return ((found ^ found >> 15) & 0x7FFFFFFF) % partitions

@@ -26,6 +26,15 @@ Route = Callable[[Message], tuple[str, str]]
 Destination = Callable[[Message], str]
 
 
+class ChannelProgress:
+    """The time of the last answer to messages of one channel name, on any connection."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = float("-inf")
+
+
 class ConfirmBatch:
     """Messages in flight, and the results so far."""
 
@@ -67,9 +76,15 @@ class ConfirmBatch:
 class ConfirmChannel:
     """The channel of an exchange, in confirm mode. `make_exchange` is the remedy for a missing exchange."""
 
-    def __init__(self, connection: AmqpConnection, exchange: str, destination: Destination, make_exchange: str) -> None:
-        self._connection, self._exchange, self._destination = connection, exchange, destination
-        self._make_exchange = make_exchange
+    def __init__(
+        self,
+        connection: AmqpConnection,
+        destination: Destination,
+        make_exchange: str,
+        progress: ChannelProgress,
+    ) -> None:
+        self._connection, self._destination = connection, destination
+        self._make_exchange, self.progress = make_exchange, progress
         self._number = 0
         self._next_tag = self._lowest = 1
         self._pending: dict[int, tuple[ConfirmBatch, int]] = {}
@@ -118,6 +133,7 @@ class ConfirmChannel:
 
     def confirm(self, tag: int, *, multiple: bool, accepted: bool) -> None:
         """Record the result of a message, or of all messages up to the tag."""
+        self.progress.at = self._connection.received_at
         if multiple:
             for number in range(self._lowest, tag + 1):
                 self._confirm(number, accepted)

@@ -12,10 +12,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from outrider.brokers.base import PublishResult, Unknown
 from outrider.brokers.patience import Patience
-from outrider.brokers.rabbitmq.confirm_channel import ConfirmBatch, ConfirmChannel, Destination
+from outrider.brokers.rabbitmq.confirm_channel import ChannelProgress, ConfirmBatch, ConfirmChannel, Destination
 from outrider.brokers.rabbitmq.connection import AmqpConnection, connect
 from outrider.brokers.rabbitmq.settings import RabbitSettings
 from outrider.errors import OutriderError, Transient
@@ -32,7 +33,7 @@ RETRY_SECONDS = 60.0
 IDLE_SECONDS = 30.0
 """Seconds after which an unused additional connection is closed: another relay may be waiting for it."""
 
-SILENT_SHARE = 1 / 4
+ANSWER_SHARE = 1 / 4
 """The share of the time limit in which a server that is asked must answer, and another connection must open."""
 
 ChannelName = tuple[str, str]
@@ -46,6 +47,13 @@ log = logging.getLogger("outrider.rabbitmq")
 _in_flight = attrgetter("in_flight")
 
 
+class SharedState(NamedTuple):
+    """The knowledge of all connections of a pool: the usual time of an answer, and the last answers by channel."""
+
+    patience: Patience
+    progress: dict[ChannelName, ChannelProgress]
+
+
 class PooledConnection:
     """A connection for publishing, with its channels.
 
@@ -57,12 +65,12 @@ class PooledConnection:
         connection: AmqpConnection,
         settings: RabbitSettings,
         destination: Destination,
-        patience: Patience,
+        shared: SharedState,
         is_reachable: IsReachable,
     ) -> None:
         self.connection = connection
         self._settings, self._destination = settings, destination
-        self._patience, self._is_reachable = patience, is_reachable
+        self._patience, self._progress, self._is_reachable = shared.patience, shared.progress, is_reachable
         self._publishers: dict[ChannelName, ConfirmChannel] = {}
         self._opening, self._ending = asyncio.Lock(), asyncio.Lock()
         self._finishing: set[asyncio.Task[None]] = set()
@@ -82,7 +90,7 @@ class PooledConnection:
             deadline = asyncio.get_running_loop().time() + self._settings.confirm_seconds
             wave = publisher.publish(messages, self._settings.route)
             try:
-                if await self._is_answered(wave, deadline):
+                if await self._is_answered(publisher, wave, deadline):
                     return wave.results
                 # The server stops reading a channel that has sent to a queue without answers.
                 if self._publishers.get(name) is publisher:
@@ -128,23 +136,38 @@ class PooledConnection:
             await asyncio.wait(self._finishing)
         await self.connection.close()
 
-    async def _is_answered(self, wave: ConfirmBatch, deadline: float) -> bool:
-        """Wait for a wave; return False if the server answers, and the rest of the wave has no answer."""
+    async def _is_answered(self, publisher: ConfirmChannel, wave: ConfirmBatch, deadline: float) -> bool:
+        """Wait for a wave; return False if the server answers, and the rest of the wave has no answer.
+
+        Messages wait behind those of earlier waves. A wave without any confirm is therefore patient as long as the
+        others of its channel get theirs.
+        """
         clock = asyncio.get_running_loop().time
-        while wave.left:
-            left, began = wave.left, clock()
-            await asyncio.wait([wave.done], timeout=max(0.0, min(self._patience.seconds, deadline - began)))
+        began = progress_at = clock()
+        count = left = wave.left
+        while True:
+            await asyncio.wait(
+                [wave.done], timeout=max(0.0, min(progress_at + self._patience.seconds, deadline) - clock())
+            )
+            if not wave.left:
+                self._patience.learn(clock() - progress_at)
+                return True
             if wave.left < left:
-                self._patience.learn(clock() - began)
+                left, progress_at = wave.left, clock()
+            elif left == count and publisher.progress.at > progress_at:
+                progress_at = publisher.progress.at
             elif clock() >= deadline or (await self._is_reading() and wave.left == left):
                 return False
-            elif wave.left == left:
+            elif clock() - max(began, self.connection.received_at) >= self._silent_seconds:
                 await self._end_silent()
-        return True
+
+    @property
+    def _silent_seconds(self) -> float:
+        return self._settings.confirm_seconds / 2
 
     async def _is_reading(self) -> bool:
         try:
-            return await self.connection.is_answering(self._settings.confirm_seconds * SILENT_SHARE)
+            return await self.connection.is_answering(self._settings.confirm_seconds * ANSWER_SHARE)
         except Transient:
             return False
 
@@ -156,8 +179,7 @@ class PooledConnection:
         async with self._ending:
             if not self.connection.lost:
                 self.connection.is_stuck = await self._is_reachable()
-                seconds = self._settings.confirm_seconds * SILENT_SHARE
-                self.connection.abort(f"no answer from the server for {seconds:g} s")
+                self.connection.abort(f"no answer from the server for {self._silent_seconds:g} s")
 
     async def _finish(self, publisher: ConfirmChannel, wave: ConfirmBatch, deadline: float) -> None:
         """Wait for the rest of a wave that was left behind, and close the channel after its last wave."""
@@ -188,7 +210,8 @@ class PooledConnection:
         self.used_at = asyncio.get_running_loop().time()
 
     def _new_publisher(self, name: ChannelName) -> ConfirmChannel:
-        return ConfirmChannel(self.connection, name[0], self._destination, self._settings.make_exchange)
+        progress = self._progress.setdefault(name, ChannelProgress())
+        return ConfirmChannel(self.connection, self._destination, self._settings.make_exchange, progress)
 
     async def _publisher(self, name: ChannelName) -> ConfirmChannel:
         """Return the channel of the name, opened if necessary; above the limit, an idle channel is closed."""
@@ -222,7 +245,7 @@ class ConnectionPool:
         self._connecting = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._retry_at = float("-inf")
-        self._patience = Patience(settings.confirm_seconds / 2)
+        self._shared = SharedState(Patience(settings.confirm_seconds / 2), {})
 
     def __len__(self) -> int:
         """Return the number of open connections."""
@@ -279,12 +302,12 @@ class ConnectionPool:
 
     async def _connect(self) -> PooledConnection:
         connection = await connect(self._settings)
-        return PooledConnection(connection, self._settings, self._destination, self._patience, self._is_reachable)
+        return PooledConnection(connection, self._settings, self._destination, self._shared, self._is_reachable)
 
     async def _is_reachable(self) -> bool:
         """Return whether the server accepts another connection, which then takes the place of a silent one."""
         try:
-            async with asyncio.timeout(self._settings.confirm_seconds * SILENT_SHARE):
+            async with asyncio.timeout(self._settings.confirm_seconds * ANSWER_SHARE):
                 pooled = await self._connect()
         except (OutriderError, TimeoutError):
             return False

@@ -16,6 +16,7 @@ import pytest
 from outrider.brokers.base import CONFIRMED, Confirmed, PublishResult, Unknown
 from outrider.brokers.kafka import KafkaBroker
 from outrider.brokers.kafka.producer import FEW_MESSAGES
+from outrider.brokers.kafka.settings import partition_of
 from outrider.errors import Transient
 from outrider.event import Event, Message
 from outrider.outbox.settings import RelaySettings
@@ -23,7 +24,7 @@ from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Retried
 from outrider.testing.contracts.broker import message
 from outrider.testing.harness import numbers, order, orders
 from outrider.testing.servers.kafka import KafkaCluster, KafkaServer
-from tests.support.kafka_client import make_topic, read
+from tests.support.kafka_client import make_topic, make_topic_on_each, read
 from tests.support.running_relay import PATIENCE_SECONDS, SETTINGS, RunningRelay
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
@@ -199,6 +200,7 @@ async def test_the_leader_killed_during_a_drain_loses_nothing_and_keeps_the_orde
     with KafkaCluster(brokers=3) as cluster:
         cluster.create_topic("orders", partitions=3)
         cluster.create_topic("strict", config={"min.insync.replicas": "3"})
+        make_topic_on_each(cluster.bootstrap, "lone", brokers=3)
         broker = KafkaBroker(cluster.bootstrap)
         leader = cluster.leader("orders")
         async with RunningRelay(broker, SMALL_STEPS).open() as relay:
@@ -213,6 +215,7 @@ async def test_the_leader_killed_during_a_drain_loses_nothing_and_keeps_the_orde
         assert relay.failed_attempts == []
         await _too_few_replicas_are_an_outage_of_their_topic(cluster.bootstrap)
         await _a_topic_that_never_confirms_stops_no_other(cluster.bootstrap)
+        await _a_partition_without_leader_stops_no_other(cluster.bootstrap, leader.number - 1)
 
 
 async def _too_few_replicas_are_an_outage_of_their_topic(bootstrap: str) -> None:
@@ -245,6 +248,23 @@ async def _a_topic_that_never_confirms_stops_no_other(bootstrap: str) -> None:
     await broker.close()
     assert median(seconds["mute"]) < 5 * median(seconds["before"]) + 0.05
     assert numbers(read(bootstrap, "orders"), "healthy") == list(range(1, 101))
+    assert relay.failed_attempts == []
+
+
+async def _a_partition_without_leader_stops_no_other(bootstrap: str, partition: int) -> None:
+    broker = KafkaBroker(bootstrap, publish_seconds=1.5)
+    lost = [key for key in KEYS if partition_of(key.encode(), 3) == partition]
+    assert 0 < len(lost) < len(KEYS)
+    async with RunningRelay(broker).open() as relay:
+        for number in range(1, 11):
+            await relay.stage(*(order(number, key, topic="lone") for key in KEYS))
+            await relay.until_sent(number * (len(KEYS) - len(lost)))
+        await relay.until_emitted(BreakerOpened)
+        assert relay.down == {f"lone[{partition}]"}
+        with pytest.raises(Transient, match=f"partition {partition} has no leader"):
+            await broker.probe(f"lone[{partition}]")
+        await broker.probe(f"lone[{(partition + 1) % 3}]")
+    await broker.close()
     assert relay.failed_attempts == []
 
 

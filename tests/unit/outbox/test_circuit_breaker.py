@@ -232,6 +232,8 @@ def test_the_wait_for_an_answer_grows_with_the_time_that_has_passed() -> None:
     breakers = CircuitBreakers(base_seconds=0.5)
     breakers.unanswered("orders", 1, 10.0)
     assert [breakers.wait_seconds("orders", now) for now in (10.0, 11.0, 13.0)] == [0.5, 1.0, 3.0]
+    breakers.answered("orders", 1)
+    assert breakers.wait_seconds("orders", 1e9) == 0.5
 
 
 def test_a_destination_is_half_open_from_its_failure_to_its_first_confirmed_message() -> None:

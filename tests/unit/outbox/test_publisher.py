@@ -14,7 +14,7 @@ from outrider.errors import Transient
 from outrider.event import Event, Message, OnDeadLetter
 from outrider.outbox import lane_ownership
 from outrider.outbox.model import Criteria, Lease, Settlements
-from outrider.outbox.publisher import publish
+from outrider.outbox.publisher import TRIALS_MAX, publish
 from outrider.stores.memory import MemoryStore
 from outrider.telemetry.events import EventDeadLettered, PassCompleted
 from outrider.testing import ManualClock, MemoryBroker
@@ -234,3 +234,42 @@ async def test_a_cancelled_future_of_the_client_is_no_cancellation_of_ours() -> 
 
     [result] = await publish(Cancelling(), [Message("1", "t", "k", None, b"{}", {})], 1)
     assert isinstance(result, Unknown)
+
+
+class ApartBroker(MemoryBroker):
+    """A broker with many destinations, of which the mute ones answer a trial never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trials: list[str] = []
+
+    async def publish_apart(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        self.trials += [message.topic for message in messages]
+        if messages[0].topic in self.mute:
+            await asyncio.Event().wait()
+        return await self.publish(messages)
+
+
+async def test_the_number_of_trials_without_an_answer_is_limited_and_the_other_streams_wait_a_moment(
+    harness: Harness,
+) -> None:
+    topics = [f"mute-{number:02}" for number in range(TRIALS_MAX + 4)]
+    await harness.stage(*(order(1, "A", topic=topic) for topic in topics))
+    broker = ApartBroker()
+    broker.down = set(topics)
+    relay = harness.relay(broker)
+    await harness.works(relay)
+    broker.mute, broker.down = set(topics), set()
+    # The probes must pass for the trials to begin.
+    broker.probe = MemoryBroker().probe  # type: ignore[method-assign]
+    await harness.advance(seconds=1)
+    await relay.probe()
+    await harness.works(relay)
+    assert relay.breakers.unanswered_destinations == TRIALS_MAX
+    assert len(broker.trials) + len(broker.waiting) == TRIALS_MAX
+    broker.mute = set()
+    await harness.advance(seconds=6)
+    await relay.probe()
+    await harness.works_for(relay, seconds=60, step_seconds=2)
+    assert sorted({message.topic for message in broker.log}) == topics
+    relay.publisher.close()
