@@ -38,6 +38,7 @@ class SilentMessage:
 
     message: Message
     answer: asyncio.Future[PublishResult] | None
+    call: object
 
 
 @dataclass(slots=True)
@@ -58,9 +59,12 @@ class BrokerModel:
         """Decide about the messages of one call, in order. Once the connection breaks, no publish result gets back."""
         results: list[PublishResult] = []
         failed: dict[tuple[str, str], PublishResult] = {}
+        call = object()
         for message in messages:
             stream = (message.topic, message.key)
-            result = failed.get(stream) or (self._keep(message) if self._is_mute(message) else self._result(message))
+            result = failed.get(stream)
+            if result is None:
+                result = self._keep(message, call) if self._is_mute(message) else self._result(message)
             if isinstance(result, Unknown) and not result.destination:
                 return [result] * len(messages)
             if self.ordered and not isinstance(result, Confirmed | Unanswered):
@@ -71,20 +75,25 @@ class BrokerModel:
     def recover(self, topic: str) -> None:
         """Let a silent topic store what it has taken, in order, and answer those who still wait."""
         kept, self.silent = self.silent, []
+        failed: dict[tuple[object, str], PublishResult] = {}
         for found in kept:
             if found.message.topic != topic:
                 self.silent.append(found)
                 continue
-            result = self._result(found.message)
+            stream = found.call, found.message.key
+            result = failed.get(stream) or self._result(found.message)
+            if self.ordered and not isinstance(result, Confirmed):
+                # As in a publish that is answered at once: nothing is stored behind a message that failed.
+                failed[stream] = result
             if found.answer is not None and not found.answer.done():
                 found.answer.set_result(result)
 
     def _is_mute(self, message: Message) -> bool:
         return bool(self.mute.get(message.topic)) and not self.down.get("")
 
-    def _keep(self, message: Message) -> PublishResult:
+    def _keep(self, message: Message, call: object) -> PublishResult:
         loop = asyncio.get_running_loop()
-        found = SilentMessage(message, loop.create_future())
+        found = SilentMessage(message, loop.create_future(), call)
         self.silent.append(found)
         loop.call_later(ANSWER_SECONDS, self._give_up, found)
         assert found.answer is not None
@@ -153,7 +162,7 @@ class ModelBroker:
         return results
 
     def _note(self, answer: asyncio.Future[PublishResult]) -> None:
-        if isinstance(found := answer.result(), Unknown):
+        if not answer.cancelled() and isinstance(found := answer.result(), Unknown):
             self._unconfirmed.add(found.destination)
 
     async def publish_apart(self, messages: Sequence[Message]) -> Sequence[PublishResult]:

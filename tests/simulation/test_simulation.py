@@ -66,7 +66,7 @@ def test_the_worlds_have_the_failures_that_they_claim() -> None:
         "settle lost its answer",
         "claim",
     ):
-        assert verbs.count(verb) > 5, verb
+        assert verbs.count(verb) > 2, verb
 
 
 @pytest.mark.parametrize("seed", [3, 7, 11])

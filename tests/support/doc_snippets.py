@@ -68,7 +68,7 @@ def called(names: dict[str, Any], code: str) -> list[Any]:
     if "asyncio.run(" in code:
         return []
     found = [value for value in names.values() if iscoroutinefunction(value) and value.__module__ == "snippet"]
-    return [value for value in found if not {"tx", "run", "event"} & signature(value).parameters.keys()]
+    return [value for value in found if not {"tx", "context", "event"} & signature(value).parameters.keys()]
 
 
 async def deliver(inbox: Inbox, url: str) -> None:

@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -97,6 +97,9 @@ class Shop:
 Lost = Callable[[Message], bool]
 
 
+Publish = Callable[[Sequence[Message]], Awaitable[Sequence[PublishResult]]]
+
+
 class LosingBroker:
     """A broker that breaks its word: some of what it confirms is gone."""
 
@@ -109,8 +112,19 @@ class LosingBroker:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Publish what is not lost, and confirm all the same."""
+        return await self._publish(messages, self._broker.publish)
+
+    async def publish_promptly(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Publish as a relay does."""
+        return await self._publish(messages, getattr(self._broker, "publish_promptly", self._broker.publish))
+
+    async def publish_apart(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Publish as a relay does to a destination that may not work."""
+        return await self._publish(messages, getattr(self._broker, "publish_apart", self._broker.publish))
+
+    async def _publish(self, messages: Sequence[Message], publish: Publish) -> Sequence[PublishResult]:
         kept = [message for message in messages if not self._lost(message)]
-        results = iter(await self._broker.publish(kept) if kept else ())
+        results = iter(await publish(kept) if kept else ())
         return [next(results) if message in kept else CONFIRMED for message in messages]
 
 

@@ -291,9 +291,9 @@ class CountingBroker(KafkaBroker):
         super().__init__(bootstrap)
         self.sizes: list[int] = []
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+    async def publish_promptly(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         self.sizes.append(len(messages))
-        return await super().publish(messages)
+        return await super().publish_promptly(messages)
 
 
 async def test_after_a_pause_of_kafka_unresolved_events_go_out_in_growing_groups(server: KafkaServer) -> None:
@@ -311,6 +311,6 @@ async def test_after_a_pause_of_kafka_unresolved_events_go_out_in_growing_groups
     sizes = broker.sizes[before:]
     print(f"{UNRESOLVED} unresolved events, {seconds:.1f} s after the pause: {len(sizes)} publishes, {sizes}")
     assert complete(read(server.bootstrap, topic), UNRESOLVED // len(KEYS) + 1)
-    assert len(sizes) <= UNRESOLVED / 20
+    assert 0 < len(sizes) <= UNRESOLVED / 20
     assert relay.failed_attempts == []
     await broker.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ import pytest
 
 import outrider
 from outrider import Event, Relay, RelaySettings
-from outrider.brokers.base import CONFIRMED, PublishResult
+from outrider.brokers.base import CONFIRMED, PublishResult, Unanswered
 from outrider.brokers.rabbitmq import RabbitBroker
 from outrider.event import Message
 from outrider.stores.postgres import PostgresStore
@@ -34,14 +35,30 @@ class TimedBroker(RabbitBroker):
         self.times: list[float] = []
         self.begun = asyncio.Event()
 
-    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
-        results = await super().publish(messages)
-        confirmed = [message for message, result in zip(messages, results, strict=True) if result == CONFIRMED]
-        self.log += confirmed
-        self.times += [time.monotonic()] * len(confirmed)
+    async def publish_promptly(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        return self._recorded(messages, await super().publish_promptly(messages))
+
+    async def publish_apart(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        return self._recorded(messages, await super().publish_apart(messages))
+
+    def _recorded(self, messages: Sequence[Message], results: Sequence[PublishResult]) -> Sequence[PublishResult]:
+        for message, result in zip(messages, results, strict=True):
+            if isinstance(result, Unanswered):
+                result.answer.add_done_callback(partial(self._answered, message))
+            else:
+                self._record(message, result)
+        return results
+
+    def _answered(self, message: Message, answer: asyncio.Future[PublishResult]) -> None:
+        self._record(message, answer.result())
+
+    def _record(self, message: Message, result: PublishResult) -> None:
+        if result != CONFIRMED:
+            return
+        self.log.append(message)
+        self.times.append(time.monotonic())
         if len(self.log) >= HOT_BEFORE:
             self.begun.set()
-        return results
 
 
 async def test_a_hot_key_does_not_delay_other_keys_of_its_worker_or_its_lane(
