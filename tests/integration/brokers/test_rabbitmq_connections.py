@@ -66,6 +66,9 @@ class Load:
                 wave = [message(number * WAVE + n) for n in range(WAVE)]
                 self.sent += [m.message_id for m in wave]
                 self.results += await self.broker.publish(wave)
+                if opening := self.broker._pool._tasks.get("open"):
+                    # More load would not open the connection any sooner.
+                    await asyncio.wait([opening])
 
         await asyncio.gather(*(run_once() for _ in range(4)))
 
