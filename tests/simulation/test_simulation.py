@@ -17,7 +17,7 @@ from tests.support.sizes import sized
 
 CHUNK = 50
 SEEDS = sized(2_000, 500, quick=100)
-SHARED_SEEDS = range(100)
+SHARED_SEEDS = range(150)
 """Worlds whose reports several tests read."""
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +66,7 @@ def test_the_worlds_have_the_failures_that_they_claim() -> None:
         "settle lost its answer",
         "claim",
     ):
-        assert verbs.count(verb) > 2, verb
+        assert verbs.count(verb) > 5, verb
 
 
 @pytest.mark.parametrize("seed", [3, 7, 11])
