@@ -25,7 +25,24 @@ TEXT_BYTES_MAX = 1000
 TRACE = frozenset({"traceparent", "tracestate", "trace_id"})
 """The headers of a trace, which belong together."""
 
-_continued: ContextVar[Mapping[str, str] | None] = ContextVar("outrider_causation", default=None)
+
+@dataclass(slots=True)
+class HandledEvents:
+    """The events that a handler gets. Most handlers stage nothing, so the headers are read when they are needed."""
+
+    events: Sequence[Event]
+    _headers: Mapping[str, str] | None = None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers to continue: of a batch, the headers in which its events agree."""
+        if self._headers is None:
+            first, *others = [_headers_to_continue(event) for event in self.events]
+            self._headers = {name: text for name, text in first.items() if all(o.get(name) == text for o in others)}
+        return self._headers
+
+
+_handled: ContextVar[HandledEvents | None] = ContextVar("outrider_causation", default=None)
 
 
 @contextmanager
@@ -36,17 +53,17 @@ def handling(events: Sequence[Event]) -> Iterator[None]:
     ...     continue_headers('{"tenant": "blue"}')
     '{"correlation_id": "cart-3", "tenant": "blue"}'
     """
-    first, *others = [_headers_to_continue(event) for event in events]
-    token = _continued.set({name: text for name, text in first.items() if all(o.get(name) == text for o in others)})
+    token = _handled.set(HandledEvents(events))
     try:
         yield
     finally:
-        _continued.reset(token)
+        _handled.reset(token)
 
 
 def continue_headers(own: str) -> str:
     """Return the headers of an event that is staged, with the headers to continue; both are JSON."""
-    if not (continued := _continued.get()):
+    handled = _handled.get()
+    if handled is None or not (continued := handled.headers):
         return own
     headers = json.loads(own)
     if not TRACE.isdisjoint(headers):
@@ -56,12 +73,13 @@ def continue_headers(own: str) -> str:
 
 def traceparent() -> str | None:
     """Return the traceparent to continue, if the events that are handled have one."""
-    return (_continued.get() or {}).get("traceparent")
+    handled = _handled.get()
+    return None if handled is None else handled.headers.get("traceparent")
 
 
 def is_handling() -> bool:
     """Tell whether a handler runs."""
-    return _continued.get() is not None
+    return _handled.get() is not None
 
 
 @dataclass(slots=True)

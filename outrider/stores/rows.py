@@ -217,14 +217,19 @@ def instance_of(row: Sequence[Any]) -> Instance:
 
 def entry_of(row: Sequence[Any]) -> JournalEntry:
     """Return a journal entry from its columns, in the order of its fields."""
-    entry = JournalEntry(*row)
-    return replace(
-        entry,
-        phase=Phase(entry.phase),
-        status=StepStatus(entry.status),
-        uncertainty=Uncertainty(entry.uncertainty) if entry.uncertainty else None,
-        undelivered=Undelivered(entry.undelivered) if entry.undelivered else None,
+    step, phase, status, *progress, uncertainty, undelivered, command_id, reply_id, since, data = row
+    columns = (
+        Phase(phase),
+        StepStatus(status),
+        *progress,
+        Uncertainty(uncertainty) if uncertainty else None,
+        Undelivered(undelivered) if undelivered else None,
+        command_id,
+        reply_id,
+        since,
+        data,
     )
+    return JournalEntry(step, *columns)
 
 
 def message_of(row: Sequence[Any]) -> SagaMessage:
@@ -272,7 +277,7 @@ class SagaWriteSet(NamedTuple):
 
     @classmethod
     def of(cls, turn: SagaChange, lease_seconds: float) -> SagaWriteSet:
-        last = {(e.step, e.phase): replace(e, error=_cleaned(e.error)) for e in turn.entries}
+        last = {(e.step, e.phase): replace(e, error=_cleaned(e.error)) if e.error else e for e in turn.entries}
         taken = set(turn.taken)
         return cls(
             replace(turn.instance, losses=0) if turn.release else turn.instance,

@@ -378,7 +378,7 @@ def with_states(record: SagaRecord, outcomes: Sequence[StepOutcome]) -> SagaReco
     for outcome in outcomes:
         if isinstance(outcome.result, Succeeded):
             state = merged(state, outcome.before, outcome.after)
-    return record._replace(instance=replace(record.instance, state=state))
+    return record if state == record.instance.state else record._replace(instance=replace(record.instance, state=state))
 
 
 def answered(journal: Sequence[JournalEntry], action: SendCommand) -> bool:

@@ -315,8 +315,17 @@ class Journal:
         """End an entry. A failed entry needs an operator immediately, even while other steps continue."""
         detail = detail[:ERROR_CHARACTERS_MAX]
         error = None if status in PASSED else detail
-        settled = replace(entry, status=status, due_at=None, error=error, ended_at=self.now, unavailable_since=None)
-        self.write(replace(settled, uncertainty=uncertainty, undelivered=None), detail + doubt, what)
+        settled = replace(
+            entry,
+            status=status,
+            due_at=None,
+            error=error,
+            ended_at=self.now,
+            uncertainty=uncertainty,
+            undelivered=None,
+            unavailable_since=None,
+        )
+        self.write(settled, detail + doubt, what)
         if status not in PASSED:
             self.last_error = detail
         if status is StepStatus.FAILED:
