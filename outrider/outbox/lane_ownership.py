@@ -219,8 +219,8 @@ class ReadQuotas:
         """
         return max(1, min(self.events_max, int(BATCH_BYTES_MAX / max(self.bytes_mean, 1))))
 
-    def quotas(self, owned: Collection[int], worker: int = 0) -> dict[int, int]:
-        """Return the number of events to fetch from each lane of a worker.
+    def quotas(self, owned: Collection[int], worker: int = 0, events_max: int | None = None) -> dict[int, int]:
+        """Return the number of events to fetch from each lane of a worker; together about `events_max`.
 
         Lanes that were full last time are together within BATCH_BYTES_MAX, and so are the other lanes. If the events
         are large, each pass leaves out some lanes, in turn.
@@ -231,7 +231,8 @@ class ReadQuotas:
         """
         if not self.is_size_known:
             return dict.fromkeys(owned, 1)
-        wanted = quotas(owned, self.full, lanes=self.lanes, batch_max=self.batch_max)
+        batch_max = self.batch_max if events_max is None else min(self.batch_max, events_max)
+        wanted = quotas(owned, self.full, lanes=self.lanes, batch_max=batch_max)
         rows_max = max(1, int(BATCH_BYTES_MAX / self.bytes_mean))
         return wanted if sum(wanted.values()) <= rows_max else self._within(rows_max, wanted, worker)
 

@@ -47,6 +47,9 @@ SOON_SECONDS = 0.2
 
 DUE_EVENTS_MIN = 64
 
+FETCHED_EVENTS_MIN = 512
+"""The fewest events that a worker reads after a pass that ran out of time, so that no hot key hides other keys."""
+
 PROBES_MAX = 8
 """The number of destinations that are probed at the same time."""
 
@@ -120,8 +123,8 @@ class Relay:
         )
         self._quotas = lane_ownership.ReadQuotas(store.lanes, self.settings.batch_max)
         self._next_due_seconds: dict[int, float | None] = {}
-        # The events confirmed in a worker's last pass, if the pass ran out of time.
-        self._pass_events: dict[int, int | None] = {}
+        # The events that a pass of a worker confirms in time, since a pass ran out of time.
+        self._pass_events: dict[int, int] = {}
         self._health = StoreHealth(
             self.observer,
             lambda error: StoreUnavailable(self.name, error),
@@ -159,11 +162,10 @@ class Relay:
         fetched = await self._fetch(worker, lease)
         batch = await self._plan(worker, lease, fetched)
         publishing = self.clock.boot_seconds()
-        self._pass_events[worker] = None
-        if await self.publisher.publish(batch, lease, self._may_publish(lease)):
-            self._pass_events[worker] = batch.confirmed
-            if not self.broker.capabilities.ordered:
-                batch.defer_hot(self._quotas.full)
+        is_late = await self.publisher.publish(batch, lease, self._may_publish(lease))
+        self._learn_pass_events(worker, batch.confirmed, is_late=is_late)
+        if is_late and not self.broker.capabilities.ordered:
+            batch.defer_hot(self._quotas.full)
         published = self.clock.boot_seconds()
         settlements = batch.settlements
         settled = await self._unsettled.settle(lease, settlements) if settlements else 0
@@ -291,7 +293,8 @@ class Relay:
             await asyncio.sleep(self.settings.breaker_seconds_base / 2 if wait is None else wait)
 
     async def _fetch(self, worker: int, lease: Lease) -> Fetched:
-        quotas = self._quotas.quotas(lease.epochs, worker)
+        events_max = self._events_max(worker, 5 / 4, FETCHED_EVENTS_MIN)
+        quotas = self._quotas.quotas(lease.epochs, worker, events_max)
         is_size_known = self._quotas.is_size_known
         fetched = await self._read(lease, quotas)
         if fetched.events and not is_size_known:
@@ -323,17 +326,27 @@ class Relay:
             rows = [event for event in fetched.events if event.lane in fetched.blocked_lanes]
             streams = list(dict.fromkeys(event.stream for event in rows))
             blocked = await self.store.blocked(streams) if streams else set()
-            due = await self.store.due(lease.only(fetched.blocked_lanes), self._due_max(worker))
+            due = await self.store.due(lease.only(fetched.blocked_lanes), self._events_max(worker, 2, DUE_EVENTS_MIN))
         self._wait_at_most(worker, due.next_seconds)
         batch = Batch.plan(fetched.events, due.streams, blocked, self._unanswered.streams(lease))
         self.publisher.finish(batch, lease)
         return batch
 
-    def _due_max(self, worker: int) -> int:
-        """Return the number of waiting events to read: not many more than a pass that ran out of time could publish."""
-        confirmed = self._pass_events.get(worker)
-        events_max = self._quotas.batch_max
-        return events_max if confirmed is None else min(events_max, max(DUE_EVENTS_MIN, 2 * confirmed))
+    def _events_max(self, worker: int, share: float, events_min: int) -> int:
+        """Return the number of events to read: not many more than a pass that ran out of time could publish.
+
+        What a pass leaves is read again.
+        """
+        confirmed, events_max = self._pass_events.get(worker), self._quotas.batch_max
+        return events_max if confirmed is None else min(events_max, max(events_min, int(share * confirmed)))
+
+    def _learn_pass_events(self, worker: int, confirmed: int, *, is_late: bool) -> None:
+        if is_late:
+            self._pass_events[worker] = confirmed
+        elif (known := self._pass_events.get(worker)) is not None:
+            self._pass_events[worker] = 2 * max(known, DUE_EVENTS_MIN)
+            if self._pass_events[worker] >= self._quotas.batch_max:
+                del self._pass_events[worker]
 
     def _wait_at_most(self, worker: int, seconds: float | None) -> None:
         known = (self._next_due_seconds.get(worker), seconds)
