@@ -9,6 +9,7 @@
     │   └── InvalidSetting    a setting is out of range, or contradicts another one
     ├── Permanent             trying again cannot help
     │   ├── NotFound          the store has no row for the given name or id
+    │   ├── InvalidPayload    a stored or received payload is invalid, or cannot be opened; `path` names the field
     │   ├── StepRejected      raised by a step that did not happen, and will not
     │   └── AlreadyStarted    a saga with this correlation id exists
     └── Transient             the same call may succeed later
@@ -16,6 +17,7 @@
         ├── TransactionLost   the connection broke during a handler
         │   └── WriteConflict the transaction lost a race, and can run again
         ├── StepUnavailable   raised by a step whose service is unavailable; costs no attempt
+        ├── SchemaUnavailable the schema of an event cannot be read at the moment
         └── Unreachable       a server does not answer
 
 The text of an error says what happened and what to do.
@@ -80,6 +82,22 @@ class NotFound(Permanent):
     """The store has no row for the given name or id. Check the id; rows are deleted after their retention."""
 
 
+class InvalidPayload(Permanent):
+    """A stored or received payload is invalid, or cannot be opened by this code. Correct the field of `path`.
+
+    `reason` is the reason of the dead letter that the event becomes.
+
+    >>> raise InvalidPayload("payload.total", "it is required", "schema_validation_failed")
+    Traceback (most recent call last):
+    ...
+    outrider.errors.InvalidPayload: payload.total: it is required
+    """
+
+    def __init__(self, path: str, problem: str, reason: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path, self.problem, self.reason = path, problem, reason
+
+
 class StepRejected(Permanent):
     """A step did not happen, and will not. Raise StepRejected in a step to compensate the steps before it.
 
@@ -135,6 +153,10 @@ class StepUnavailable(Transient):
         if retry_after_seconds is not None and not (number and 0 <= retry_after_seconds < float("inf")):
             raise UsageError(f"retry_after_seconds={retry_after_seconds!r} is no time; use a number from 0, or None")
         self.retry_after_seconds = retry_after_seconds
+
+
+class SchemaUnavailable(Transient):
+    """The schema of an event cannot be read at the moment, and none is cached. Check the source that the text names."""
 
 
 class Unreachable(Transient):

@@ -44,6 +44,9 @@ the message, so that the reason is the same when a held message is decoded again
 """
 
 
+Identifier = Any
+"""An id of the application: text, or a whole number, UUID or ObjectId, which staging writes as text."""
+
 TopicRule = Callable[[str, str | None, str | None], str]
 """A function (event_type, topic, routing_key) -> topic."""
 
@@ -61,7 +64,8 @@ class Event:
     """An event, to be staged in the transaction of the business change.
 
     Staging the same `event_id` twice is a no-op; an event without an id gets a new id. `sequence="auto"` numbers the
-    events of a stream without gaps; a number is the aggregate's own version.
+    events of a stream without gaps; a number is the aggregate's own version. `payload` is any JSON value, or a pydantic
+    model, a dataclass or a msgspec struct. Ids may be text, whole numbers, UUIDs or ObjectIds, and are kept as text.
 
     >>> Event("order.placed", {"total": 12}, aggregate_type="order", aggregate_id="A-1").topic is None
     True
@@ -71,15 +75,15 @@ class Event:
     payload: Any
     _: KW_ONLY
     aggregate_type: str | None = None
-    aggregate_id: str | None = None
+    aggregate_id: Identifier = None
     event_id: UUID | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     topic: str | None = None
-    key: str | None = None
+    key: Identifier = None
     routing_key: str | None = None
     priority: int = Priority.NORMAL
-    schema_version: int = 1
-    saga_id: str | None = None
+    schema_version: int | str = 1
+    saga_id: Identifier = None
     sequence: int | Literal["auto"] | None = None
     max_attempts: int | None = None
     retry: RetryPolicy | None = None

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider import app, config
-from outrider.cli.imports import find_inbox
+from outrider.cli.imports import find_inbox, find_payloads
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl, WithRelay
 from outrider.cli.output import emit, say
 from outrider.cli.processes import die_with_parent, on_stop_signals
@@ -105,6 +105,8 @@ def consume(
     app.configure_logging(json=json, level=chosen.log_level.upper())
     inbox = find_inbox(target)
     routes = list(inbox.select(consumer or []).values())
+    for each in routes:
+        each.payloads = each.payloads or find_payloads(chosen.payloads)
     if not routes:
         raise UsageError(f"{target} has no handlers; register some with @inbox.handler(...)")
     counts = asyncio.run(run(chosen, routes, until_idle, inbox.transactions, relay=relay))

@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from outrider.cli import options
 from outrider.cli.events import without_payload
+from outrider.cli.imports import find_payloads
 from outrider.cli.options import (
     Consent,
     DeadLetterFilter,
@@ -139,10 +140,11 @@ def edit(
     if payload_file is None and not header and topic is None:
         raise UsageError("say what to change: --payload-file FILE, --header NAME=VALUE or --topic TOPIC")
     wanted, payload, headers = event_id(id), _read_payload(payload_file), _read_headers(header or ())
+    rules = StagingRules(payloads=find_payloads(location.read().payloads))
 
     async def changed(store: OutboxStore) -> bool:
         for dead_letter in await store.admin.dead_letters(Criteria(event_ids=(wanted,), limit=1)):
-            valid = validate_edit(dead_letter, StagingRules(), payload=payload, headers=headers, topic=topic)
+            valid = validate_edit(dead_letter, rules, payload=payload, headers=headers, topic=topic)
             done = await store.admin.edit(wanted, actor(), valid)
             await store.notify()
             return done

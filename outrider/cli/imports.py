@@ -15,6 +15,7 @@ from outrider.config import nearest, redacted
 from outrider.errors import OutriderError, UsageError
 from outrider.event import TopicRule, default_topic
 from outrider.inbox.inbox import Inbox
+from outrider.payload.payloads import Payloads
 from outrider.saga.definition.saga import Saga, SagaRegistry
 from outrider.tracebacks import short_path, user_frame
 
@@ -106,6 +107,22 @@ def find_topic_rule(target: str) -> TopicRule:
             f"the topic rule {target} {problem}; name a function (event_type, topic, routing_key) that returns a topic"
         )
     return cast(TopicRule, found)
+
+
+def find_payloads(target: str) -> Payloads | None:
+    """Return the payloads that `module:object` names; None without a target.
+
+    >>> find_payloads("") is None
+    True
+    """
+    if not target:
+        return None
+    module, name = imported(target, "payloads", "shop.payloads:payloads")
+    found = getattr(module, name, None)
+    if isinstance(found, Payloads):
+        return found
+    remedy = "define some: payloads = outrider.payload.Payloads(schemas=…)"
+    raise UsageError(f"{target} is no Payloads; {_suggest(module, name, (Payloads,), remedy)}")
 
 
 def is_sagas(found: Any) -> bool:

@@ -18,7 +18,7 @@ import typer
 
 from outrider import app, config
 from outrider.cli import processes
-from outrider.cli.imports import find_topic_rule
+from outrider.cli.imports import find_payloads, find_topic_rule
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl, number
 from outrider.cli.output import CHECK_RESULT, emit, say
 from outrider.cli.processes import collect_rarely, die_with_parent, on_stop_signals
@@ -159,7 +159,7 @@ async def _waking(chosen: Config, staged: StagedObserver) -> AsyncIterator[None]
 @asynccontextmanager
 async def _open_relay(chosen: Config, observer: Observer) -> AsyncIterator[Relay]:
     broker = await app.open_broker(chosen.broker_url())
-    rule = find_topic_rule(chosen.topic_rule)
+    rule, payloads = find_topic_rule(chosen.topic_rule), find_payloads(chosen.payloads)
     store = await app.open_store(
         chosen.store_url(),
         schema=chosen.schema,
@@ -168,7 +168,7 @@ async def _open_relay(chosen: Config, observer: Observer) -> AsyncIterator[Relay
         concurrency=chosen.relay.workers,
     )
     try:
-        yield Relay(store, broker, chosen.relay, observer=observer)
+        yield Relay(store, broker, chosen.relay, observer=observer, payloads=payloads)
     finally:
         await broker.close()
         await store.close()
@@ -178,6 +178,7 @@ def check_settings(chosen: Config) -> None:
     """Check the settings of a relay before anything starts: a supervisor must not restart one that cannot work."""
     chosen.store_url(), chosen.broker_url()
     find_topic_rule(chosen.topic_rule)
+    find_payloads(chosen.payloads)
 
 
 @asynccontextmanager

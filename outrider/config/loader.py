@@ -53,6 +53,8 @@ class Config:
     topics: tuple[str, ...] = ()
     topic_rule: str = ""
     """The function that names the topic of rows without one, as `module:function`; empty means the default rule."""
+    payloads: str = ""
+    """The `Payloads` of the application, as `module:object`; empty means that payloads are not checked."""
     relay: RelaySettings = field(default_factory=RelaySettings)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """The origin of every setting that is not a default, by the path of the setting."""
@@ -114,6 +116,7 @@ def values(config: Config) -> dict[str, Any]:
         **{f"relay.retention.{name}": getattr(relay.retention, name) for name in RETENTION_NUMBERS},
         **{path: getattr(relay, name) for path, name in _RELAY_SETTINGS.items()},
         "relay.topic_rule": config.topic_rule,
+        "payloads": config.payloads,
     }
 
 
@@ -168,7 +171,7 @@ def _config(read: dict[str, Any], origins: dict[str, str]) -> Config:
         )
     except InvalidSetting as error:
         raise InvalidSetting(f"{error}{_origins_of(str(error), origins)}") from None
-    own = {path: read[path] for path in ("archive", "processes", "log_level", "topics") if path in read}
+    own = {path: read[path] for path in ("archive", "processes", "log_level", "topics", "payloads") if path in read}
     store, broker, schema = (read.get(path) or None for path in ("store", "broker", "schema"))
     return Config(store, broker, schema or "outrider", **own, topic_rule=topic_rule, relay=relay, origins=origins)
 

@@ -279,6 +279,7 @@ def _table() -> dict[str, SettingKind]:
         "dead_letters.policy": ChoiceSetting(tuple(OnDeadLetter), OnDeadLetter),
         "dead_letters.topics": PoliciesSetting(),
         "relay.topic_rule": TextSetting(),
+        "payloads": TextSetting(),
     }
     table |= {f"relay.{name}": NumberSetting(kind) for name, kind in RELAY_NUMBERS.items()}
     table |= {f"relay.retry.{name}": NumberSetting(kind, zero=name == "jitter") for name, kind in RETRY_NUMBERS.items()}

@@ -12,6 +12,7 @@ from outrider.inbox.router import Handler, Route, Router, Routes
 from outrider.inbox.settings import ConsumerSettings, changed
 from outrider.inbox.store import InboxStore
 from outrider.inbox.transaction import BatchOutcome, HandlerFailed, InboxTransaction
+from outrider.payload.payloads import Payloads
 from outrider.wire import decode
 
 DRAIN_MAX = 100
@@ -50,11 +51,15 @@ class Inbox(Router):
 
         inbox = Inbox(transactions=async_sessionmaker(engine))
 
+    With `payloads`, a handler gets every event decrypted, and in the current version of its type.
+
     Or keep your own loop, give the inbox a store, and call `process` for every delivery.
     """
 
-    def __init__(self, store: InboxStore | None = None, *, transactions: Any = None) -> None:
-        super().__init__()
+    def __init__(
+        self, store: InboxStore | None = None, *, transactions: Any = None, payloads: Payloads | None = None
+    ) -> None:
+        super().__init__(payloads)
         if store is not None and transactions is not None:
             raise UsageError(
                 "an inbox with a store takes its transactions from there; open the store with transactions=…"
@@ -113,7 +118,7 @@ class Inbox(Router):
                 "this inbox has no store; make it with Inbox(store), or run: outrider consume module:inbox"
             )
         settings = self.consumers[consumer].settings if consumer in self.consumers else ConsumerSettings()
-        routes = Routes(consumer, settings, otherwise=Route(handler))
+        routes = Routes(consumer, settings, otherwise=Route(handler), payloads=self.payloads)
         routes.check(self.store)
         return self.store, routes
 

@@ -12,6 +12,7 @@ from outrider.errors import UsageError
 from outrider.event import default_topic
 from outrider.inbox.settings import ConsumerSettings
 from outrider.inbox.store import InboxStore
+from outrider.payload.payloads import Payloads
 
 EXAMPLE = '@inbox.handler("order.placed", consumer="billing")'
 
@@ -40,12 +41,13 @@ class Route:
 
 @dataclass(slots=True)
 class Routes:
-    """The handlers of one consumer. `otherwise` takes events without a handler of their own."""
+    """The handlers of one consumer. `otherwise` takes events without a handler; `payloads` opens the events."""
 
     consumer: str
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
     handlers: dict[tuple[str, str], Route] = field(default_factory=dict)
     otherwise: Route | None = None
+    payloads: Payloads | None = None
 
     @property
     def topics(self) -> list[str]:
@@ -82,8 +84,9 @@ class Router:
     ['events.order.placed']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, payloads: Payloads | None = None) -> None:
         self.consumers: dict[str, Routes] = {}
+        self.payloads = payloads
 
     def consumer(self, name: str, settings: ConsumerSettings) -> None:
         """Set the settings of a consumer."""
@@ -126,7 +129,7 @@ class Router:
     def _routes(self, name: str) -> Routes:
         if not name or not isinstance(name, str):
             raise UsageError("a consumer needs a name, the same for ever: receipts are kept under it")
-        return self.consumers.setdefault(name, Routes(name))
+        return self.consumers.setdefault(name, Routes(name, payloads=self.payloads))
 
 
 def _check_arguments(handler: Handler) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.causation import counting_staged, handling
-from outrider.errors import InvalidHandler, OutriderError, Permanent, TransactionLost, UsageError
+from outrider.errors import InvalidHandler, InvalidPayload, OutriderError, Permanent, TransactionLost, UsageError
 from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter, ReceivedEvent
 from outrider.inbox.model import (
     Applied,
@@ -214,8 +214,8 @@ def _decide(
             continue
         seen_ids.add(received.event_id)
         decision, blocked = decide(received, state, routes.settings)
-        target, after = _outcome(received, decision, blocked, routes, dead_letter.get(received.event_id))
-        todo.append((received, target))
+        opened, target, after = _outcome(received, decision, blocked, routes, dead_letter.get(received.event_id))
+        todo.append((opened, target))
         _settle(outcome, received, after, waits=isinstance(target, Held))
     return todo
 
@@ -226,18 +226,36 @@ def _outcome(
     blocked: StreamState,
     routes: Routes,
     dead_letter: InboxDeadLettered | None,
-) -> tuple[Route | InboxOutcome, StreamState]:
+) -> tuple[ReceivedEvent, Route | InboxOutcome, StreamState]:
+    """Return the outcome of an event; an event for a handler is opened."""
     if isinstance(decision, Held | LeftWithBroker | Ignored):
-        return decision, blocked
+        return received, decision, blocked
     if isinstance(decision, RejectEvent):
-        return _dead_letter(received, _poison(decision.error, routes), blocked, decision.after)
+        return received, *_dead_letter(received, _poison(decision.error, routes), blocked, decision.after)
+    opened, target = _target(received, routes, dead_letter)
+    if isinstance(target, InboxDeadLettered):
+        return received, *_dead_letter(received, target, blocked, decision.after)
+    return opened, target, decision.after
+
+
+def _target(
+    received: ReceivedEvent, routes: Routes, dead_letter: InboxDeadLettered | None
+) -> tuple[ReceivedEvent, Route | Ignored | InboxDeadLettered]:
     if dead_letter is not None:
-        return _dead_letter(received, dead_letter, blocked, decision.after)
+        return received, dead_letter
     if received.skipped:
-        return Ignored("the marker of a skipped event"), decision.after
+        return received, Ignored("the marker of a skipped event")
     if received.event is None:
-        return _dead_letter(received, _poison(received.problem, routes), blocked, decision.after)
-    return routes.find(received.delivery.topic, received.event_type) or NO_HANDLER, decision.after
+        return received, _poison(received.problem, routes)
+    route = routes.find(received.delivery.topic, received.event_type)
+    if route is None or routes.payloads is None:
+        return received, route or NO_HANDLER
+    try:
+        # The delivery stays as received, and is what a store keeps.
+        return received._replace(event=routes.payloads.open(received.event)), route
+    except InvalidPayload as error:
+        letter = {"error": str(error)}
+        return received, InboxDeadLettered(DeadLetterReason(error.reason), letter, routes.settings.on_dead_letter, 0)
 
 
 def _poison(error: str, routes: Routes) -> InboxDeadLettered:

@@ -20,12 +20,12 @@ from uuid import UUID
 from outrider.brokers.base import Broker, Unanswered, Unknown
 from outrider.clock import Clock, SystemClock
 from outrider.errors import InvalidSetting, Transient, UsageError
-from outrider.event import BAND_NAMES, Event, OutboxRow, Readiness
+from outrider.event import BAND_NAMES, Event, Message, OutboxRow, Readiness
 from outrider.outbox.batch import Batch
 from outrider.outbox.model import CLAIM_SECONDS_MAX, PARK, OptimisticClaim, StagedRow, StageRequest
 from outrider.outbox.publisher import publish
 from outrider.outbox.store import OutboxStore
-from outrider.outbox.validation import StagingRules, validate_events
+from outrider.outbox.validation import StagingRules, load_schemas, validate_events
 from outrider.telemetry.events import Observer, Observers, OptimisticSent, StoreUnavailable
 from outrider.wire import encode
 
@@ -145,6 +145,7 @@ class OptimisticWriter:
 
     async def stage(self, conn: Any, batch: OptimisticBatch, events: Sequence[Event]) -> list[UUID]:
         """Stage events in the caller's transaction, claimed by the writer where order allows a claim."""
+        await load_schemas(self._rules, events)
         request = validate_events(events, self._rules)
         return _record_staged(batch, request, await self._insert(conn, request, self._claim_for(batch, request)))
 
@@ -200,16 +201,27 @@ class OptimisticWriter:
         # The writer's own claim keeps relays away from these rows.
         batch = Batch.plan([event._replace(readiness=Readiness.READY) for event in events])
         ordered = self._broker.capabilities.ordered
+        if self._rules.payloads is not None:
+            await self._rules.payloads.load([(event.event_type, event.schema_version) for event in events])
         while (seconds := deadline - self._clock.boot_seconds()) > 0:
             wave = batch.next_wave(len(events), ordered=ordered)
             if wave is None:
                 break
-            messages = [encode(e, e.topic, BAND_NAMES[e.lane // self._store.lanes]) for e in wave.events]
+            try:
+                messages = [self._message(event) for event in wave.events]
+            except Exception:
+                # An event that cannot be published is a matter for the relay, which dead-letters it.
+                break
             results = await publish(self._broker, messages, seconds)
             recorded = batch.record(wave, results, lambda *_: PARK)
             if any(isinstance(run.failure, Unknown | Unanswered) for run in recorded):
                 self._pause()
         return [event.event_id for event in batch.settlements.confirmed]
+
+    def _message(self, event: OutboxRow) -> Message:
+        if self._rules.payloads is not None:
+            self._rules.payloads.check_row(event)
+        return encode(event, event.topic, BAND_NAMES[event.lane // self._store.lanes])
 
     def _pause(self) -> None:
         """Leave the next events to the relay for a while, because the broker fails."""

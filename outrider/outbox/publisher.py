@@ -28,13 +28,14 @@ from outrider.brokers.base import (
     Unknown,
 )
 from outrider.clock import Clock
-from outrider.errors import InvalidSetting
+from outrider.errors import InvalidPayload, InvalidSetting, SchemaUnavailable
 from outrider.event import BAND_NAMES, DeadLetterReason, Message, OnDeadLetter, OutboxRow, Stream
 from outrider.outbox.batch import Batch, FailedResult, RunResult, StreamRun, Wave, group_size, must_isolate
 from outrider.outbox.circuit_breaker import CircuitBreakers
 from outrider.outbox.model import DeadLettered, Defer, Lease, Outcome, Retry
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.unanswered import UnansweredEvents, UnansweredRun
+from outrider.payload.payloads import UNAVAILABLE_SECONDS, Payloads
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Observer, Retried
 from outrider.wire import encode
@@ -119,6 +120,7 @@ class BatchPublisher:
     observer: Observer
     lanes: int
     unanswered: UnansweredEvents
+    payloads: Payloads | None = None
     _lock: SharedExclusiveLock = field(default_factory=SharedExclusiveLock)
     _trials: set[asyncio.Task[Sequence[PublishResult]]] = field(default_factory=set)
 
@@ -136,6 +138,8 @@ class BatchPublisher:
             wave = batch.next_wave(limit, ordered=ordered, breakers=self.breakers)
             if wave is None:
                 return False
+            if self.payloads is not None:
+                await self.payloads.load({(event.event_type, event.schema_version) for event in wave.events})
             if not wave.has_suspects and (messages := self._encode_all(wave.events)):
                 if not await self._send(batch, limits, wave, messages):
                     return False
@@ -262,8 +266,11 @@ class BatchPublisher:
 
     def _encode_all(self, events: Sequence[OutboxRow]) -> list[Message]:
         """Encode all events; if an event cannot be encoded, return an empty list, and the caller inspects the runs."""
-        lanes = self.lanes
+        lanes, payloads = self.lanes, self.payloads
         try:
+            if payloads is not None:
+                for event in events:
+                    payloads.check_row(event)
             return [encode(event, event.topic, BAND_NAMES[event.lane // lanes]) for event in events]
         except Exception:
             # `_encode` will fail on the event again, and records the error.
@@ -338,14 +345,26 @@ class BatchPublisher:
         messages: list[Message] = []
         try:
             band = BAND_NAMES[stream.lane // self.lanes]
-            messages += (encode(event, stream.topic, band) for event in events)
+            for event in events:
+                if self.payloads is not None:
+                    self.payloads.check_row(event)
+                messages.append(encode(event, stream.topic, band))
         except Exception as error:
             if not messages:
-                result = Rejected(f"cannot be encoded: {type(error).__name__}: {error}")
-                self._fail(batch, run, result)
+                self._stop_unencodable(batch, run, error)
                 return None
             batch.put_back(stream, events[len(messages) :])
         return StreamRun(stream, events[: len(messages)]), messages
+
+    def _stop_unencodable(self, batch: Batch, run: StreamRun, error: Exception) -> None:
+        """Stop a run whose head has no message: the payload is invalid, its schema is unknown, or it is poison."""
+        if isinstance(error, SchemaUnavailable):
+            # Not the fault of the event: it costs no attempt, and waits until the source of the schemas answers.
+            batch.stop(run, Defer(UNAVAILABLE_SECONDS))
+        elif isinstance(error, InvalidPayload):
+            self._fail(batch, run, Rejected(str(error), DeadLetterReason(error.reason)))
+        else:
+            self._fail(batch, run, Rejected(f"cannot be encoded: {type(error).__name__}: {error}"))
 
     def _stop_if_unpublishable(self, batch: Batch, run: StreamRun, message: Message) -> bool:
         """Stop a run that cannot be published now: the destination is down, or the head is poison."""

@@ -24,6 +24,7 @@ from outrider.outbox.settings import RelaySettings
 from outrider.outbox.store import OutboxStore
 from outrider.outbox.unanswered import UnansweredEvents
 from outrider.outbox.unsettled import UnsettledLanes
+from outrider.payload.payloads import Payloads
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
     BreakerClosed,
@@ -87,7 +88,7 @@ async def probe(
 
 
 class Relay:
-    """A relay, with a new name per start.
+    """A relay, with a new name per start. `payloads` checks every event before it is published.
 
     >>> from outrider.stores.memory import MemoryStore
     >>> from outrider.testing import MemoryBroker
@@ -103,6 +104,7 @@ class Relay:
         observer: Observer | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
+        payloads: Payloads | None = None,
     ) -> None:
         self.store = store
         self.settings = settings or RelaySettings()
@@ -114,7 +116,7 @@ class Relay:
         policy = FailurePolicy(self.settings, self.rng)
         self._unanswered = UnansweredEvents(self.clock, self._wake_worker_of)
         self.publisher = BatchPublisher(
-            broker, self.breakers, policy, self.clock, self.observer, store.lanes, self._unanswered
+            broker, self.breakers, policy, self.clock, self.observer, store.lanes, self._unanswered, payloads
         )
         self.ownership = LaneOwnership(store, self.settings, self.clock, self.observer, self.rng, self._forget_lanes)
         self._wake_heartbeat = asyncio.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +15,8 @@ from outrider.drivers.detect import Mode, driver, driver_of, kind_of
 from outrider.errors import UsageError
 from outrider.event import Event
 from outrider.outbox.model import OptimisticClaim, StagedRow, StageRequest
-from outrider.outbox.validation import StagingRules, validate_events
+from outrider.outbox.validation import StagingRules, load_schemas, validate_events
+from outrider.payload.payloads import Payloads
 from outrider.stores.queries import identifier
 
 Stage = Callable[..., Awaitable[list[UUID]]]
@@ -32,6 +33,8 @@ then.
 class Outbox:
     """Staging with custom rules: another schema, another topic rule, other limits.
 
+    `payloads` checks payloads before they are written, and encrypts their sensitive fields.
+
     `wake`, such as a `Waker`, is called on any thread when relays have new events to fetch: after the commit with
     SQLAlchemy's sessions and Django, shortly after staging otherwise.
 
@@ -42,12 +45,16 @@ class Outbox:
     schema: str = "outrider"
     rules: StagingRules = field(default_factory=StagingRules)
     wake: Callable[[], object] | None = None
+    payloads: Payloads | None = None
 
     def __post_init__(self) -> None:
         identifier(self.schema)
+        if self.payloads is not None:
+            object.__setattr__(self, "rules", replace(self.rules, payloads=self.payloads))
 
     async def stage(self, conn: Any, *events: Event) -> list[UUID]:
         """Stage events in the caller's open transaction; return their ids. See `outrider.stage`."""
+        await load_schemas(self.rules, events)
         request = validate_events(events, self.rules)
         await self.insert(conn, request, None)
         count_staged(len(request.ids))

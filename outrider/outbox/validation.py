@@ -10,9 +10,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import date, datetime
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, time
 from decimal import Decimal
+from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
 from uuid import UUID
@@ -20,6 +21,9 @@ from uuid import UUID
 from outrider.errors import InvalidEvent
 from outrider.event import EVENT_TYPE_BYTES_MAX, GAPLESS, TOPIC, TRACEPARENT, Event, band_of, default_topic, uuid7
 from outrider.outbox.model import DeadLetterEdit, NewEvent, StageRequest
+from outrider.payload.model import PayloadFacts
+from outrider.payload.models import is_model, is_object_id, to_plain
+from outrider.payload.payloads import Payloads
 from outrider.retry import RetryPolicy
 
 TopicRule = Callable[[str, str | None, str | None], str]
@@ -32,6 +36,8 @@ _TRACE = {
 }
 
 _TEXT_FIELDS = ("event_type", "aggregate_type", "aggregate_id", "key", "routing_key", "saga_id")
+
+_ID_FIELDS = ("aggregate_id", "key", "saga_id")
 
 _YEARS = range(1900, 9000)
 
@@ -48,7 +54,7 @@ _DEPTH_MAX = 200
 class StagingRules:
     """The limits of staged events, and their topic rule.
 
-    `payload_bytes_max_by_topic` maps topic patterns to a size limit.
+    `payload_bytes_max_by_topic` maps topic patterns to a size limit. `payloads` checks and encrypts payloads.
 
     >>> StagingRules(payload_bytes_max=1000).limit_of("orders")
     1000
@@ -57,11 +63,25 @@ class StagingRules:
     topic_rule: TopicRule = default_topic
     payload_bytes_max: int = 1_000_000
     payload_bytes_max_by_topic: Mapping[str, int] = field(default_factory=dict)
+    payloads: Payloads | None = None
 
     def limit_of(self, topic: str) -> int:
         """Return the maximal payload size for the topic, in bytes."""
         found = (limit for pattern, limit in self.payload_bytes_max_by_topic.items() if fnmatchcase(topic, pattern))
         return next(found, self.payload_bytes_max)
+
+
+async def load_schemas(rules: StagingRules, events: Sequence[Event]) -> None:
+    """Read the schemas of events that are not in memory, on a thread: a source may be slow, and the loop must not wait.
+
+    ```python
+    await load_schemas(rules, events)
+    request = validate_events(events, rules)
+    ```
+    """
+    if rules.payloads is not None and rules.payloads.checks_at_staging:
+        # `validate_events` rejects whatever is no event.
+        await rules.payloads.load([(e.event_type, e.schema_version) for e in events if hasattr(e, "event_type")])
 
 
 def validate_events(events: Sequence[Event], rules: StagingRules) -> StageRequest:
@@ -100,8 +120,11 @@ def validate_edit(
         content = None if payload is None else json.loads(payload)
     except ValueError as error:
         raise InvalidEvent("payload", f"it is not JSON ({error})", "pass one JSON value") from error
-    changed = Event(dead_letter["event_type"], content, headers=headers or {}, topic=topic or dead_letter["topic"])
-    new = _prepare(changed, rules, "")
+    kept = {name: dead_letter[name] for name in ("event_id", "schema_version", "key") if dead_letter.get(name)}
+    changed = Event(
+        dead_letter["event_type"], content, headers=headers or {}, topic=topic or dead_letter["topic"], **kept
+    )
+    new = _prepare(changed, rules if payload is not None else replace(rules, payloads=None), "")
     return DeadLetterEdit(None if payload is None else new.payload, dict(headers or {}), topic and new.topic)
 
 
@@ -125,20 +148,25 @@ def _stream(new: NewEvent) -> tuple[str, str, int]:
 
 def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
     _check_kind(event, prefix)
+    event = _with_text_ids(event)
     _check_fields(event, prefix)
-    topic = _topic(event, rules, prefix)
+    topic, event_id = _topic(event, rules, prefix), event.event_id or uuid7()
+    text = payload_text(event.payload, rules.limit_of(topic), f"{prefix}payload")
+    if rules.payloads is not None:
+        facts = PayloadFacts(event_id, event.event_type, event.schema_version, topic, event.key or event.aggregate_id)
+        text = rules.payloads.stage(facts, text, f"{prefix}payload")
     return NewEvent(
-        event_id=event.event_id or uuid7(),
+        event_id=event_id,
         event_type=event.event_type,
         aggregate_type=event.aggregate_type,
         aggregate_id=event.aggregate_id,
-        payload=payload_text(event.payload, rules.limit_of(topic), f"{prefix}payload"),
+        payload=text,
         headers=_headers(event, prefix),
         topic=topic,
         key=event.key,
         routing_key=event.routing_key,
         priority=int(event.priority),
-        schema_version=event.schema_version,
+        schema_version=int(event.schema_version),
         saga_id=event.saga_id,
         sequence=event.sequence if isinstance(event.sequence, int) else None,
         max_attempts=event.max_attempts,
@@ -152,6 +180,17 @@ def _check_kind(event: object, prefix: str) -> None:
     if not isinstance(event, Event):
         remedy = "unpack it: stage(conn, *events)" if isinstance(event, list | tuple) else "pass Event(...)"
         raise InvalidEvent(prefix.rstrip(".") or "event", f"a {type(event).__name__} is not an Event", remedy)
+
+
+def _with_text_ids(event: Event) -> Event:
+    """Return the event with ids as text: an application's ids may be whole numbers, UUIDs or ObjectIds."""
+    found = {name: getattr(event, name) for name in _ID_FIELDS}
+    changed: dict[str, Any] = {name: str(value) for name, value in found.items() if _is_id(value)}
+    return replace(event, **changed) if changed else event
+
+
+def _is_id(value: Any) -> bool:
+    return (isinstance(value, int | UUID) and not isinstance(value, bool)) or is_object_id(value)
 
 
 def _check_fields(event: Event, prefix: str) -> None:
@@ -251,7 +290,7 @@ def payload_text(payload: Any, bytes_max: int, path: str) -> str:
     '{"total":12}'
     """
     try:
-        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, default=_plain, separators=(",", ":"))
+        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, default=to_plain, separators=(",", ":"))
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise next(
@@ -267,17 +306,6 @@ def payload_text(payload: Any, bytes_max: int, path: str) -> str:
     return text
 
 
-def _plain(value: Any) -> str:
-    """Convert the few types with an obvious text form; json rejects all other types."""
-    if isinstance(value, datetime) and value.utcoffset() is None:
-        raise TypeError("naive datetime")
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, UUID | Decimal) and (not isinstance(value, Decimal) or value.is_finite()):
-        return str(value)
-    raise TypeError(type(value).__name__)
-
-
 def _find_problems(value: Any, path: str, depth: int = 0) -> Iterator[InvalidEvent]:
     """Walk a rejected payload to find the path and the reason of the error. Runs only after a failure."""
     if depth > _DEPTH_MAX:
@@ -291,6 +319,8 @@ def _find_problems(value: Any, path: str, depth: int = 0) -> Iterator[InvalidEve
             yield from _find_problems(item, f"{path}[{index}]", depth + 1)
     elif problem := _problem(value):
         yield InvalidEvent(path, *problem)
+    elif is_model(value) or isinstance(value, Enum):
+        yield from _find_problems(to_plain(value), path, depth + 1)
 
 
 def _problem(value: Any) -> tuple[str, str] | None:
@@ -303,7 +333,7 @@ def _problem(value: Any) -> tuple[str, str] | None:
         return None if finite else (f"{value} is not JSON", "send null or a number")
     if isinstance(value, datetime) and value.utcoffset() is None:
         return "it is a naive datetime", "give it a time zone, such as datetime.now(UTC)"
-    if isinstance(value, bool | int | None | date | UUID):
+    if isinstance(value, bool | int | None | date | time | UUID | Enum) or is_model(value) or is_object_id(value):
         return None
     return f"a {type(value).__name__} is not JSON", "convert it to text, number, list or object"
 

@@ -385,6 +385,29 @@ class InboxMaintenanceDone(TelemetryEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class InvalidPayloadPublished(TelemetryEvent):
+    """An invalid payload was staged or is published, because its check only warns."""
+
+    event_id: UUID | None
+    event_type: str
+    schema_version: str
+    problem: str
+
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaSourceUnavailable(TelemetryEvent):
+    """A schema cannot be read. Events of the type wait, unless the schema was read before."""
+
+    event_type: str
+    schema_version: str
+    error: str
+
+    level: ClassVar[str] = "error"
+
+
+@dataclass(frozen=True, slots=True)
 class SagaWorkerStarted(TelemetryEvent):
     """A saga worker has started to claim sagas."""
 

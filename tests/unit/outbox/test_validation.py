@@ -29,7 +29,7 @@ def stage(*events: Event, **rules: Any) -> list[NewEvent]:
     [
         ("event_id", "not-a-uuid"),
         ("aggregate_type", ""),
-        ("aggregate_id", 7),
+        ("aggregate_id", 7.5),
         ("aggregate_id", NUL),
         ("key", ""),
         ("key", SURROGATE),

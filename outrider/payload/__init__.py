@@ -1,0 +1,26 @@
+"""Payloads: JSON Schema, rules, versions and encrypted fields, in one object for the whole way of an event.
+
+Staging checks what is written, a relay what is published, and consumers get each event in the current version
+of its type.
+"""
+
+from outrider.payload.model import OnInvalid, PayloadCipher, PayloadFacts, PayloadSchema, SchemaSource, Version
+from outrider.payload.payloads import Payloads
+from outrider.payload.rules import Rule, required_fields
+from outrider.payload.schemas import SchemaFolder, SchemaSet
+from outrider.payload.upcasters import Upcaster
+
+__all__ = [
+    "OnInvalid",
+    "PayloadCipher",
+    "PayloadFacts",
+    "PayloadSchema",
+    "Payloads",
+    "Rule",
+    "SchemaFolder",
+    "SchemaSet",
+    "SchemaSource",
+    "Upcaster",
+    "Version",
+    "required_fields",
+]
