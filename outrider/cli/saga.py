@@ -33,8 +33,12 @@ app = typer.Typer(help="Sagas: list, show, explain, run, and operator commands."
 
 COLUMNS = (
     *("saga_id", "saga_type", "definition_version", "correlation_id", "status", "current_step", "attention"),
-    *("updated_at", "last_error"),
+    *("parent_id", "updated_at", "last_error"),
 )
+
+CHILD_COLUMNS = ("parent_step", "saga_id", "saga_type", "definition_version", "status", "attention", "last_error")
+
+CHILDREN_MAX = 1000
 
 JOURNAL = ("step", "phase", "status", "attempts", "started_at", "ended_at", "due_at", "error")
 
@@ -76,18 +80,18 @@ def list_sagas(
         float | None,
         typer.Option("--stuck", min=0, metavar="SECONDS", help="Only sagas that are overdue for this time."),
     ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", metavar="ID", help="Only the children of this saga.")
+    ] = None,
     limit: Limit = 50,
     json: Json = False,
 ) -> None:
     """List sagas, those that need attention first, then the latest change first."""
-    criteria = SagaCriteria((), saga_type, correlation_id, _status(status), attention or None, stuck, limit)
+    parent_id = None if parent is None else saga_operator.saga_id(parent, None)
+    criteria = SagaCriteria((), saga_type, correlation_id, _status(status), attention or None, stuck, limit, parent_id)
     found = with_store(StoreLocation(config, store, schema), lambda opened: opened.admin.find(criteria))
     rows = [_without_state(instance) for instance in found]
-    if json:
-        emit(rows)
-    else:
-        shown = [{**row, "attention": "yes" if row["needs_attention"] else None} for row in rows]
-        show_table(COLUMNS, shown, empty="no sagas match")
+    emit(rows) if json else show_table(COLUMNS, _with_attention(rows), empty="no sagas match")
 
 
 async def find_events(location: StoreLocation, saga_id: UUID) -> OutboxEvents:
@@ -126,12 +130,17 @@ def show(
         facts["state"] = jsonlib.loads(view.record.instance.state)
     journal = [asdict(entry) for entry in view.record.journal]
     messages = [_message(message, body=state) for message in view.record.messages]
+    children = [_without_state(child) for child in view.children]
     if json:
-        emit({**facts, "journal": journal, "messages": messages, "outbox": outbox_events.facts, "audit": view.audit})
+        more = {"outbox": outbox_events.facts, "audit": view.audit, "children": children}
+        emit({**facts, "journal": journal, "messages": messages, **more})
         return
     show_facts(facts)
     say("")
     show_table(JOURNAL, journal, empty="no step has begun")
+    if children:
+        say("\nchildren")
+        show_table(CHILD_COLUMNS, _with_attention(children), empty="")
     if messages:
         say("\nmail that waits")
         show_table(MESSAGES if state else MESSAGES[:-1], messages, empty="")
@@ -195,11 +204,11 @@ def explain_saga(
     """Say in plain words what a saga waits for, who has it, what comes next, and which command helps."""
     known = find_sagas(sagas) if sagas else None
     location = StoreLocation(config, store, schema)
-    record: SagaRecord = with_store(location, lambda opened: recorded(opened.admin, id, saga_type))
-    instance = record.instance
+    view = with_store(location, lambda opened: _look(opened, id, saga_type, 0))
+    record, instance = view.record, view.record.instance
     outbox_events = asyncio.run(find_events(location, instance.saga_id))
     definition = _definition(known, instance)
-    lines = explain(record, definition)
+    lines = explain(record, definition, view.children)
     reasons = [*lines.reasons, *outbox_reasons(outbox_events, record.now), *_not_among(sagas, known, instance)]
     helps = [*outbox_helps(outbox_events, record, definition), *lines.helps]
     if json:
@@ -221,13 +230,16 @@ class ShownSaga(NamedTuple):
 
     record: SagaRecord
     audit: list[dict[str, Any]]
+    children: list[Instance]
 
 
 async def _look(store: SagaStore, text: str, saga_type: str | None, lines: int) -> ShownSaga:
     record = await recorded(store.admin, text, saga_type)
     # The audit log is read from its oldest line, so the latest lines need a full read.
     audit = await store.admin.audit(record.instance.saga_id, AUDIT_MAX) if lines else []
-    return ShownSaga(record, audit[-lines:] if lines else [])
+    children = await store.admin.find(SagaCriteria(limit=CHILDREN_MAX, parent_id=record.instance.saga_id))
+    children.sort(key=lambda child: (child.started_at, child.parent_step or ""))
+    return ShownSaga(record, audit[-lines:] if lines else [], children)
 
 
 def _definition(known: SagaRegistry | None, instance: Instance) -> Definition | None:
@@ -254,6 +266,10 @@ def _status(text: str | None) -> str | None:
 
 def _without_state(instance: Instance) -> dict[str, Any]:
     return {name: value for name, value in asdict(instance).items() if name != "state"}
+
+
+def _with_attention(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "attention": "yes" if row["needs_attention"] else None} for row in rows]
 
 
 def _message(message: SagaMessage, *, body: bool) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from outrider.saga.definition.children import PARENT_STEP
 from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind, base_name
-from outrider.saga.model import JournalEntry, Phase, SagaRecord
+from outrider.saga.model import JournalEntry, Phase, SagaRecord, StepStatus
 
 SHAPES = {
     StepKind.LOCAL: ("[", "]"),
@@ -20,6 +21,7 @@ SHAPES = {
     StepKind.REQUEST: ("[/", "/]"),
     StepKind.WAIT: ("{{", "}}"),
     StepKind.SLEEP: ("([", "])"),
+    StepKind.CHILD: ("[\\", "\\]"),
     StepKind.FOR_EACH: ("[", "]"),
 }
 STYLES = {
@@ -91,6 +93,8 @@ def mermaid_run(definition: Definition, record: SagaRecord, audit: Iterable[Mapp
     instance = record.instance
     version = f"version {instance.definition_version}"
     begin = [instance.saga_type, instance.correlation_id, version, _moment(instance.started_at)]
+    if instance.parent_id:
+        begin.append(f"child of {instance.parent_id}, step {instance.parent_step}")
     end: list[str] = [instance.status]
     if instance.ended_at:
         end.append(f"after {span((instance.ended_at - instance.started_at).total_seconds())}")
@@ -98,7 +102,9 @@ def mermaid_run(definition: Definition, record: SagaRecord, audit: Iterable[Mapp
         end.append("needs attention")
     if instance.last_error:
         end.append(_short(instance.last_error))
-    lines = {(entry.step, entry.phase): entry for entry in record.journal}
+    lines = {(entry.step, entry.phase): entry for entry in record.journal if entry.step != PARENT_STEP}
+    if any((entry.step, entry.status) == (PARENT_STEP, StepStatus.STARTED) for entry in record.journal):
+        end.append("waits for its parent")
     details = {step_key: list(_entry_labels(entry, record)) for step_key, entry in lines.items()}
     classes = {step_key: entry.status.value for step_key, entry in lines.items()}
     for step in definition.steps.values():
@@ -164,6 +170,8 @@ def _kind(step: Step) -> Iterator[str]:
     yield f"{step.kind}, pivot" if step.pivot else step.kind
     if step.kind is StepKind.SLEEP and seconds:
         yield span(seconds)
+    elif step.child:
+        yield step.child.name
     elif command:
         asked = f"{command.event_type} → {command.reply}" if command.event_type else str(command.reply)
         yield asked
@@ -174,6 +182,8 @@ def _kind(step: Step) -> Iterator[str]:
 
 
 def _compensation_name(compensate: StepAction) -> str:
+    if compensate.command and not compensate.command.event_type:
+        return "the child compensates"
     if compensate.command:
         return f"{compensate.command.event_type} → {compensate.command.reply}"
     return getattr(compensate.function, "__name__", "compensate")

@@ -7,15 +7,18 @@ without a definition the text is less precise but still correct.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
+from uuid import UUID
 
-from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind, base_name
+from outrider.saga.definition.children import CALL_OFF, PARENT_STEP
+from outrider.saga.definition.steps import FAMILY, Definition, Step, StepAction, StepKind, base_name
 from outrider.saga.diagram import span
 from outrider.saga.model import (
     PASSED,
+    Instance,
     JournalEntry,
     MessageKind,
     Phase,
@@ -43,15 +46,18 @@ class Explanation(NamedTuple):
     helps: tuple[Suggestion, ...] = ()
 
 
-def explain(record: SagaRecord, definition: Definition | None = None) -> Explanation:
+def explain(record: SagaRecord, definition: Definition | None = None, children: Sequence[Instance] = ()) -> Explanation:
     """Explain why a saga is in its current status.
 
-    With the definition of the same version, the explanation also says why each step waits::
+    With the definition of the same version, the explanation also says why each step waits; with the children, also
+    the status of the children for which it waits::
 
         record = await store.admin.show(saga_id)
         print("\\n".join(explain(record, order.definition).reasons))
     """
-    view = SagaSnapshot(record, definition and definition.expanded(record.journal))
+    is_child = record.instance.parent_id is not None
+    by_step = {child.parent_step: child for child in children if child.parent_step}
+    view = SagaSnapshot(record, definition and definition.expanded(record.journal, is_child=is_child), by_step)
     if record.instance.status in (Status.COMPLETED, Status.COMPENSATED):
         return Explanation(tuple(_ended_reasons(view)))
     if record.instance.status is Status.FAILED:
@@ -102,7 +108,7 @@ def _open(view: SagaSnapshot) -> Iterator[str]:
 def _deadline(view: SagaSnapshot) -> Iterator[str]:
     instance = view.record.instance
     deadline_at, is_forward = instance.deadline_at, instance.status in (Status.STARTED, Status.RUNNING)
-    if deadline_at is None or instance.status is Status.COMPLETED:
+    if deadline_at is None or instance.status is Status.COMPLETED or view.has_status(PARENT_STEP, StepStatus.STARTED):
         return
     if deadline_at <= (instance.ended_at or view.record.now):
         is_late = view.has_status(view.pivot, *PASSED)
@@ -146,8 +152,8 @@ def _waits_for_service(view: SagaSnapshot, entry: JournalEntry, action: StepActi
 def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
     step, action = view.step(entry), view.action(entry)
     command = action.command if action else None
-    if step is None or action is None:
-        return _unknown_kind(view, entry)
+    if step is None or action is None or step.kind in FAMILY:
+        return _of_family(view, entry) or _unknown_kind(view, entry)
     if step.kind in (StepKind.SLEEP, StepKind.FOR_EACH):
         return _idle(view, entry, step)
     if command and not command.event_type:
@@ -163,6 +169,33 @@ def _started(view: SagaSnapshot, entry: JournalEntry) -> str:
         f"{_named(entry)} was running when its worker released it, {begun}; the next worker runs it again with "
         "the same key"
     )
+
+
+def _of_family(view: SagaSnapshot, entry: JournalEntry) -> str | None:
+    """Explain a step that waits for a child or for the parent. Other steps have no such explanation."""
+    if entry.step == PARENT_STEP:
+        parent = f"{view.record.instance.parent_id}, since {view.at(entry.started_at)}"
+        return f"all its steps are done; it completes or compensates with its parent {parent}"
+    step = view.step(entry)
+    if entry.step in view.children or (step and step.kind is StepKind.CHILD):
+        return _child(view, entry, step)
+    return None
+
+
+def _child(view: SagaSnapshot, entry: JournalEntry, step: Step | None) -> str:
+    child = view.children.get(entry.step)
+    name, child_id = step.child.name if step and step.child else "", view.child_id(entry)
+    if child:
+        name, child_id = f"{child.saga_type} version {child.definition_version}", child.saga_id
+    doing = "waits for its child" if entry.phase is Phase.ACTION else "waits for the compensation of its child"
+    text = f"{_named(entry)} {doing} {name} ({child_id}) since {view.at(entry.started_at)}"
+    if entry.phase is Phase.ACTION and entry.command_event_id:
+        text += "; it has called the child off"
+    if child is None:
+        return text
+    error = f": {child.last_error}" if child.last_error and child.status is Status.FAILED else ""
+    needing = "; it needs an operator" if child.needs_attention else ""
+    return f"{text}; the child is {child.status}{error}{needing}"
 
 
 def _idle(view: SagaSnapshot, entry: JournalEntry, step: Step) -> str:
@@ -190,7 +223,7 @@ def _unknown_kind(view: SagaSnapshot, entry: JournalEntry) -> str:
 def _operator_commands(view: SagaSnapshot) -> Iterator[str]:
     for message in view.record.messages:
         if message.kind is MessageKind.OPERATOR:
-            when = _once(view) if message.name == "compensate" else "next"
+            when = {"compensate": _once(view), CALL_OFF: "once no step is under way"}.get(message.name, "next")
             command = message.name.replace("_", "-")
             yield f"{actor_of(message)} commanded {command} {view.at(message.delivered_at)}: a worker applies it {when}"
 
@@ -199,6 +232,8 @@ def _once(view: SagaSnapshot) -> str:
     """Name the condition of a waiting compensate command: the pivot or running calls must end first."""
     for entry in view.entries(Phase.ACTION, *OPEN):
         step = view.step(entry)
+        if step and step.kind is StepKind.CHILD:
+            return f"once the child of step {entry.step} has ended"
         if step and step.pivot and may_have_happened(step.kind, entry):
             return f"once the pivot {entry.step} has ended"
         if step and step.kind is StepKind.CALL and entry.status is StepStatus.STARTED and view.is_attended:
@@ -311,7 +346,13 @@ def suggest_for_open(view: SagaSnapshot) -> Iterator[Suggestion]:
         yield Suggestion(
             f"outrider saga mark-done {saga_id}", "counts the awaited steps as done, if you know that they are"
         )
-    if view.phase is Phase.ACTION and not view.has_status(view.pivot, StepStatus.DONE):
+    for entry in waiting:
+        if child_id := view.child_id(entry):
+            yield Suggestion(f"outrider saga explain {child_id}", f"says what the child of step {entry.step} waits for")
+    if view.has_status(PARENT_STEP, StepStatus.STARTED):
+        parent_id = view.record.instance.parent_id
+        yield Suggestion(f"outrider saga explain {parent_id}", "says what its parent waits for")
+    elif view.phase is Phase.ACTION and not view.has_status(view.pivot, StepStatus.DONE):
         yield Suggestion(
             f"outrider saga compensate {saga_id}", f"gives it up, and compensates the steps that are done{_but(view)}"
         )
@@ -328,6 +369,8 @@ def _but(view: SagaSnapshot) -> str:
 
 def _awaited(view: SagaSnapshot, entry: JournalEntry) -> bool:
     step, action = view.step(entry), view.action(entry)
+    if entry.step == PARENT_STEP or entry.step in view.children or (step and step.kind is StepKind.CHILD):
+        return False
     if step is None or action is None:
         return view.record.instance.owner is None and entry.status is StepStatus.STARTED
     return action.command is not None or step.kind is StepKind.SLEEP
@@ -339,6 +382,8 @@ class SagaSnapshot:
 
     record: SagaRecord
     definition: Definition | None
+    children: Mapping[str, Instance] = field(default_factory=dict)
+    """The children by the step that started them, as far as they are known."""
 
     @property
     def phase(self) -> Phase:
@@ -360,6 +405,15 @@ class SagaSnapshot:
         if (step := self.step(entry)) is None:
             return None
         return step.action if entry.phase is Phase.ACTION else step.compensation
+
+    def child_id(self, entry: JournalEntry) -> UUID | None:
+        """Return the id of the child of a step, or None for a step of another kind."""
+        if entry.step in self.children:
+            return self.children[entry.step].saga_id
+        step = self.step(entry)
+        if step is None or step.kind is not StepKind.CHILD or step.child is None:
+            return None
+        return step.child.saga.child_id(self.record.instance.saga_id, entry.step)
 
     def has_status(self, step: str | None, *status: StepStatus) -> bool:
         return any(entry.step == step for entry in self.entries(Phase.ACTION, *status))

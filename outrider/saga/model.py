@@ -106,6 +106,9 @@ class NewSaga(NamedTuple):
     """A short form of the definition, used to detect a changed definition."""
     deadline_seconds: float | None = None
     """The time from the start in which the saga should end. The store keeps the deadline as a time."""
+    parent_id: UUID | None = None
+    parent_step: str | None = None
+    """The step of the parent that started this child, or one of its items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,10 @@ class Instance:
     """The number of workers that were lost in a row while they held the saga. A lost worker costs no attempt."""
     deadline_at: datetime | None = None
     """The time after which the saga compensates, unless it has passed its pivot. Never changed after the start."""
+    parent_id: UUID | None = None
+    """The saga that started this child and waits for its outcome."""
+    parent_step: str | None = None
+    """The step of the parent that started this child, or one of its items."""
 
     @property
     def is_suspect(self) -> bool:
@@ -270,6 +277,8 @@ class SagaCriteria:
     stuck_seconds: float | None = None
     """Return only sagas that have not ended and are overdue by at least this time, so no worker runs them."""
     limit: int = 50
+    parent_id: UUID | None = None
+    """Return only the children of this saga."""
 
 
 class ParticipantEntry(NamedTuple):

@@ -123,7 +123,10 @@ class SagaStore(Protocol):
         ...
 
     async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
-        """Remove ended sagas and old entries, in small batches. A saga that needs attention is kept."""
+        """Remove ended sagas and old entries, in small batches. A saga that needs attention is kept.
+
+        A child is kept until its parent is completed, compensated or removed.
+        """
         ...
 
     async def notify(self) -> None:

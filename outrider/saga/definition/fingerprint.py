@@ -13,7 +13,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from outrider.event import default_topic
-from outrider.saga.definition.steps import CommandSpec, Definition, Step, StepAction, base_name
+from outrider.saga.definition.steps import CommandSpec, Definition, Step, StepAction, StepKind, base_name
 from outrider.saga.model import PASSED, Phase, SagaRecord, Status, StepStatus
 
 ENDED = frozenset({Status.COMPLETED, Status.COMPENSATED})
@@ -24,7 +24,8 @@ class FingerprintLine(NamedTuple):
     `f` for a list of items.
 
     `command`, `replies` and `compensation` are checksums: of the command and its topic, of the replies and their
-    topics, and of all of these for the compensation. Zero stands for nothing.
+    topics, and of all of these for the compensation. Zero stands for nothing. For a child they are of its type and
+    version, of the presence of a result, and of its type, by which its id is found again.
     """
 
     name: str
@@ -76,7 +77,10 @@ def _columns(step: Step, numbers: Mapping[str, int]) -> list[object]:
     flags = ("p" if step.pivot else "") + ("c" if step.compensation else "") + ("w" if step.when else "")
     flags += "f" if step.for_each else ""
     after = [numbers[name] for name in step.after if name in numbers]
-    sums = [crc32(text.encode()) for text in (*_texts(step.action), " ".join(_texts(step.compensation)).strip())]
+    texts = *_texts(step.action), " ".join(_texts(step.compensation)).strip()
+    if step.child:
+        texts = step.child.name, "result" if step.reply_functions else "", step.child.saga.saga_type
+    sums = [crc32(text.encode()) for text in texts]
     while sums and not sums[-1]:
         sums.pop()
     return [step.name, step.kind.value, flags, after, *sums]
@@ -182,6 +186,8 @@ def _compensation_changes(old: FingerprintLine, new: FingerprintLine) -> Iterato
         yield f"step {new.name} has no compensation any more"
     elif old.kind != new.kind:
         yield f"step {new.name} is a {new.kind} now, and was a {old.kind}, and its compensation is still ahead"
+    elif old.compensation != new.compensation and new.kind == StepKind.CHILD:
+        yield f"step {new.name} has a child of another type, and the child of this saga is still to be compensated"
     elif old.compensation != new.compensation:
         yield f"the compensation of step {new.name} has another command, topic or reply"
 
@@ -195,10 +201,12 @@ def _action_changes(old: FingerprintLine, new: FingerprintLine) -> Iterator[str]
         yield f"step {new.name} {'has a condition now' if 'w' in new.flags else 'has no condition any more'}"
     if ("f" in old.flags) != ("f" in new.flags):
         yield f"step {new.name} {'is run for each item now' if 'f' in new.flags else 'is run only once now'}"
+    is_child = old.kind == new.kind == StepKind.CHILD
     if old.command != new.command:
-        yield f"step {new.name} has another command or topic"
+        yield f"step {new.name} has another {'child, or another version of it' if is_child else 'command or topic'}"
     if old.replies != new.replies:
-        yield f"step {new.name} has other replies"
+        change = f"{'has' if new.replies else 'does not have'} a result of its child now"
+        yield f"step {new.name} {change if is_child else 'has other replies'}"
 
 
 def _named(line: FingerprintLine) -> str:

@@ -16,11 +16,15 @@ from uuid import UUID, uuid5
 from outrider.errors import AlreadyStarted, InvalidHandler, InvalidState, UsageError
 from outrider.outbox.staging import Outbox, default
 from outrider.retry import RetryPolicy
+from outrider.saga.definition.children import CHILD_DONE, PARENT_STEP, ChildSaga, ChildSpec, check_children
 from outrider.saga.definition.fingerprint import fingerprint
 from outrider.saga.definition.step_handles import (
     After,
     CallFunction,
     CallStep,
+    ChildInput,
+    ChildResult,
+    ChildStep,
     Condition,
     Items,
     LocalFunction,
@@ -42,6 +46,7 @@ from outrider.saga.definition.steps import (
     StepAction,
     StepGraph,
     StepKind,
+    child_actions,
     compensation_action,
     complete,
     function_action,
@@ -58,13 +63,14 @@ from outrider.saga.definition.validation import (
     check_version,
     definition_site,
 )
-from outrider.saga.model import NewSaga
+from outrider.saga.model import Instance, NewSaga
 from outrider.saga.state.codec import check_type, decode
 from outrider.saga.state.merge import field_names, set_state_fields
 from outrider.saga.state.roundtrip import dump_state
 from outrider.tracebacks import text_of, user_frame
 
 S = TypeVar("S")
+C = TypeVar("C")
 
 SAGAS = UUID("3d3f6a4e-2f0b-5c55-9e0a-6d0c8f1b7a21")
 """The namespace of saga ids. The value must never change: a second start is detected by the id."""
@@ -295,6 +301,51 @@ class Saga(Generic[S]):
         step = Step(name, StepKind.SLEEP, action, after=self._after(after, line), when=when, line=line)
         return SleepStep(self._add(step), self._put)
 
+    def child(
+        self,
+        saga: Saga[C],
+        *,
+        input: ChildInput[S, C],
+        result: ChildResult[S, C] | None = None,
+        name: str | None = None,
+        after: After | None = None,
+        when: Condition[S] | None = None,
+        for_each: Items[S] | None = None,
+        parallel_max: int | None = None,
+        into: str | None = None,
+        pivot: bool = False,
+    ) -> ChildStep[S]:
+        """Add another saga, which is started by this step, awaited, and compensated with this saga.
+
+        `input` computes the first state of the child. With `for_each`, the function takes the state and the item.
+        `result` gets the final state of the child, and changes `context.state`. A child stays ready to compensate until
+        this saga has ended::
+
+            order.child(shipping, input=what_to_ship, result=shipped, name="ship")
+        """
+        line = definition_site()
+        if not isinstance(saga, Saga):
+            raise UsageError(f"{line}: {saga!r} is no saga; name a Saga, such as order.child(shipping, input=…)")
+        items = self._items(for_each, parallel_max, into, pivot, line)
+        check_function(input, "state, item" if items else "state", line, is_async=False)
+        if result is not None:
+            check_function(result, "context, child", line, is_async=False)
+        action, compensation = child_actions()
+        step = Step(
+            name or saga.saga_type,
+            StepKind.CHILD,
+            action,
+            None if pivot else compensation,
+            self._after(after, line),
+            pivot,
+            {} if result is None else {CHILD_DONE: result},
+            when=when,
+            child=ChildSpec(saga, input),
+            line=line,
+            **items,
+        )
+        return ChildStep(self._add(step), self._put)
+
     @contextmanager
     def parallel(self, *, when: Condition[S] | None = None) -> Iterator[None]:
         """Run the steps of the block in parallel.
@@ -322,11 +373,17 @@ class Saga(Generic[S]):
         self._last = tuple(branch for branch in branches if branch not in followed) or self._last
 
     @property
+    def children(self) -> list[ChildSaga]:
+        """Return the sagas that steps of this saga start."""
+        found = (step.child.saga for step in self._graph.steps.values() if step.child)
+        return list({id(saga): saga for saga in found}.values())
+
+    @property
     def definition(self) -> Definition:
         """Return the checked definition for the planner."""
         if self._definition is None:
             self.check()
-            steps = MappingProxyType({name: complete(step) for name, step in self._graph.steps.items()})
+            steps = MappingProxyType({name: self._complete(step) for name, step in self._graph.steps.items()})
             set_fields = partial(set_state_fields, self.state_type)
             self._definition = Definition(
                 self.saga_type,
@@ -344,6 +401,7 @@ class Saga(Generic[S]):
         if not self._graph.steps:
             raise UsageError(f"{self.line}: the saga {self.saga_type} has no steps; add one, such as @….local()")
         self._graph.check()
+        check_children(self, self._graph.steps.values(), self._graph.has_way_back)
         if self.deadline_seconds is not None:
             self._graph.check_deadline(self.deadline_seconds)
 
@@ -371,6 +429,27 @@ class Saga(Generic[S]):
         stored = dump_state(self.state_type, state)
         name = saga_id, definition.saga_type, definition.version, correlation_id
         return NewSaga(*name, stored, traceparent, definition.fingerprint, self.deadline_seconds)
+
+    def child_id(self, parent_id: UUID, step: str) -> UUID:
+        """Return the id of the child that a step of another saga starts: always the same."""
+        return saga_id_of(self.saga_type, f"{parent_id}:{step}")
+
+    def child_of(self, parent: Instance, step: str, state: Any) -> NewSaga:
+        """Return the child that a step of another saga starts. Raises InvalidHandler for a state of another type."""
+        if type(state) is not self.state_type:
+            raise InvalidHandler(f"returned a {type(state).__name__}; return a {self.state_type.__name__}")
+        return NewSaga(
+            self.child_id(parent.saga_id, step),
+            self.saga_type,
+            self.version,
+            f"{parent.saga_id}:{step}",
+            dump_state(self.state_type, state),
+            parent.traceparent,
+            self.definition.fingerprint,
+            self.deadline_seconds,
+            parent.saga_id,
+            step,
+        )
 
     async def start(
         self,
@@ -432,6 +511,8 @@ class Saga(Generic[S]):
             raise UsageError(
                 f'{step.line}: there is a step {step.name} already, at {known.line}; give one another name="…"'
             )
+        if step.name == PARENT_STEP:
+            raise UsageError(f"{step.line}: {PARENT_STEP} is the name of the last wait of each child; use another name")
         if ITEM.fullmatch(step.name):
             raise UsageError(
                 f"{step.line}: the name {step.name} ends like that of an item of for_each=; name the step without [ ]"
@@ -478,12 +559,18 @@ class Saga(Generic[S]):
         self._graph.put(step)
         self._definition = None
 
+    def _complete(self, step: Step) -> Step:
+        """Return a step as the worker runs it. Nothing is compensated from the pivot on, and so no child either."""
+        if step.child and not self._graph.has_way_back(step):
+            return replace(step, compensation=None)
+        return complete(step)
 
-def _compute(state_type: type[Any], function: Function, stored: bytes) -> Any:
-    """Call a function of the state. The function gets a copy, so a change of the state has no effect."""
+
+def _compute(state_type: type[Any], function: Function, stored: bytes, *items: Any) -> Any:
+    """Call a function of the state and of an item. The function gets a copy, so a change of the state has no effect."""
     state = decode(state_type, stored)
     try:
-        return function(state)
+        return function(state, *items)
     except (Exception, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:
         place = user_frame(error)
         text = f"{type(error).__name__}: {text_of(error)}" + (f" ({place})" if place else "")

@@ -13,6 +13,7 @@ from outrider.saga.definition.steps import CALL_RETRY, CommandSpec, Step, StepAc
 from outrider.saga.definition.validation import check_function, check_parentheses, definition_site
 
 S = TypeVar("S")
+C = TypeVar("C")
 
 LocalFunction = Callable[[StepContext[S], Any], Any]
 """Takes the context and the transaction. The function is async, or synchronous for a synchronous driver."""
@@ -24,6 +25,10 @@ PayloadFunction = Callable[[S], Any] | Callable[[S, Any], Any]
 """Takes the state; for an item of a list, also the item."""
 Condition = Callable[[S], bool]
 Items = Callable[[S], Sequence[Any]]
+ChildInput = Callable[[S], C] | Callable[[S, Any], C]
+"""Takes the state, and for an item of a list also the item; returns the first state of the child."""
+ChildResult = Callable[[StepContext[S], C], JsonValue]
+"""Takes the context and the final state of the child."""
 
 
 class StepHandle(Generic[S]):
@@ -226,6 +231,10 @@ class RequestStep(AnsweredStep[S]):
 
 class WaitStep(AnsweredStep[S]):
     """A wait for an event that no command requests."""
+
+
+class ChildStep(StepHandle[S]):
+    """Another saga, which is started, awaited and compensated by this saga."""
 
 
 class SleepStep(StepHandle[S]):

@@ -13,6 +13,15 @@ from typing import Any
 from outrider.errors import UsageError
 from outrider.event import default_topic
 from outrider.retry import RetryPolicy
+from outrider.saga.definition.children import (
+    CHILD_COMPENSATED,
+    CHILD_DONE,
+    CHILD_REJECTED,
+    PARENT_COMPENSATES,
+    PARENT_COMPLETED,
+    PARENT_STEP,
+    ChildSpec,
+)
 from outrider.saga.definition.validation import (
     Function,
     check_distinct,
@@ -29,7 +38,9 @@ class StepKind(StrEnum):
 
     `local`: in the transaction that saves the saga. `call`: outside any transaction, with an idempotency key.
     `request`: a command to a participant, answered by an event. `wait`: for an event only. `sleep`: for a time to pass.
-    `for_each`: a step that is run for each item of a list, as the planner sees it; its items are steps of their own.
+    `child`: another saga, which is awaited and compensated with this saga. `parent`: the last wait of a child, for the
+    end of its parent. `for_each`: a step that is run for each item of a list, as the planner sees it; its items are
+    steps of their own.
     """
 
     LOCAL = "local"
@@ -37,8 +48,13 @@ class StepKind(StrEnum):
     REQUEST = "request"
     WAIT = "wait"
     SLEEP = "sleep"
+    CHILD = "child"
+    PARENT = "parent"
     FOR_EACH = "for_each"
 
+
+FAMILY = frozenset({StepKind.CHILD, StepKind.PARENT})
+"""Kinds that another saga of the same store answers, by a message instead of an event."""
 
 PARALLEL_MAX = 10
 
@@ -55,7 +71,7 @@ ITEM = re.compile(r"(.+)\[\d+\]", re.DOTALL)
 class CommandSpec:
     """The command of a request, and the events that answer the command.
 
-    A wait sends no command: type and topic are empty.
+    A wait and a child send no command: type and topic are empty.
     """
 
     event_type: str
@@ -112,15 +128,18 @@ class Step:
     """The field of the state that gets the results of all items, in order."""
     item: str | None = None
     """The item of a step that was derived from a list, as JSON text."""
+    child: ChildSpec | None = None
     line: str = ""
 
     @property
     def replies(self) -> dict[str, str]:
-        """Return the types of the events that answer this step, with their topics.
+        """Return the types of the events that answer this step, with their topics. A child answers without events.
 
         >>> Step("collected", StepKind.WAIT, StepAction(command=CommandSpec("", "", "parcel.collected"))).replies
         {'parcel.collected': 'events.parcel.collected'}
         """
+        if self.kind in FAMILY:
+            return {}
         commands = [action.command for action in (self.action, self.compensation) if action and action.command]
         return {
             event_type: default_topic(event_type, command.reply_topic, None)
@@ -139,13 +158,16 @@ class Definition:
     steps: Mapping[str, Step]
     set_fields: Callable[[bytes, Mapping[str, Any]], bytes] | None = None
     """Sets fields of a stored state. Raises InvalidState if the values do not fit."""
-    compute: Callable[[Function, bytes], Any] | None = None
-    """Calls a function with a stored state. Raises InvalidHandler or InvalidState with the reason of a failure."""
+    compute: Callable[..., Any] | None = None
+    """Calls a function with a stored state, and with the value of an item, if there is one.
+
+    Raises InvalidHandler or InvalidState with the reason of a failure.
+    """
     fingerprint: str = ""
     """A short form of the definition, used to detect a changed definition."""
     deadline_seconds: float | None = None
     """The deadline of sagas that start now. A running saga keeps the deadline of its start."""
-    _expansions: dict[tuple[tuple[str, str], ...], Definition] = field(
+    _expansions: dict[tuple[bool, tuple[tuple[str, str], ...]], Definition] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
@@ -154,21 +176,24 @@ class Definition:
         found = self.steps.get(base_name(name))
         return self.steps.get(name) or (found if found and found.for_each else None)
 
-    def expanded(self, journal: Iterable[JournalEntry]) -> Definition:
-        """Return the definition with a step for each item of the lists that the journal has frozen."""
-        if not any(step.for_each for step in self.steps.values()):
+    def expanded(self, journal: Iterable[JournalEntry], *, is_child: bool = False) -> Definition:
+        """Return the definition with a step for each item of the lists that the journal has frozen.
+
+        A child also gets its last wait.
+        """
+        if not is_child and not any(step.for_each for step in self.steps.values()):
             return self
         lists = {name for name, step in self.steps.items() if step.for_each}
         frozen = {entry.step: entry.data for entry in journal if entry.data and entry.step in lists}
-        known = tuple(sorted(frozen.items()))
+        known = is_child, tuple(sorted(frozen.items()))
         if known not in self._expansions:
             # A worker runs some sagas at a time, and each of them needs its lists in turn after turn.
             if len(self._expansions) >= EXPANSIONS_MAX:
                 self._expansions.clear()
-            self._expansions[known] = self._expanded(frozen)
+            self._expansions[known] = self._expanded(frozen, is_child=is_child)
         return self._expansions[known]
 
-    def _expanded(self, frozen: Mapping[str, str]) -> Definition:
+    def _expanded(self, frozen: Mapping[str, str], *, is_child: bool) -> Definition:
         steps: dict[str, Step] = {}
         for name, step in self.steps.items():
             if step.for_each is None:
@@ -178,6 +203,9 @@ class Definition:
             one = replace(step, for_each=None, when=None, block=None)
             for index, item in enumerate(json.loads(frozen.get(name, "[]"))):
                 steps[f"{name}[{index}]"] = replace(one, name=f"{name}[{index}]", item=json.dumps(item))
+        if is_child:
+            action = StepAction(command=CommandSpec("", "", PARENT_COMPLETED, PARENT_COMPENSATES))
+            steps[PARENT_STEP] = Step(PARENT_STEP, StepKind.PARENT, action, after=tuple(self.steps))
         return replace(self, steps=steps)
 
     @property
@@ -237,6 +265,16 @@ def wait_action(event_type: str, topic: str | None, seconds: float | None, line:
     check_reply(event_type, topic, line)
     limit = None if seconds is None else check_seconds(seconds, "timeout_seconds", line)
     return StepAction(command=CommandSpec("", "", event_type, reply_topic=topic), timeout_seconds=limit)
+
+
+def child_actions() -> tuple[StepAction, StepAction]:
+    """Return the action and the compensation of a child: messages to it, and its answers.
+
+    >>> child_actions()[1].command.reply
+    'child.compensated'
+    """
+    action = CommandSpec("", "", CHILD_DONE, CHILD_REJECTED)
+    return StepAction(command=action), StepAction(command=CommandSpec("", "", CHILD_COMPENSATED))
 
 
 def request_action(command: CommandSpec, retry: RetryPolicy | None, seconds: float, line: str) -> StepAction:
@@ -327,6 +365,12 @@ class StepGraph:
         for step, name in _unknown(self.steps):
             names = ", ".join(self.steps)
             raise UsageError(f"{step.line}: {step.name} comes after {name!r}, which is no step; there are: {names}")
+
+    def has_way_back(self, step: Step) -> bool:
+        """Tell whether a step is neither the pivot nor after the pivot, so that it may have to be compensated."""
+        pivot = next((other for other in self.steps.values() if other.pivot), None)
+        is_after = pivot is not None and self._order is not None and self._order.comes_after(step, pivot)
+        return not step.pivot and not is_after
 
     def check_deadline(self, seconds: float) -> None:
         """Reject a sleep before the end or the pivot that lasts as long as the whole saga may."""
@@ -447,6 +491,9 @@ def _check_pivot_side(step: Step, pivot: Step, *, after: bool, before: bool) -> 
             f"{step.line}: {step.name} is neither before nor after the pivot {pivot.name} ({pivot.line}), so it "
             f"is unclear whether it may be compensated; put it before or after {pivot.name} with after=[…]"
         )
+    if step.kind is StepKind.CHILD:
+        # Each child has a compensation of its own, which is left out from the pivot on.
+        return
     if step.compensation and step.name == pivot.name:
         raise UsageError(
             f"{step.line}: {step.name} is the pivot and has a compensation, which would never run; remove one of them"

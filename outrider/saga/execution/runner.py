@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -222,6 +222,9 @@ class SagaRunner:
         self._due_at = None if plan.wake_seconds is None else _now() + plan.wake_seconds
         if saved.change is None:
             return
+        if plan.children or plan.messages:
+            with suppress(Transient):
+                await self._context.store.notify()
         self.released = saved.change.release
         self._trusted_until = self._turns.saved_at + self._context.settings.lease_seconds * LEASE_MARGIN
         self.claimed_until = self._trusted_until

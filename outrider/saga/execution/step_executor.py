@@ -241,7 +241,7 @@ class StepExecutor:
                 before.state, instance.saga_id, key, action.attempt, instance.correlation_id, action.phase
             )
             run.item = _value(action.item)
-            returned = check_computed(function(run, Reply(action.message.name, json.loads(action.message.body))))
+            returned = check_computed(function(run, _given(step, action)))
             is_result = step.into is not None and action.phase is Phase.ACTION
             result = result_text(returned) if is_result else None
             return AppliedReply(before.dump(run.state), tuple(run.staged), result)
@@ -339,6 +339,13 @@ async def _kept(work: Awaitable[Any], returned: list[Any]) -> Any:
     value = await work
     returned.append(value)
     return value
+
+
+def _given(step: DefinedStep, action: ApplyReply) -> Any:
+    """Return the second argument of the function that applies a reply: for a child, its final state."""
+    if step.child:
+        return decode(step.child.saga.state_type, action.message.body)
+    return Reply(action.message.name, json.loads(action.message.body))
 
 
 def _value(text: str | None) -> Any:

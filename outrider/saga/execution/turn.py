@@ -1,6 +1,7 @@
 """A turn: the planner gets the inputs, and one transaction writes everything that follows.
 
-The stages of a turn: load, execute the local step, plan, build the change, save, stage, commit. `TurnTransaction.run`
+The stages of a turn: load, execute the local step, plan, build the change, save, send to children and parent, stage,
+commit. `TurnTransaction.run`
 returns the result as a value. The runner repeats a turn after an error in user code, with the error as an input; so a
 turn always ends. If no plan can be computed, the saga is stopped as failed, because a stop can always be saved.
 """
@@ -19,6 +20,7 @@ from outrider.clock import Clock
 from outrider.errors import ConcurrencyError, InvalidEvent, Transient
 from outrider.event import Event
 from outrider.outbox.staging import Stage
+from outrider.saga.definition.children import CALL_OFF
 from outrider.saga.execution import step_executor
 from outrider.saga.execution.outages import StepOutages
 from outrider.saga.execution.step_executor import RAISED, LeakedTasks, StepExecutor, StepOutcome, describe
@@ -256,6 +258,7 @@ class TurnTransaction:
         release = plan.release and not deferred
         change = SagaChange(instance, entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
         await self._save(tx, change)
+        await self._send(tx, plan, instance)
         staged = [*(_Staged(outcome.action, outcome.staged) for outcome in outcomes), *staged]
         failure = await self._stage(tx, turn_input, instance, [one for one in staged if one.events])
         return Saved(record, plan, change, deferred) if failure is None else failure
@@ -315,6 +318,14 @@ class TurnTransaction:
     async def _save(self, tx: Any, change: SagaChange) -> None:
         self.saved_at = self.context.clock.boot_seconds()
         await self.context.store.save(tx, self.claim, change, self.context.settings.lease_seconds)
+
+    async def _send(self, tx: Any, plan: Plan, instance: Instance) -> None:
+        """Start children and deliver messages to other sagas, after the save, which has proved the claim."""
+        for child in plan.children:
+            await self.context.store.start(tx, child)
+        if plan.messages:
+            messages = [message if message.body else message._replace(body=instance.state) for message in plan.messages]
+            await self.context.store.deliver(tx, messages)
 
     async def _stage(
         self, tx: Any, turn_input: TurnInput, instance: Instance, staged: Sequence[_Staged]
@@ -448,7 +459,8 @@ def stopped(record: SagaRecord, reason: str) -> Plan:
     if instance.status in OVER:
         return Plan(instance, taken=everything, release=True)
     owner = instance.owner or "worker"
-    commands = [message for message in record.messages if message.kind is MessageKind.OPERATOR]
+    operator = [message for message in record.messages if message.kind is MessageKind.OPERATOR]
+    commands = [message for message in operator if message.name != CALL_OFF]
     notes = [
         AuditEntry(
             Status.FAILED,

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from outrider.clock import Clock, SystemClock
-from outrider.errors import InvalidHandler, OutriderError, Transient
+from outrider.errors import InvalidHandler, OutriderError, Transient, UsageError
 from outrider.outbox.staging import Stage
 from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.definition.steps import Step, StepKind
@@ -74,6 +74,7 @@ class SagaWorker:
             clock or SystemClock(),
             rng or random.Random(),
         )
+        check_children(self.sagas)
         check_locals(store, self.sagas)
         self.name = f"saga-worker-{self.rng.getrandbits(48):012x}"
         self._health = StoreHealth(
@@ -371,6 +372,21 @@ class ClaimRenewal:
             elif runner.claim == claim and not runner.in_turn:
                 # A runner in a turn may just have released the saga; otherwise its save detects the lost claim.
                 self.lost(runner)
+
+
+def check_children(sagas: SagaRegistry) -> None:
+    """Reject a saga whose child is not among the sagas of the worker, which would wait for the child for ever::
+
+    check_children(SagaRegistry(order, shipping))
+    """
+    for saga in sagas:
+        for step in saga.definition.steps.values():
+            if step.child and sagas.find(step.child.saga.saga_type, step.child.saga.version) is not step.child.saga:
+                raise UsageError(
+                    f"{step.line}: the step {step.name} of {saga.saga_type} starts {step.child.name}, which is not "
+                    f"among the sagas of this worker; name it too: SagaRegistry({saga.saga_type}, "
+                    f"{step.child.saga.saga_type})"
+                )
 
 
 def check_locals(store: SagaStore, sagas: SagaRegistry) -> None:

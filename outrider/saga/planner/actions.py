@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from outrider.saga.model import AuditEntry, Instance, JournalEntry, Phase, SagaMessage, StepStatus
+from outrider.saga.model import (
+    AuditEntry,
+    Instance,
+    JournalEntry,
+    NewSaga,
+    NewSagaMessage,
+    Phase,
+    SagaMessage,
+    StepStatus,
+)
 
 
 def key_of(saga_id: UUID, step: str) -> str:
@@ -157,7 +166,8 @@ class Plan:
 
     `taken`, `seen`, `notes`, `release` and `wake_seconds` have the same meaning as in `SagaChange`. Without `release`,
     steps are running in this worker, and the planner is called again after `wake_seconds` or with the next input.
-    `attention` has the reasons why a person must look, once per reason.
+    `attention` has the reasons why a person must look, once per reason. `children` are started and `messages` are
+    delivered to other sagas in the transaction of the turn; an empty body stands for the state after the turn.
     """
 
     instance: Instance
@@ -169,6 +179,8 @@ class Plan:
     release: bool = False
     wake_seconds: float | None = None
     attention: tuple[str, ...] = ()
+    children: tuple[NewSaga, ...] = ()
+    messages: tuple[NewSagaMessage, ...] = ()
 
 
 def wanted(journal: Iterable[JournalEntry], action: CallAction | LocalAction | SendCommand) -> bool:

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from outrider.saga.definition.steps import StepKind
 from outrider.saga.model import JournalEntry, Phase, Status, StepStatus
+from outrider.saga.planner import children
 from outrider.saga.planner.journal import OPEN, OUTSIDE, Journal
 
 ANOTHER_REJECTED = "no longer awaited, because another step was rejected"
 
-IDLE = frozenset({StepKind.WAIT, StepKind.SLEEP, StepKind.FOR_EACH})
+IDLE = frozenset({StepKind.WAIT, StepKind.SLEEP, StepKind.PARENT, StepKind.FOR_EACH})
 """Kinds of steps that have no effect of their own while they wait."""
 
 GIVEN_UP = "given up, because an operator commanded compensation"
@@ -33,6 +34,9 @@ def begin(journal: Journal, reason: str = "") -> None:
 def needs_compensation(journal: Journal, entry: JournalEntry) -> bool:
     """Tell whether a step needs compensation: the step is done or may have happened, and has a compensation."""
     if journal.step(entry).compensation is None:
+        return False
+    if journal.kind(entry) is StepKind.CHILD and entry.started_at is None:
+        # An operator has settled a step whose child could not be started.
         return False
     if entry.status is StepStatus.DONE or (entry.step, Phase.COMPENSATION) in journal.lines:
         return True
@@ -63,7 +67,11 @@ def _close(journal: Journal, entry: JournalEntry) -> None:
 
 
 def stop_idle_steps(journal: Journal, reason: str) -> bool:
-    """Stop steps without an effect; tell whether all other steps are settled, so compensation can start."""
+    """Stop steps without an effect, and call off running children.
+
+    Tell whether all other steps are settled, so compensation can start.
+    """
+    children.call_off(journal)
     for entry in journal.entries(Phase.ACTION, (*OPEN, StepStatus.PLANNED)):
         idle = entry.status is StepStatus.PLANNED or journal.kind(entry) in IDLE
         without_effect = entry.status is StepStatus.RETRYING and not may_have_happened(journal.kind(entry), entry)

@@ -12,12 +12,15 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid5
 
+from outrider.saga.definition.children import CALL_OFF, PARENT_STEP
 from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind, base_name
 from outrider.saga.model import (
     PASSED,
     AuditEntry,
     JournalEntry,
     MessageKind,
+    NewSaga,
+    NewSagaMessage,
     Phase,
     SagaMessage,
     SagaRecord,
@@ -54,8 +57,8 @@ HERE = frozenset({StepKind.LOCAL, StepKind.CALL})
 
 ANSWERED = frozenset({StepKind.REQUEST, StepKind.WAIT})
 
-OUTSIDE = frozenset({StepKind.CALL, StepKind.REQUEST})
-"""Kinds with an external effect, which may have happened without a record here."""
+OUTSIDE = frozenset({StepKind.CALL, StepKind.REQUEST, StepKind.CHILD})
+"""Kinds with an effect outside of the saga, which may have happened without a record here."""
 
 ACTIONS: dict[StepKind, Callable[[str, Phase, int, str], Action]] = {
     StepKind.CALL: CallAction,
@@ -90,6 +93,9 @@ class Journal:
     notes: list[AuditEntry] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     attention: list[str] = field(default_factory=list)
+    children: list[NewSaga] = field(default_factory=list)
+    messages: list[NewSagaMessage] = field(default_factory=list)
+    """The children to be started, and the messages to other sagas."""
     last_error: str | None = field(init=False)
     retry_count: int = field(init=False)
     losses: int = field(init=False)
@@ -107,8 +113,8 @@ class Journal:
         self.expand()
 
     def expand(self) -> None:
-        """Add the items of the lists in the journal to the steps."""
-        self.definition = self.base.expanded(self.lines.values())
+        """Add the items of the lists in the journal to the steps, and the last wait of a child."""
+        self.definition = self.base.expanded(self.lines.values(), is_child=self.is_child)
 
     @property
     def now(self) -> datetime:
@@ -119,6 +125,16 @@ class Journal:
     def unread(self) -> list[SagaMessage]:
         """Return the messages that are not yet taken, in order of arrival."""
         return [message for message in self.record.messages if message.message_id not in self.taken]
+
+    @property
+    def is_child(self) -> bool:
+        """Tell whether another saga has started this saga and waits for its outcome."""
+        return self.record.instance.parent_id is not None
+
+    @property
+    def awaits_parent(self) -> bool:
+        """Tell whether all steps of a child are done, and the child waits for the end of its parent."""
+        return self.has_status((PARENT_STEP, Phase.ACTION), StepStatus.STARTED)
 
     @property
     def is_compensating(self) -> bool:
@@ -136,7 +152,7 @@ class Journal:
     def is_overdue(self) -> bool:
         """Tell whether the deadline of the saga has passed while the saga runs forward."""
         deadline_at = self.record.instance.deadline_at
-        is_forward = self.status in (Status.STARTED, Status.RUNNING)
+        is_forward = self.status in (Status.STARTED, Status.RUNNING) and not self.awaits_parent
         return is_forward and deadline_at is not None and deadline_at <= self.now
 
     @property
@@ -149,6 +165,12 @@ class Journal:
     def compensation_requested(self) -> bool:
         """Tell whether a compensate command waits for open steps. Meanwhile no new step starts."""
         return any((message.kind, message.name) == (MessageKind.OPERATOR, "compensate") for message in self.unread)
+
+    @property
+    def is_called_off(self) -> bool:
+        """Tell whether the parent is going to compensate, and so the child compensates before its pivot."""
+        commands = (message.name for message in self.unread if message.kind is MessageKind.OPERATOR)
+        return not self.awaits_parent and CALL_OFF in commands
 
     def entries(self, phase: Phase, status: Iterable[StepStatus] = StepStatus) -> list[JournalEntry]:
         """Return the entries of a phase with the given statuses, ordered by position."""
@@ -174,7 +196,7 @@ class Journal:
     def kind(self, entry: JournalEntry) -> StepKind:
         """Return the kind of an entry's phase: a request compensates by a request, a local step by a local function."""
         step = self.step(entry)
-        if entry.phase is Phase.ACTION or step.kind is StepKind.LOCAL:
+        if entry.phase is Phase.ACTION or step.kind in (StepKind.LOCAL, StepKind.CHILD):
             return step.kind
         return StepKind.REQUEST if self.action(entry).command else StepKind.CALL
 
@@ -233,7 +255,7 @@ class Journal:
             # A new command is sent, so the reply to the previous command is no longer expected.
             uncertainty=None if entry.uncertainty is Uncertainty.REPLY_NOT_APPLIED else entry.uncertainty,
             undelivered=None,
-            command_event_id=self._command_id(entry) if self.kind(entry) is StepKind.REQUEST else None,
+            command_event_id=self.command_id(entry) if self._sends_command(entry) else None,
             reply_event_id=None,
         )
         self.write(entry, f"attempt {attempts}{detail}")
@@ -275,7 +297,12 @@ class Journal:
         self.retry_count -= entry.attempts > 1
         self.start(replace(entry, attempts=entry.attempts - 1), f", again: {detail}")
 
-    def _command_id(self, entry: JournalEntry) -> UUID:
+    def _sends_command(self, entry: JournalEntry) -> bool:
+        """Tell whether a step starts with a command. A child is started instead, and gets its commands later."""
+        kind = self.kind(entry)
+        return kind is StepKind.REQUEST or (kind is StepKind.CHILD and entry.phase is Phase.COMPENSATION)
+
+    def command_id(self, entry: JournalEntry) -> UUID:
         """Return a new id for a command.
 
         The version differs per turn; the time differs if the same saga is started anew.

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from outrider.errors import InvalidState
+from outrider.saga.definition.children import CALL_OFF
 from outrider.saga.definition.steps import StepKind
 from outrider.saga.model import JournalEntry, MessageKind, Phase, SagaMessage, Status, StepStatus
-from outrider.saga.planner import compensation
+from outrider.saga.planner import children, compensation
 from outrider.saga.planner.journal import ANSWERED, OPEN, OUTSIDE, Journal
 
 
@@ -46,16 +47,18 @@ def apply_commands(journal: Journal) -> None:
 
 
 def ignore(journal: Journal, reason: str) -> None:
-    """Ignore all operator commands in the mailbox, with the same reason."""
+    """Ignore all commands of operators in the mailbox, with the same reason."""
     for message in journal.unread:
-        if message.kind is MessageKind.OPERATOR:
+        # A parent calls off only once, so that command is kept until the saga can be run again.
+        if message.kind is MessageKind.OPERATOR and message.name != CALL_OFF:
             _reply(journal, message, f"ignored, because {reason}")
 
 
 def _apply(journal: Journal, message: SagaMessage) -> CommandResult:
     command = COMMANDS.get(message.name)
     if command is None:
-        return CommandIgnored(f"there is no such command; there are {', '.join(COMMANDS)}")
+        known = ", ".join(name for name in COMMANDS if name != CALL_OFF)
+        return CommandIgnored(f"there is no such command; there are {known}")
     if journal.status in (Status.COMPLETED, Status.COMPENSATED):
         return CommandIgnored(f"the saga is {journal.status}")
     return command(journal, message)
@@ -99,11 +102,17 @@ def _body(message: SagaMessage) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def retry(journal: Journal, _: SagaMessage) -> CommandResult:
-    """Give failed steps a new retry budget, and make waiting retries due now."""
-    failed = journal.entries(journal.phase, (StepStatus.FAILED,))
+def retry(journal: Journal, message: SagaMessage) -> CommandResult:
+    """Give failed steps a new retry budget, and make waiting retries due now. Awaited children get the same command."""
+    all_failed = journal.entries(journal.phase, (StepStatus.FAILED,))
+    failed = [entry for entry in all_failed if not children.has_ended(journal, entry)]
+    if all_failed and not failed:
+        return CommandIgnored(_names("the child has compensated itself; settle by hand, then mark-done", all_failed))
     waiting = journal.entries(journal.phase, (StepStatus.RETRYING,))
+    passed_on = children.pass_on(journal, message)
     if not failed and not waiting and journal.status is not Status.FAILED:
+        if passed_on:
+            return CommandApplied(_names("passed on to the child of", passed_on))
         return CommandIgnored("no step has failed, and no step waits for another attempt")
     _leave_failed(journal)
     for entry in failed:
@@ -122,19 +131,17 @@ def _renew(journal: Journal, entry: JournalEntry) -> None:
         # Another compensation may be running; this step keeps its position in the order.
         return journal.write(replace(fresh, status=StepStatus.PLANNED), "new budget")
     step = journal.step(entry)
-    if entry.started_at is None and (step.when or step.for_each):
+    if entry.started_at is None and (step.when or step.for_each or step.child):
         return journal.write(replace(fresh, status=StepStatus.PLANNED, error=None), "its condition is computed again")
     return journal.write(replace(fresh, status=StepStatus.RETRYING, due_at=journal.now), "new budget")
 
 
 def compensate(journal: Journal, message: SagaMessage) -> CommandResult:
-    """Compensate all steps that are done or may have happened."""
-    if journal.is_compensating:
-        return CommandIgnored("compensation has begun already; use retry for its failed steps")
-    if journal.past_pivot:
-        return CommandIgnored("the pivot is done, and nothing is compensated after it; use retry or mark_done")
-    if _pivot_failed_since(journal, message):
-        return CommandIgnored("the pivot's outcome is unknown; find out, then retry, mark_done or compensate again")
+    """Compensate all steps that are done or may have happened. Running children are called off first."""
+    if reason := _reason_against_compensation(journal, message):
+        return CommandIgnored(reason)
+    if children.call_off(journal, _first_compensate(journal)):
+        return CommandDeferred()
     if journal.status is Status.FAILED and _pivot_is_out(journal):
         return CommandIgnored("the pivot is not settled, and the saga is stopped; use retry, then compensate again")
     if _pivot_is_out(journal) or _is_calling(journal):
@@ -143,6 +150,32 @@ def compensate(journal: Journal, message: SagaMessage) -> CommandResult:
         return CommandDeferred()
     compensation.begin(journal)
     return CommandApplied("compensates all steps that are done or may have happened")
+
+
+def _first_compensate(journal: Journal) -> SagaMessage | None:
+    """Return the command that is passed on to children. Of several, one is enough."""
+    return next((message for message in journal.unread if message.name == "compensate"), None)
+
+
+def call_off(journal: Journal, _: SagaMessage) -> CommandResult:
+    """Compensate because the parent is going to compensate, as after a deadline: when no step is under way."""
+    if journal.is_compensating:
+        return CommandApplied("compensates, because its parent is going to")
+    if journal.awaits_parent or journal.past_pivot:
+        return CommandIgnored("its steps are done, or its pivot is; its parent waits for its outcome")
+    return CommandDeferred()
+
+
+def _reason_against_compensation(journal: Journal, message: SagaMessage) -> str | None:
+    if journal.awaits_parent:
+        return f"its steps are done, and its parent relies on them; command {journal.record.instance.parent_id}"
+    if journal.is_compensating:
+        return "compensation has begun already; use retry for its failed steps"
+    if journal.past_pivot:
+        return "the pivot is done, and nothing is compensated after it; use retry or mark_done"
+    if _pivot_failed_since(journal, message):
+        return "the pivot's outcome is unknown; find out, then retry, mark_done or compensate again"
+    return None
 
 
 def _pivot_is_out(journal: Journal) -> bool:
@@ -184,6 +217,8 @@ def mark_done(journal: Journal, message: SagaMessage) -> CommandResult:
         return CommandIgnored("no step is failed any more")
     settled = settled or _awaited(journal)
     if not settled:
+        if journal.awaits_parent or children.awaited(journal):
+            return CommandIgnored("it waits for another saga, its child or its parent; command that saga")
         return CommandIgnored("no step has failed, and no step is waited for")
     fields = fields_of(message)
     try:
@@ -216,4 +251,5 @@ COMMANDS: dict[str, Callable[[Journal, SagaMessage], CommandResult]] = {
     "retry": retry,
     "compensate": compensate,
     "mark_done": mark_done,
+    CALL_OFF: call_off,
 }

@@ -5,6 +5,7 @@
   the time of the turn.
 - Compensation starts only when no step can still take effect, unless an operator commands compensation. After the pivot
   is done, the saga never compensates.
+- A saga that is going to compensate first calls off its running children, and waits for them.
 - A saga whose deadline has passed starts no further step before the pivot, and compensates as after a rejection.
 - A failed saga resumes after an operator command, or when the missing reply arrives.
 - A condition is computed once, from the state that the store has after the turn. The journal keeps its result.
@@ -23,11 +24,12 @@ from typing import Any
 from uuid import UUID
 
 from outrider.errors import InvalidHandler, InvalidState
+from outrider.saga.definition.children import PARENT_STEP
 from outrider.saga.definition.fingerprint import definition_changed
 from outrider.saga.definition.steps import ITEMS_MAX, Definition, Step, base_name
 from outrider.saga.definition.validation import Function
 from outrider.saga.model import PASSED, JournalEntry, Phase, SagaRecord, Status, StepStatus, Undelivered
-from outrider.saga.planner import compensation, operator_commands, replies, results
+from outrider.saga.planner import children, compensation, operator_commands, replies, results
 from outrider.saga.planner.actions import (
     Action,
     ApplyReply,
@@ -112,6 +114,7 @@ def advance(
     results.apply_inputs(journal, inputs)
     _apply_until_stable(journal)
     replies.drop_unneeded(journal)
+    children.collect_messages(journal)
     return _plan(journal)
 
 
@@ -191,12 +194,21 @@ def _advance(journal: Journal) -> None:
     elif journal.entries(Phase.ACTION, (StepStatus.REJECTED,)):
         if compensation.stop_idle_steps(journal, compensation.ANOTHER_REJECTED):
             compensation.begin(journal)
-    elif journal.is_overdue and not journal.past_pivot and not _has_passed_all(journal):
-        journal.last_error = DEADLINE
-        if compensation.stop_idle_steps(journal, DEADLINE):
-            compensation.begin(journal, DEADLINE)
+    elif reason := _reason_to_give_up(journal):
+        journal.last_error = reason
+        if compensation.stop_idle_steps(journal, reason):
+            compensation.begin(journal, reason)
     else:
         _start_ready(journal)
+
+
+def _reason_to_give_up(journal: Journal) -> str | None:
+    """Return the reason to compensate without a rejection: the deadline, or the parent of a child."""
+    if journal.past_pivot or _has_passed_all(journal) or _has_done_all(journal):
+        return None
+    if journal.is_overdue:
+        return DEADLINE
+    return children.CALLED_OFF if journal.is_called_off else None
 
 
 def _start_ready(journal: Journal) -> None:
@@ -212,6 +224,8 @@ def _start_ready(journal: Journal) -> None:
             _start_or_skip(journal, step, entry)
         if step.for_each and journal.has_status((step.name, Phase.ACTION), StepStatus.STARTED):
             _advance_items(journal, step)
+    if journal.is_child and _has_done_all(journal):
+        children.start_last_wait(journal)
     return None
 
 
@@ -224,9 +238,15 @@ def _has_passed_all(journal: Journal) -> bool:
     return all(journal.has_status((step, Phase.ACTION), *PASSED) for step in journal.definition.steps)
 
 
+def _has_done_all(journal: Journal) -> bool:
+    """Tell whether only the last wait of a child is still to begin."""
+    missing = [name for name in journal.definition.steps if not journal.has_status((name, Phase.ACTION), *PASSED)]
+    return missing == [PARENT_STEP] and not journal.awaits_parent
+
+
 def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
     """Start a step unless its condition is false. A condition that cannot be computed is a fault of the definition."""
-    if (step.when or step.for_each) and _applies_replies(journal):
+    if (step.when or step.for_each or step.child) and _applies_replies(journal):
         # The reply changes the state only after the planner, so the next turn decides.
         journal.is_undecided = True
         return None
@@ -241,6 +261,8 @@ def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
     if runs:
         if step.for_each:
             return _freeze_items(journal, step, entry)
+        if step.child:
+            return children.start(journal, step, entry)
         # The start shows that the condition is decided, even if the step waits for a service that is down.
         return journal.start(replace(entry, started_at=journal.now) if step.when else entry)
     for other in journal.base.steps.values():
@@ -300,8 +322,13 @@ def _advance_items(journal: Journal, step: Step) -> None:
     names = [name for name, item in journal.definition.steps.items() if item.item and base_name(name) == step.name]
     entries = {name: journal.lines.get((name, Phase.ACTION)) for name in names}
     room = step.parallel_max - sum(entry is not None and entry.status in OPEN for entry in entries.values())
-    for name in [name for name, entry in entries.items() if entry is None][: max(0, room)]:
-        journal.start(_new_entry(journal, name))
+    ready = [name for name, entry in entries.items() if entry is None or entry.status is StepStatus.PLANNED]
+    if ready and step.child and _applies_replies(journal):
+        journal.is_undecided = True
+        return None
+    for name in ready[: max(0, room)]:
+        entry = entries[name] or _new_entry(journal, name)
+        children.start(journal, journal.definition.steps[name], entry) if step.child else journal.start(entry)
     if not all(entry is not None and entry.status is StepStatus.DONE for entry in entries.values()):
         return None
     if step.into and _applies_replies(journal):
@@ -362,6 +389,8 @@ def _plan(journal: Journal) -> Plan:
         release=not running_steps(journal) and not _is_undecided(journal),
         wake_seconds=_wake_seconds(journal),
         attention=tuple(journal.attention),
+        children=tuple(journal.children),
+        messages=tuple(journal.messages),
     )
 
 

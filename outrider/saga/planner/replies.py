@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from outrider.saga.definition.steps import Step, StepKind
+from outrider.saga.definition.children import FAMILY_MESSAGES
+from outrider.saga.definition.steps import FAMILY, Step, StepKind
 from outrider.saga.model import JournalEntry, MessageKind, Phase, SagaMessage, StepStatus, Uncertainty
 from outrider.saga.planner.actions import ApplyReply, key_of
 from outrider.saga.planner.journal import OPEN, Journal, StepKey
@@ -93,8 +94,9 @@ def matching_steps(journal: Journal, message: SagaMessage) -> Iterator[StepKey]:
     keyed = [step for step in journal.definition.steps.values() if _key(journal, step) == message.key]
     named = bool(keyed) and any(_answers(keyed[0], phase, message.name) for phase in Phase)
     for step in keyed if named else journal.definition.steps.values():
-        # An event from outside the saga has its own key or no key; only a wait step takes such an event.
-        if named or message.key is None or step.kind is StepKind.WAIT:
+        # An event from outside the saga has its own key or no key; only a wait step takes such an event. A message of
+        # another saga always names the step.
+        if named or (step.kind not in FAMILY and (message.key is None or step.kind is StepKind.WAIT)):
             yield from ((step.name, phase) for phase in Phase if _answers(step, phase, message.name))
 
 
@@ -127,12 +129,12 @@ def _take(journal: Journal, entry: JournalEntry, message: SagaMessage) -> None:
     journal.audit_late_reply(entry)
     command = journal.action(entry).command
     if command is not None and message.name == command.rejection:
-        journal.reject(entry, rejection_of(message))
+        journal.reject(entry, rejection_of(message, journal.kind(entry)))
     else:
         journal.settle(entry, StepStatus.DONE, f"answered by {message.name}")
 
 
-def rejection_of(message: SagaMessage) -> str:
+def rejection_of(message: SagaMessage, kind: StepKind = StepKind.REQUEST) -> str:
     """Describe a rejection, with the `reason` of the payload if there is a reason.
 
     >>> from datetime import UTC, datetime
@@ -146,7 +148,8 @@ def rejection_of(message: SagaMessage) -> str:
     except (ValueError, RecursionError):
         payload = None
     reason = payload.get("reason") if isinstance(payload, dict) else None
-    return f"answered by {message.name}" + (f": {reason}" if reason else "")
+    texts = {StepKind.CHILD: "its child has compensated itself", StepKind.PARENT: "its parent compensates"}
+    return texts.get(kind, f"answered by {message.name}") + (f": {reason}" if reason else "")
 
 
 def drop_unneeded(journal: Journal) -> None:
@@ -189,12 +192,15 @@ def make_room(journal: Journal) -> None:
 def surplus(unread: Sequence[SagaMessage]) -> list[SagaMessage]:
     """Return the replies to drop for a saga that cannot assign its replies to steps.
 
-    The newest replies of each name and key stay, up to a total limit.
+    The newest replies of each name and key stay, up to a total limit. A message of a child or of the parent is not sent
+    again, so the newest of each key stays in any case; their number is limited by the steps.
     """
     counts: Counter[tuple[str, str | None]] = Counter()
     kept, dropped = 0, []
     for message in reversed([message for message in unread if message.kind is MessageKind.REPLY]):
         counts[message.name, message.key] += 1
+        if message.name in FAMILY_MESSAGES and message.key is not None and counts[message.name, message.key] == 1:
+            continue
         if counts[message.name, message.key] > REPLIES_PER_KEY_MAX or kept >= REPLIES_MAX:
             dropped.append(message)
         else:

@@ -97,11 +97,11 @@ def _apply(journal: Journal, entry: JournalEntry, result: Result) -> None:
 def apply_rejection(journal: Journal, entry: JournalEntry, error: str) -> None:
     """Reject a step that declined.
 
-    For a request, a compensation is planned, because its reply proves that the effect happened.
+    For a request or a child, a compensation is planned, because its reply proves that the effect happened.
     """
     if entry.phase is Phase.COMPENSATION:
         journal.settle(entry, StepStatus.FAILED, error)
-    elif journal.kind(entry) is StepKind.REQUEST:
+    elif journal.kind(entry) in (StepKind.REQUEST, StepKind.CHILD):
         reject_and_compensate(journal, entry, error)
     else:
         journal.reject(entry, error)

@@ -94,6 +94,7 @@ async def start(tx: MemoryTransaction, saga: NewSaga) -> bool:
     instance = Instance(
         *saga[:5], Status.STARTED, None, 0, None, 0, False, saga.traceparent, *times, None, 0, saga.fingerprint
     )
+    instance = replace(instance, parent_id=saga.parent_id, parent_step=saga.parent_step)
     if saga.deadline_seconds is not None:
         instance = replace(instance, deadline_at=now + timedelta(seconds=saga.deadline_seconds))
 
@@ -206,6 +207,7 @@ class MemorySagas:
             (row, instance)
             for row, instance in self.tables.living()
             if instance.ended_at and instance.ended_at < before and not instance.needs_attention
+            if instance.parent_id is None or not self.tables.sagas.rows.get(instance.parent_id, SagaRow()).listens
         ]
         for row, instance in old:
             row.instance, row.journal, row.messages, row.seen = None, {}, {}, set()
@@ -257,7 +259,7 @@ class MemorySagaAdmin:
         self._tables, self._now = tables, now
 
     async def find(self, criteria: SagaCriteria) -> list[Instance]:
-        names = ("saga_type", "correlation_id", "status", "needs_attention")
+        names = ("saga_type", "correlation_id", "status", "needs_attention", "parent_id")
         given = {name: wanted for name in names if (wanted := getattr(criteria, name)) is not None}
         found = [
             saga

@@ -69,6 +69,9 @@ def find_pipeline(criteria: SagaCriteria, now: Expression) -> list[dict[str, Any
     A stuck saga has no worker although it is overdue or has unseen messages.
     """
     wanted = {name: value for name in _NAMES if (value := getattr(criteria, name)) is not None}
+    if criteria.parent_id:
+        # The type lets the planner use the index of the children.
+        wanted["parent_id"] = {"$eq": criteria.parent_id, "$type": "binData"}
     if criteria.ids:
         wanted["_id"] = {"$in": list(criteria.ids)}
     stuck = [] if criteria.stuck_seconds is None else _stuck(criteria.stuck_seconds, now)
@@ -118,17 +121,24 @@ async def prune_participants(database: MongoDatabase, days: float) -> int:
 
 
 async def _prune_sagas(transactions: MongoTransactionSource, database: MongoDatabase, before: datetime) -> int:
-    total, spared = 0, set[UUID]()
-    while True:
-        # Sagas that another transaction is writing stay; without the exclusion the loop would find them for ever.
-        old = {"_id": {"$nin": list(spared)}, **ended_before(before)}
-        rows = await database["saga_instance"].find(old, {"_id": 1}).sort("ended_at").limit(SAGAS_MAX).to_list()
-        ids = [row["_id"] for row in rows]
-        removed = await skip_locked(transactions, _Removing(before), ids)
-        spared |= set(ids).difference(removed)
-        total += len(removed)
-        if len(ids) < SAGAS_MAX:
-            return total
+    """Remove ended sagas, oldest first. Sagas that another transaction is writing stay until the next time."""
+    total = 0
+    ended = database["saga_instance"].find(ended_before(before), {"parent_id": 1}).sort("ended_at")
+    async with ended.batch_size(SAGAS_MAX) as rows:
+        while found := await rows.to_list(SAGAS_MAX):
+            ids = await _without_living_parent(database, found)
+            total += len(await skip_locked(transactions, _Removing(before), ids))
+    return total
+
+
+async def _without_living_parent(database: MongoDatabase, rows: Sequence[Document]) -> list[UUID]:
+    """Return the ids of sagas, without the children of sagas that have not ended; the primary key."""
+    parents = [row["parent_id"] for row in rows if row.get("parent_id")]
+    living = set[UUID]()
+    if parents:
+        found = database["saga_instance"].find({"_id": {"$in": parents}, "status": {"$nin": DEAF}}, {"_id": 1})
+        living = {row["_id"] for row in await found.to_list()}
+    return [row["_id"] for row in rows if row.get("parent_id") not in living]
 
 
 def ended_before(moment: datetime) -> Document:

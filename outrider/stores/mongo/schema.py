@@ -277,6 +277,8 @@ SAGA_COLLECTIONS = (
             Index("saga_instance_lost", ("saga_type", "definition_version", "wake_at"), only={"losses": {"$gt": 0}}),
             # Sagas that may be pruned.
             Index("saga_instance_age", ("ended_at",), only={"ended_at": _DATE, "needs_attention": False}),
+            # The children of a saga.
+            Index("saga_instance_parent", ("parent_id",), only={"parent_id": {"$type": "binData"}}),
         ),
     ),
     # The journal: one entry per step and phase.

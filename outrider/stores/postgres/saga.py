@@ -195,7 +195,7 @@ class PostgresSagaAdmin:
 
     async def find(self, criteria: SagaCriteria) -> list[Instance]:
         action = criteria.saga_type, criteria.correlation_id, criteria.status, criteria.needs_attention
-        wanted = list(criteria.ids), *action, criteria.stuck_seconds, criteria.limit
+        wanted = list(criteria.ids), *action, criteria.stuck_seconds, criteria.limit, criteria.parent_id
         return [instance_of(row) for row in await self._database.fetch(self._sql["find"], *wanted)]
 
     async def counts(self) -> dict[str, int]:

@@ -207,8 +207,8 @@ def installer(schema: str) -> Installer:
 
 def start_parameters(saga: NewSaga) -> list[Any]:
     """Return the parameters of `start`."""
-    *name, state, traceparent, fingerprint, deadline_seconds = saga
-    return [*name, state.decode(), traceparent, fingerprint, deadline_seconds]
+    *name, state, traceparent, fingerprint, deadline_seconds, parent_id, parent_step = saga
+    return [*name, state.decode(), traceparent, fingerprint, deadline_seconds, parent_id, parent_step]
 
 
 def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:

@@ -161,6 +161,7 @@ def save(cursor: sqlite3.Cursor, claim: Claim, turn: SagaChange, lease_seconds: 
 def start(cursor: sqlite3.Cursor, saga: NewSaga, now: float) -> bool:
     """Insert an instance that is due at once, with the first entry of its audit log."""
     facts = {**saga._asdict(), "saga_id": str(saga.saga_id), "state": saga.state.decode(), "now": now}
+    facts["parent_id"] = str(saga.parent_id) if saga.parent_id else None
     if not cursor.execute(SQL["start"], facts).rowcount:
         return False
     _audit(cursor, saga.saga_id, STARTED, now)
@@ -307,7 +308,7 @@ def to_instance(row: Sequence[Any]) -> Instance:
     cells = list(row)
     cells[0], cells[10] = UUID(cells[0]), bool(cells[10])
     cells[12:16] = [to_moment(seconds) for seconds in cells[12:16]]
-    cells[20] = to_moment(cells[20])
+    cells[20], cells[21] = to_moment(cells[20]), UUID(cells[21]) if cells[21] else None
     return instance_of(cells)
 
 
@@ -357,7 +358,8 @@ class SqliteSagaAdmin:
         ids = json.dumps([str(saga_id) for saga_id in criteria.ids]) if criteria.ids else None
         stuck = criteria.stuck_seconds
         before = None if stuck is None else self._clock.now().timestamp() - stuck
-        rows = await self._read(_rows, "find", {**wanted, "ids": ids, "before": before})
+        parent_id = str(criteria.parent_id) if criteria.parent_id else None
+        rows = await self._read(_rows, "find", {**wanted, "ids": ids, "before": before, "parent_id": parent_id})
         return [to_instance(row) for row in rows]
 
     async def counts(self) -> dict[str, int]:

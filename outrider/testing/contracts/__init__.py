@@ -12,6 +12,7 @@ from outrider.testing.contracts.outbox_failures import FailureContract, Optimist
 from outrider.testing.contracts.outbox_ordering import OrderContract, SizeContract, StagingContract, TopicContract
 from outrider.testing.contracts.outbox_ownership import CheckContract, MaintenanceContract, OwnershipContract
 from outrider.testing.contracts.saga_admin import SagaAdminRules, SagaMaintenanceRules
+from outrider.testing.contracts.saga_children import ChildRules
 from outrider.testing.contracts.saga_claims import ClaimRules, ConcurrencyRules, LossRules, StartRules
 from outrider.testing.contracts.saga_messages import MessageRules, ParticipantRules
 from outrider.testing.contracts.saga_turns import HandlerTransactionRules, OutboxRules, TurnRules
@@ -59,6 +60,7 @@ class SagaContract(
     HandlerTransactionRules,
     MessageRules,
     OutboxRules,
+    ChildRules,
     SagaAdminRules,
     SagaMaintenanceRules,
     ParticipantRules,

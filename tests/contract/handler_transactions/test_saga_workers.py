@@ -72,7 +72,12 @@ class Order:
 
 
 async def run_a_saga(kind: Kind) -> None:
+    """Run a local step, in whose transaction the child of the next step is started."""
     order: Saga[Order] = Saga("order", Order)
+    note: Saga[Order] = Saga("note", Order)
+
+    @note.call()
+    async def write_down(run: Any) -> None: ...
 
     async def create(run: Any, given: Any) -> None:
         done = kind.write(given, run.state.order_id)
@@ -81,7 +86,8 @@ async def run_a_saga(kind: Kind) -> None:
         run.stage(Event("order.made", {}, topic="orders"))
 
     order.local()(as_plain_function(create) if kind.plain else create)
-    sagas = SagaRegistry(order, transactions=kind.source)
+    order.child(note, input=lambda state: state)
+    sagas = SagaRegistry(order, note, transactions=kind.source)
     store = await app.open_sagas(kind.database.url, transactions=sagas.transactions)
     async with store.transaction() as tx:
         saga_id = await order.start(tx, Order("A-7"), correlation_id="A-7")
@@ -91,6 +97,9 @@ async def run_a_saga(kind: Kind) -> None:
     shown = await store.admin.show(saga_id)
     assert shown is not None
     assert shown.instance.status is Status.COMPLETED
+    child = await store.admin.show(note.child_id(saga_id, "note"))
+    assert child is not None
+    assert child.instance.status is Status.COMPLETED
     assert await kind.database.fetch("SELECT what FROM effects") == [("A-7",)]
     assert await kind.database.types() == ["order.made"]
     await store.close()

@@ -249,6 +249,13 @@ async def test_pruning_reads_the_oldest_and_nothing_else(many_sagas: MongoSagas,
     assert largest["saga_barrier"] == 1_000
 
 
+async def test_children_are_found_by_their_parent(many_sagas: MongoSagas, profiler: Profiler) -> None:
+    await profiler.begin()
+    assert await many_sagas.admin.find(SagaCriteria(parent_id=uuid4())) == []
+    [found] = [one for one in await profiler.end() if one.collection == "saga_instance"]
+    assert (found.plan, found.documents) == ("IXSCAN { parent_id: 1 }", 0)
+
+
 async def test_a_saga_that_somebody_writes_keeps_no_other_from_being_pruned(
     many_sagas: MongoSagas, profiler: Profiler, client: AsyncMongoClient[Any], mongo_schema: str
 ) -> None:

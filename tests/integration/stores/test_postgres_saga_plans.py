@@ -107,6 +107,11 @@ async def test_saving_reads_what_it_writes_and_nothing_else(sagas: PostgresSagas
         assert "saga_instance_pkey" in used
 
 
+async def test_children_are_found_by_their_parent(sagas: PostgresSagas, conn: Any) -> None:
+    criteria: tuple[Any, ...] = [], None, None, None, None, None, 50, uuid4()
+    assert await used_indexes(conn, 1, sagas.admin._sql["find"], *criteria) == {"saga_instance_parent"}  # type: ignore[attr-defined]
+
+
 async def test_pruning_reads_the_oldest_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
     old = await used_indexes(conn, 1000, sagas._sql["prune_sagas"], 1.0, 1000)
     assert old == {"saga_instance_age", "saga_instance_pkey", "saga_step_pkey", "saga_mailbox_event"}

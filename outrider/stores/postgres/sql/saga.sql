@@ -4,7 +4,7 @@
 -- In the order of Instance's fields. JSON as text, whatever codecs the connection has.
 i.saga_id, i.saga_type, i.definition_version, i.correlation_id, i.state::text AS state, i.status, i.current_step,
 i.version, i.last_error, i.retry_count, i.needs_attention, i.traceparent, i.started_at, i.updated_at, i.ended_at,
-i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses, i.deadline_at
+i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses, i.deadline_at, i.parent_id, i.parent_step
 
 -- fragment: moment
 -- One moment for the whole statement.
@@ -24,9 +24,9 @@ saga_id, at, old_status, new_status, step, what, actor, detail, traceparent
 WITH {moment}, fresh AS (
     INSERT INTO {schema}.saga_instance (
         saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at,
-        wake_at, fingerprint, deadline_at)
+        wake_at, fingerprint, deadline_at, parent_id, parent_step)
     SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now, $7::text,
-        now + $8::float8 * interval '1 second'
+        now + $8::float8 * interval '1 second', $9::uuid, $10::text
     FROM moment
     ON CONFLICT DO NOTHING
     RETURNING saga_id, started_at, traceparent
@@ -204,13 +204,17 @@ SELECT g.event_id, found.location FROM unnest($1::uuid[]) AS g (event_id) CROSS 
 ) AS found (location)
 
 -- name: prune_sagas
--- A bounded step: sagas that ended long ago, with their journals and messages.
+-- A bounded step: sagas that ended long ago, with their journals and messages. A child stays until its parent has ended.
 -- Indexes: saga_instance_age, saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
 WITH old AS MATERIALIZED (
-    SELECT saga_id FROM {schema}.saga_instance
-    WHERE NOT needs_attention AND ended_at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
-    ORDER BY ended_at LIMIT $2
-    FOR UPDATE SKIP LOCKED
+    SELECT i.saga_id FROM {schema}.saga_instance AS i
+    WHERE NOT i.needs_attention AND i.ended_at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+        AND (i.parent_id IS NULL OR coalesce((
+            SELECT p.status IN ('completed', 'compensated') FROM {schema}.saga_instance AS p
+            WHERE p.saga_id = i.parent_id LIMIT 1
+        ), true))
+    ORDER BY i.ended_at LIMIT $2
+    FOR UPDATE OF i SKIP LOCKED
 ), journal AS (
     DELETE FROM {schema}.saga_step WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM old))
 ), mail AS (
@@ -288,6 +292,7 @@ UPDATE {schema}.saga_barrier SET reply = $4::text::json WHERE participant = $1 A
 -- Sagas that need attention come first. Stuck sagas have no worker: overdue, or with unseen messages.
 SELECT {instance} FROM {schema}.saga_instance AS i
 WHERE (cardinality($1::uuid[]) = 0 OR i.saga_id = ANY ($1)) AND ($2::text IS NULL OR i.saga_type = $2)
+    AND ($8::uuid IS NULL OR i.parent_id = $8)
     AND ($3::text IS NULL OR i.correlation_id = $3) AND ($4::text IS NULL OR i.status = $4)
     AND ($5::boolean IS NULL OR i.needs_attention = $5)
     AND ($6::float8 IS NULL OR i.status NOT IN ('completed', 'compensated', 'failed') AND (

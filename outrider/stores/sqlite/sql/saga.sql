@@ -6,11 +6,11 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_barrier
 -- An instance that is due at once, unless there is one of that name; the primary key and the unique index.
 INSERT INTO saga_instance (
     saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at, wake_at,
-    fingerprint, deadline_at
+    fingerprint, deadline_at, parent_id, parent_step
 )
 VALUES (
     :saga_id, :saga_type, :definition_version, :correlation_id, :state, 'started', :traceparent, :now, :now, :now,
-    :fingerprint, :now + :deadline_seconds
+    :fingerprint, :now + :deadline_seconds, :parent_id, :parent_step
 )
 ON CONFLICT DO NOTHING;
 
@@ -114,9 +114,13 @@ UNION ALL
 SELECT 'dead_letter' FROM outbox_dead_letter WHERE event_id = :event_id;
 
 -- name: prunable_sagas
--- A bounded number of those that ended long ago; saga_instance_age.
-SELECT saga_id FROM saga_instance
-WHERE ended_at < :before AND NOT needs_attention ORDER BY ended_at LIMIT :limit;
+-- A bounded number of those that ended long ago, without the children of sagas that have not ended; saga_instance_age
+-- and the primary key.
+SELECT saga_id FROM saga_instance AS saga
+WHERE ended_at < :before AND NOT needs_attention AND (saga.parent_id IS NULL OR coalesce((
+    SELECT status IN ('completed', 'compensated') FROM saga_instance AS parent WHERE parent.saga_id = saga.parent_id
+), 1))
+ORDER BY ended_at LIMIT :limit;
 
 -- name: prune_journal
 -- The primary key.
@@ -174,7 +178,7 @@ UPDATE saga_barrier SET reply = :reply WHERE participant = :participant AND key 
 -- name: find
 -- Sagas that need attention come first. Stuck sagas have no worker: overdue, or with unseen messages.
 SELECT {saga} FROM saga_instance AS saga
-WHERE (:ids IS NULL OR saga_id IN (SELECT value FROM json_each(:ids)))
+WHERE (:ids IS NULL OR saga_id IN (SELECT value FROM json_each(:ids))) AND (:parent_id IS NULL OR parent_id = :parent_id)
     AND (:saga_type IS NULL OR saga_type = :saga_type)
     AND (:correlation_id IS NULL OR correlation_id = :correlation_id) AND (:status IS NULL OR status = :status)
     AND (:needs_attention IS NULL OR needs_attention = :needs_attention)

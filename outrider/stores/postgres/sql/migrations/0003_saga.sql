@@ -6,7 +6,7 @@
 -- name: saga_instance
 -- `wake_at` is when an instance is next of interest to anybody: due, or the end of its owner's claim. Only the owner of
 -- a claim writes the row, which happens often: the free room in each page keeps the row in its page. `losses` counts the
--- workers that were lost in a row while they had the saga.
+-- workers that were lost in a row while they had the saga. `parent_id` and `parent_step` are set for a child.
 CREATE TABLE {schema}.saga_instance (
     saga_id            uuid PRIMARY KEY,
     saga_type          text NOT NULL CHECK (saga_type <> ''),
@@ -30,6 +30,8 @@ CREATE TABLE {schema}.saga_instance (
     fingerprint        text NOT NULL DEFAULT '',
     losses             integer NOT NULL DEFAULT 0,
     deadline_at        timestamptz,
+    parent_id          uuid,
+    parent_step        text,
     CONSTRAINT saga_instance_name UNIQUE (saga_type, correlation_id)
 ) WITH (fillfactor = 70)
 
@@ -44,6 +46,10 @@ CREATE INDEX saga_instance_lost ON {schema}.saga_instance (saga_type, definition
 -- name: saga_instance_age
 -- Those that may be pruned.
 CREATE INDEX saga_instance_age ON {schema}.saga_instance (ended_at) WHERE ended_at IS NOT NULL AND NOT needs_attention
+
+-- name: saga_instance_parent
+-- The children of a saga.
+CREATE INDEX saga_instance_parent ON {schema}.saga_instance (parent_id) WHERE parent_id IS NOT NULL
 
 -- name: saga_step
 -- The journal: one line for each step and phase.

@@ -1,6 +1,7 @@
 -- name: saga_instance
 -- A saga. `wake_at` is when it is next of interest to anybody: due, or the end of its owner's claim.
--- `losses` counts the workers that were lost in a row while they had the saga.
+-- `losses` counts the workers that were lost in a row while they had the saga. `parent_id` and `parent_step` are set for
+-- a child.
 CREATE TABLE saga_instance (
     saga_id TEXT PRIMARY KEY,
     saga_type TEXT NOT NULL CHECK (saga_type <> ''),
@@ -23,6 +24,8 @@ CREATE TABLE saga_instance (
     fingerprint TEXT NOT NULL DEFAULT '',
     losses INTEGER NOT NULL DEFAULT 0,
     deadline_at REAL,
+    parent_id TEXT,
+    parent_step TEXT,
     UNIQUE (saga_type, correlation_id)
 );
 
