@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +11,6 @@ import pytest
 import outrider
 from outrider.testing.harness import order
 from tests.support.relay_process import (
-    PATIENCE_SECONDS,
     QUICK,
     RelayProcess,
     at,
@@ -92,23 +90,33 @@ INSERT INTO outrider.outbox (event_type, aggregate_id, topic, payload)
 SELECT 'order.placed', 'k' || i, 'orders', json_build_object('pad', repeat('x', 200000))
 FROM generate_series(1, $1::integer) AS i
 """
-UNSENT = """
-SELECT count(*) FROM pg_stat_activity
-WHERE wait_event = 'ClientWrite' AND query LIKE '%WITH owned%' AND datname = current_database()
+FETCH = """
+SELECT count(*) > 0 FROM pg_stat_activity
+WHERE {} AND query LIKE '%WITH owned%' AND datname = current_database()
 """
+WAITING = "a fetch to wait at the gate", FETCH.format("wait_event = 'advisory'")
+UNREAD = (
+    "a fetch whose result is not read, or whose transaction is not ended",
+    FETCH.format("(wait_event = 'ClientWrite' OR state = 'idle in transaction')"),
+)
+GATED_CLOCK = """
+CREATE OR REPLACE FUNCTION outrider.outbox_clock() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1);
+    RETURN clock_timestamp();
+END
+$$
+"""
+"""A clock that a fetch reads while it runs, and that waits while the gate is closed."""
 
 
 async def _freeze_in_a_fetch(conn: Any, relay: RelayProcess) -> None:
-    """Stop a relay in a moment in which the server cannot send the rest of a fetch."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            relay.pause()
-            # Buffers fill up within a moment, and then nothing moves until the relay is resumed.
-            await conn.execute("SELECT pg_sleep(0.2)")
-            if await conn.fetchval(UNSENT):
-                return
-            relay.resume()
-            await conn.execute("SELECT pg_sleep(random() * 0.05)")
+    """Stop a relay while the server answers its fetch."""
+    await conn.execute("SELECT pg_advisory_lock(1)")
+    await _reach(conn, WAITING)
+    relay.pause()
+    await conn.execute("SELECT pg_advisory_unlock(1)")
+    await _reach(conn, UNREAD)
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["direct", "through PgBouncer"])
@@ -118,8 +126,9 @@ async def test_a_relay_frozen_in_a_fetch_loses_its_lanes_at_the_end_of_its_lease
     logs = tmp_path / "one.db", tmp_path / "two.db"
     through = urlsplit(pgbouncer_url)._replace(path=urlsplit(postgres_url).path, query="pooled=true").geturl()
     url = through if pooled else postgres_url
+    await conn.execute(GATED_CLOCK)
     await conn.execute(FILL, EVENTS)
-    # One worker reads all lanes at once, more than fits into the buffers between server and relay.
+    # One worker reads all lanes at once, more than fits into the buffers between the server and a relay without pooler.
     async with relays(url, at(logs[0]), tmp_path, 1, *QUICK, "--workers", "1") as [frozen]:
         await _reach(conn, STARTED, 1)
         await _freeze_in_a_fetch(conn, frozen)

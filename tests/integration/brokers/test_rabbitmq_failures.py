@@ -228,11 +228,12 @@ async def test_ten_queues_that_never_confirm_stop_no_other_queue(server: RabbitS
     queues = tuple((queue, queue) for queue in (name, *mute))
     broker = RabbitBroker(server.url, exchange=name, declare=True, queues=queues)
     async with RunningRelay(broker).open() as relay, channel_to(server.url) as channel:
+        healthy = (await relay.stage(event(0, topic=name), *(event(0, topic=queue) for queue in mute)))[:1]
+        # The relay has declared the exchange by then.
+        await relay.until_sent(11)
         exchange = await channel.get_exchange(name)
         control = await channel.declare_queue(f"{name}.control", durable=True)
         await control.bind(exchange, "control")
-        healthy = (await relay.stage(event(0, topic=name), *(event(0, topic=queue) for queue in mute)))[:1]
-        await relay.until_sent(11)
         seconds: dict[str, list[float]] = {"before": [], "mute": [], "control": []}
 
         async def measure(when: str, number: int) -> None:
