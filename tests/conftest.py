@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import warnings
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Never
 from uuid import uuid4
 
@@ -21,6 +23,7 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from outrider.stores.mongo import MongoSchema
 from outrider.stores.postgres import PostgresStore
+from outrider.stores.sqlite import SqliteSchema
 from outrider.testing import servers
 from tests.support import postgres_databases
 from tests.support.postgres_databases import (
@@ -40,6 +43,10 @@ pytest.register_assert_rewrite(
 
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
 LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"
+MEMORY = Path("/dev/shm")
+"""Where tests keep their files if there is room: SQLite waits for the disk at each commit, and a crash that a test
+causes ends a process, not the machine."""
+MEMORY_BYTES_MIN = 2_000_000_000
 MISSING = "missing server"
 SERVERS = pytest.StashKey[ServerSet | RemoteServers]()
 FIXTURES = {
@@ -97,6 +104,8 @@ def _no_server_in_a_quick_run(request: pytest.FixtureRequest, monkeypatch: pytes
 def pytest_configure(config: pytest.Config) -> None:
     """Name the folder of kept logs here, so that all workers inherit it, and find the servers of the run."""
     os.environ.setdefault(LOGS_VARIABLE, str(servers.kept_logs()))
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES_MIN:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if hasattr(config, "workerinput"):
         config.stash[SERVERS] = RemoteServers(config.workerinput["servers"])
     else:
@@ -257,6 +266,20 @@ async def _empty(mongo_url: str, name: str) -> None:
         for found in set(await database.list_collection_names()) - {"outrider_migration", "outbox_meta", "outbox_lane"}:
             await database[found].delete_many({})
         await database["outbox_lane"].update_many({}, {"$set": {"owner": None, "epoch": 0, "turn": 0}})
+
+
+@pytest.fixture(scope="session")
+def installed_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with everything installed, to be copied: an installation takes longer than most tests."""
+    path = tmp_path_factory.mktemp("installed") / "installed.db"
+    asyncio.run(SqliteSchema(path).migrate())
+    return path
+
+
+@pytest.fixture
+def sqlite_path(installed_sqlite: Path, tmp_path: Path) -> Path:
+    """A fresh SQLite file with everything installed."""
+    return Path(shutil.copy(installed_sqlite, tmp_path / "shop.db"))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from tests.simulation.sagas.world import Report, run
 from tests.support.sizes import sized
 
 CHUNK = 100
-SEEDS = sized(10_000, 1_000, quick=600)
+SEEDS = sized(10_000, 1_000, quick=100)
 SHARED_SEEDS = range(600)
 
 

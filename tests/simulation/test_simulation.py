@@ -16,7 +16,7 @@ from tests.simulation.world import Options, Report, run
 from tests.support.sizes import sized
 
 CHUNK = 50
-SEEDS = sized(2_000, 500, quick=100)
+SEEDS = sized(2_000, 500, quick=50)
 SHARED_SEEDS = range(150)
 """Worlds whose reports several tests read."""
 ROOT = Path(__file__).parents[2]

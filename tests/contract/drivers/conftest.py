@@ -13,7 +13,6 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from outrider.stores.sqlite import SqliteSchema
 from tests.contract.drivers.connection_case import Case
 from tests.contract.drivers.connection_kinds import Chosen
 from tests.contract.drivers.databases import NOTES, PostgresDatabase, SqliteDatabase
@@ -55,10 +54,9 @@ def pooled_database(postgres_database: PostgresDatabase, pgbouncer_url: str) -> 
 
 
 @pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sqlite_template(installed_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with everything installed, to be copied."""
-    path = tmp_path_factory.mktemp("drivers") / "installed.db"
-    asyncio.run(SqliteSchema(path).migrate())
+    path = Path(shutil.copy(installed_sqlite, tmp_path_factory.mktemp("drivers") / "installed.db"))
     with closing(sqlite3.connect(path)) as conn:
         conn.execute(NOTES)
     return path

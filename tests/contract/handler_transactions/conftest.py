@@ -15,7 +15,6 @@ import pytest
 import outrider
 from outrider import Event
 from outrider.handler_transactions import HandlerTransaction
-from outrider.stores.sqlite import SqliteSchema
 from tests.contract.drivers.databases import PostgresDatabase, SqliteDatabase
 from tests.contract.handler_transactions.transaction_kinds import Kind
 from tests.support.postgres_benches import EFFECTS, OWN_THE_CLOCK
@@ -31,13 +30,11 @@ async def postgres(postgres_url: str) -> PostgresDatabase:
 
 
 @pytest.fixture
-async def sqlite(tmp_path: Path) -> SqliteDatabase:
+async def sqlite(sqlite_path: Path) -> SqliteDatabase:
     """A database in a file."""
-    path = tmp_path / "shop.db"
-    await SqliteSchema(path).migrate()
-    with closing(sqlite3.connect(path)) as conn:
+    with closing(sqlite3.connect(sqlite_path)) as conn:
         conn.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY, what TEXT NOT NULL)")
-    return SqliteDatabase(path)
+    return SqliteDatabase(sqlite_path)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.stores.sqlite import SqliteInbox, SqliteSchema
+from outrider.stores.sqlite import SqliteInbox
 from outrider.testing import ManualClock
 from outrider.testing.contracts import InboxBench, InboxContract
 from tests.support.sqlite_benches import SqliteInboxBench
@@ -18,12 +18,10 @@ from tests.support.sqlite_benches import SqliteInboxBench
 
 class TestSqliteInbox(InboxContract):
     @pytest.fixture
-    async def bench(self, tmp_path: Path) -> AsyncIterator[InboxBench]:
-        path = tmp_path / "shop.db"
-        await SqliteSchema(path).migrate()
-        with closing(sqlite3.connect(path)) as conn:
+    async def bench(self, sqlite_path: Path) -> AsyncIterator[InboxBench]:
+        with closing(sqlite3.connect(sqlite_path)) as conn:
             conn.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY, what TEXT NOT NULL)")
         clock = ManualClock(start=datetime.now(UTC))
-        store = SqliteInbox(path, clock=clock)
-        yield SqliteInboxBench(store, clock, path)
+        store = SqliteInbox(sqlite_path, clock=clock)
+        yield SqliteInboxBench(store, clock, sqlite_path)
         await store.close()

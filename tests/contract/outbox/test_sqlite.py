@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from outrider.stores.sqlite import SqliteSchema, SqliteStore
+from outrider.stores.sqlite import SqliteStore
 from outrider.testing import ManualClock
 from outrider.testing.contracts import StoreContract
 from outrider.testing.harness import Harness
@@ -60,11 +60,9 @@ class SqliteHarness(Harness):
 
 class TestSqliteStore(StoreContract):
     @pytest.fixture
-    async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
-        path = tmp_path / "outbox.db"
-        await SqliteSchema(path).migrate()
+    async def harness(self, sqlite_path: Path) -> AsyncIterator[Harness]:
         # Staging through the caller's connection reads the machine's clock, so the test's starts there.
         clock = ManualClock(start=datetime.now(UTC))
-        store = SqliteStore(path, clock=clock)
-        yield SqliteHarness(store, clock, path)
+        store = SqliteStore(sqlite_path, clock=clock)
+        yield SqliteHarness(store, clock, sqlite_path)
         await store.close()

@@ -25,10 +25,8 @@ from tests.support.sqlite_benches import SqliteSagaBench
 
 
 @pytest.fixture
-async def path(tmp_path: Path) -> Path:
-    path = tmp_path / "shop.db"
-    await SqliteSchema(path).migrate()
-    return path
+def path(sqlite_path: Path) -> Path:
+    return sqlite_path
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.stores.sqlite import SqliteInbox, SqliteSchema
+from outrider.stores.sqlite import SqliteInbox
 from outrider.testing import ManualClock
 from outrider.testing.contracts import InboxBench
 from tests.support.inbox_comparison import compare_with_memory
@@ -17,14 +17,12 @@ from tests.support.sqlite_benches import SqliteInboxBench
 
 
 @pytest.fixture
-async def sqlite_bench(tmp_path: Path) -> AsyncIterator[InboxBench]:
-    path = tmp_path / "shop.db"
-    await SqliteSchema(path).migrate()
-    with closing(sqlite3.connect(path)) as conn:
+async def sqlite_bench(sqlite_path: Path) -> AsyncIterator[InboxBench]:
+    with closing(sqlite3.connect(sqlite_path)) as conn:
         conn.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY, what TEXT NOT NULL)")
     clock = ManualClock()
-    store = SqliteInbox(path, clock=clock)
-    yield SqliteInboxBench(store, clock, path)
+    store = SqliteInbox(sqlite_path, clock=clock)
+    yield SqliteInboxBench(store, clock, sqlite_path)
     await store.close()
 
 

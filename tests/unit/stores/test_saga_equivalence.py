@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.stores.sqlite import SqliteSagas, SqliteSchema
+from outrider.stores.sqlite import SqliteSagas
 from outrider.testing import ManualClock
 from outrider.testing.contracts import SagaBench
 from tests.support.saga_comparison import compare_with_memory
@@ -15,12 +15,10 @@ from tests.support.sqlite_benches import SqliteSagaBench
 
 
 @pytest.fixture
-async def sqlite_bench(tmp_path: Path) -> AsyncIterator[SagaBench]:
-    path = tmp_path / "shop.db"
-    await SqliteSchema(path).migrate()
+async def sqlite_bench(sqlite_path: Path) -> AsyncIterator[SagaBench]:
     clock = ManualClock()
-    store = SqliteSagas(path, clock=clock)
-    yield SqliteSagaBench(store, store, clock, path)
+    store = SqliteSagas(sqlite_path, clock=clock)
+    yield SqliteSagaBench(store, store, clock, sqlite_path)
     await store.close()
 
 

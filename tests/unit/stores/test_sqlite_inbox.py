@@ -27,12 +27,10 @@ from tests.support.sqlite_benches import SqliteInboxBench
 
 
 @pytest.fixture
-async def path(tmp_path: Path) -> Path:
-    path = tmp_path / "shop.db"
-    await SqliteSchema(path).migrate()
-    with closing(sqlite3.connect(path)) as conn:
+def path(sqlite_path: Path) -> Path:
+    with closing(sqlite3.connect(sqlite_path)) as conn:
         conn.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY, what TEXT NOT NULL)")
-    return path
+    return sqlite_path
 
 
 @pytest.fixture
