@@ -24,7 +24,7 @@ _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 def load(package: str, filenames: Sequence[str], constants: Mapping[str, str]) -> dict[str, str]:
     """Return the statements of some files by name, in file order, with constants and fragments filled in.
 
-    >>> sorted(load("outrider.stores.postgres", ["sql/inbox.sql"], constants("outrider")))[:2]
+    >>> sorted(load("outrider.stores.postgres", ["sql/inbox.sql"], constants("outrider") | {"costly": "false"}))[:2]
     ['adopt_orphans', 'blocked_streams']
     """
     known = dict(constants)

@@ -42,6 +42,14 @@ ENTRY_COLUMNS = 15
 NOTE_COLUMNS = 6
 
 
+COSTLY = "(SELECT count(*) FROM generate_series(1, 1000000000)) = 0"
+"""A condition that is costly by estimate and never evaluated: the second part of `($1 IS NOT NULL OR {costly})`.
+
+A plan that knows $1 contains nothing of it. A plan for any $1 is so costly that the server keeps none, and plans the
+statement for the present size of its tables. A plan from a time when a table was empty would read all of the table for
+each row, until the server has analyzed the table again."""
+
+
 class Statement(NamedTuple):
     """One statement, its parameters, and the SQLSTATE after which a retry may succeed, with the reason."""
 
@@ -181,7 +189,7 @@ def _load(schema: str, *files: str) -> dict[str, str]:
 
 def constants(schema: str, lanes: int = 0) -> dict[str, str]:
     """Return the constants of the `.sql` files; the number of lanes is for the migrations only."""
-    return {**queries.constants(schema), "lanes": str(lanes), "skipped_type": SKIPPED_TYPE}
+    return {**queries.constants(schema), "lanes": str(lanes), "skipped_type": SKIPPED_TYPE, "costly": COSTLY}
 
 
 def installer(schema: str) -> Installer:

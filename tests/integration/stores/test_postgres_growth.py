@@ -19,12 +19,11 @@ from outrider.stores.postgres import PostgresStore
 from outrider.testing import MemoryBroker
 from outrider.testing.harness import order
 from tests.support.postgres_databases import end_pooled_sessions, name_of
+from tests.support.postgres_growth import WARM_UP, rows_read
 
 pytestmark = pytest.mark.postgres
 
 BURST, KEYS = 6_000, 300
-WARM_UP = 10
-"""More executions than the five after which the server may keep a plan that does not know the parameters."""
 INSERT = """
 INSERT INTO outrider.outbox (event_type, aggregate_id, topic, payload)
 SELECT 'order.placed', 'k' || ($2 + i) % $3, 'orders', '{"pad": "xxxxxxxxxxxxxxxxxxxx"}'
@@ -32,14 +31,6 @@ FROM generate_series(1, $1::integer) AS i
 """
 ANALYZE = "VACUUM (ANALYZE) outrider.outbox, outrider.outbox_blocked, outrider.outbox_archive"
 LEFT = "SELECT EXISTS (SELECT FROM outrider.outbox) OR EXISTS (SELECT FROM outrider.outbox_blocked)"
-ROWS_READ = """
-SELECT relname, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows FROM pg_stat_user_tables
-WHERE schemaname = 'outrider' AND relname IN ('outbox', 'outbox_blocked')
-"""
-END_SESSIONS = """
-SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'outrider'
-"""
 
 
 class FirstAttemptFails:
@@ -71,12 +62,6 @@ async def _drain(relay: Relay, conn: Any) -> None:
         await relay.run_once()
 
 
-async def _rows_read(conn: Any) -> dict[str, int]:
-    # A session reports its counts at the latest when it ends.
-    await conn.execute(END_SESSIONS)
-    return {row["relname"]: row["rows"] for row in await conn.fetch(ROWS_READ)}
-
-
 @pytest.mark.parametrize("script", [None, FirstAttemptFails()], ids=["confirmed", "first attempt fails"])
 async def test_a_burst_after_a_quiet_time_is_read_and_settled_through_indexes(
     postgres_url: str, conn: Any, script: FirstAttemptFails | None
@@ -84,7 +69,7 @@ async def test_a_burst_after_a_quiet_time_is_read_and_settled_through_indexes(
     store = await PostgresStore.open(postgres_url, connections_max=1)
     await _check_burst(store, conn, script)
     await store.close()
-    read = await _rows_read(conn)
+    read = await rows_read(conn, "outbox", "outbox_blocked")
     assert read["outbox"] < 20 * BURST
     assert read["outbox_blocked"] < 20 * BURST
 
@@ -98,7 +83,7 @@ async def test_a_burst_after_a_quiet_time_is_read_through_indexes_behind_a_poole
     await _check_burst(store, conn, None)
     await store.close()
     await end_pooled_sessions(pgbouncer_url, name_of(postgres_url))
-    read = await _rows_read(conn)
+    read = await rows_read(conn, "outbox", "outbox_blocked")
     assert read["outbox"] < 20 * BURST
 
 
@@ -129,7 +114,7 @@ async def test_staging_beside_a_backlog_reads_only_its_own_rows(
     for number in range(100, 150):
         await stage(number)
     await application.close()
-    read = await _rows_read(conn)
+    read = await rows_read(conn, "outbox", "outbox_blocked")
     assert read["outbox"] < BURST
 
 

@@ -1,5 +1,10 @@
 -- Pieces that the inbox's statements share.
 
+-- fragment: planned_anew
+-- Always true, see `costly`. Statements whose rows are found by the planner have it, because a consumer may start on
+-- empty tables; an INSERT with ON CONFLICT finds its row through the index in every plan.
+($1::text IS NOT NULL OR {costly})
+
 -- fragment: receipt_columns
 consumer, event_id, event_type, topic, key, sequence, received_at
 
@@ -55,16 +60,12 @@ FROM first AS f LEFT JOIN receipt AS r USING (event_id)
 WITH receipt AS (
     INSERT INTO {schema}.consumer_inbox ({receipt_columns})
     SELECT $1::text, $2::uuid, $3::text, $4::text, $5::text, $6::bigint, {schema}.outbox_clock()
-    WHERE NOT EXISTS (SELECT FROM {schema}.inbox_held AS w WHERE w.consumer = $1 AND w.event_id = $2)
+    WHERE NOT {schema}.inbox_is_held($1, $2)
     ON CONFLICT (consumer, event_id) DO NOTHING
     RETURNING consumer
 )
 SELECT s.seen, s.cause, s.waiting, txid_current() AS transaction
-FROM receipt LEFT JOIN LATERAL (
-    SELECT seen, cause, waiting FROM {schema}.inbox_stream
-    WHERE consumer = receipt.consumer AND topic = $4 AND key = $5 AND band = $7::smallint
-    FOR UPDATE
-) AS s ON true
+FROM receipt LEFT JOIN LATERAL {schema}.inbox_lock_stream(receipt.consumer, $4, $5, $7::smallint) AS s ON true
 
 -- name: record_receipts
 -- Receipts of several events, in the order of their ids. LIMIT keeps the planner from hashing all held events.
@@ -74,6 +75,7 @@ SELECT $1, g.event_id, g.event_type, g.topic, g.key, g.sequence, {schema}.outbox
 FROM unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::bigint[])
     AS g (event_id, event_type, topic, key, sequence)
 WHERE (SELECT true FROM {schema}.inbox_held AS w WHERE w.consumer = $1 AND w.event_id = g.event_id LIMIT 1) IS NULL
+    AND {planned_anew}
 ORDER BY g.event_id
 ON CONFLICT (consumer, event_id) DO NOTHING
 RETURNING event_id, txid_current() AS transaction
@@ -88,7 +90,7 @@ ON CONFLICT (consumer, topic, key, band) DO NOTHING
 -- name: lock_streams
 -- Starts after the receipts are written: a block that was committed meanwhile is seen. Index: inbox_stream_pkey.
 SELECT g.ord, s.seen, s.cause, s.waiting
-FROM (SELECT * FROM {given_streams} ORDER BY ord) AS g CROSS JOIN LATERAL (
+FROM (SELECT * FROM {given_streams} WHERE {planned_anew} ORDER BY ord) AS g CROSS JOIN LATERAL (
     SELECT seen, cause, waiting FROM {schema}.inbox_stream
     WHERE consumer = $1 AND topic = g.topic AND key = g.key AND band = g.band
     FOR UPDATE
@@ -98,7 +100,7 @@ FROM (SELECT * FROM {given_streams} ORDER BY ord) AS g CROSS JOIN LATERAL (
 -- Events that are held already, while a second delivery waited for the receipt: the second one is a duplicate.
 -- Indexes: consumer_inbox_pkey, inbox_held_event.
 DELETE FROM {schema}.consumer_inbox AS r
-WHERE r.consumer = $1 AND r.event_id = ANY ($2::uuid[])
+WHERE r.consumer = $1 AND r.event_id = ANY ($2::uuid[]) AND {planned_anew}
     AND (SELECT true FROM {schema}.inbox_held AS w WHERE w.consumer = $1 AND w.event_id = r.event_id LIMIT 1)
 RETURNING r.event_id
 
@@ -106,13 +108,14 @@ RETURNING r.event_id
 -- A stream, unless another has it. Its cause is no condition, or the wrong index could be used. Index:
 -- inbox_stream_pkey.
 SELECT seen, cause, waiting, txid_current() AS transaction FROM {schema}.inbox_stream
-WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4 AND {planned_anew}
 FOR UPDATE SKIP LOCKED
 
 -- name: claim_in_order
 -- Waiting events as they came. Index: inbox_held_pkey.
 WITH first AS MATERIALIZED (
     SELECT * FROM {schema}.inbox_held WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+        AND {planned_anew}
     ORDER BY id LIMIT $5
 ), {claimed}
 ORDER BY f.id
@@ -121,6 +124,7 @@ ORDER BY f.id
 -- Waiting events by their numbers. Index: inbox_held_sequence.
 WITH first AS MATERIALIZED (
     SELECT * FROM {schema}.inbox_held WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+        AND {planned_anew}
     ORDER BY sequence NULLS FIRST, id LIMIT $5
 ), {claimed}
 ORDER BY f.sequence NULLS FIRST, f.id
@@ -128,19 +132,17 @@ ORDER BY f.sequence NULLS FIRST, f.id
 -- name: repair_stream
 -- A counted stream that drains though nothing of it waits; without this it would drain for ever.
 UPDATE {schema}.inbox_stream SET cause = NULL, waiting = 0, since = {schema}.outbox_clock()
-WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4 AND {planned_anew}
 
 -- name: finish_receipt
 -- Index: consumer_inbox_pkey.
-UPDATE {schema}.consumer_inbox SET processing_seconds = $3
-WHERE consumer = $1 AND event_id = $2 AND {written_here}
-RETURNING event_id
+SELECT event_id FROM {schema}.inbox_finish_receipt($1, $2, $3) AS event_id
 
 -- name: finish_receipts
 -- Index: consumer_inbox_pkey.
 UPDATE {schema}.consumer_inbox AS r SET processing_seconds = g.seconds
 FROM unnest($2::uuid[], $3::float8[]) AS g (event_id, seconds)
-WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here}
+WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here} AND {planned_anew}
 RETURNING r.event_id
 
 -- name: finish_and_save_stream
@@ -151,21 +153,19 @@ WITH stood AS (
     VALUES ($1, $2, $3, $4, $5, $6, $7, {schema}.outbox_clock())
     {merged}
 )
-UPDATE {schema}.consumer_inbox SET processing_seconds = $9
-WHERE consumer = $1 AND event_id = $8 AND {written_here}
-RETURNING event_id
+SELECT event_id FROM {schema}.inbox_finish_receipt($1, $8, $9) AS event_id
 
 -- name: finish_and_save_streams
 -- The same for several events. Indexes: inbox_stream_pkey, consumer_inbox_pkey.
 WITH stood AS ({write_streams})
 UPDATE {schema}.consumer_inbox AS r SET processing_seconds = g.seconds
 FROM unnest($8::uuid[], $9::float8[]) AS g (event_id, seconds)
-WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here}
+WHERE r.consumer = $1 AND r.event_id = g.event_id AND {written_here} AND {planned_anew}
 RETURNING r.event_id
 
 -- name: withdraw_receipts
 -- Receipts of events that were not handled after all. Index: consumer_inbox_pkey.
-DELETE FROM {schema}.consumer_inbox WHERE consumer = $1 AND event_id = ANY ($2::uuid[])
+DELETE FROM {schema}.consumer_inbox WHERE consumer = $1 AND event_id = ANY ($2::uuid[]) AND {planned_anew}
 
 -- name: hold
 -- Keep events whole, in their order. One that waits already stays where it is. Index: inbox_held_event.
@@ -185,7 +185,7 @@ WITH gone AS (
     DELETE FROM {schema}.inbox_held AS w
     USING unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::integer[])
         AS g (event_id, reason, failure, policy, attempts)
-    WHERE w.consumer = $1 AND w.event_id = g.event_id
+    WHERE w.consumer = $1 AND w.event_id = g.event_id AND {planned_anew}
     RETURNING w.*, g.reason, g.failure, g.policy, g.attempts
 )
 INSERT INTO {schema}.inbox_dead_letter (id, {event_columns}, reason, failure, policy, attempts, dead_lettered_at)
@@ -199,25 +199,26 @@ RETURNING event_id, id
 
 -- name: remove_held
 -- Events that wait no more. Index: inbox_held_event.
-DELETE FROM {schema}.inbox_held WHERE consumer = $1 AND event_id = ANY ($2::uuid[])
+DELETE FROM {schema}.inbox_held WHERE consumer = $1 AND event_id = ANY ($2::uuid[]) AND {planned_anew}
 
 -- name: save_streams
 {write_streams}
 
 -- name: forget_stream
 -- A stream of which nothing is to be known any more. Index: inbox_stream_pkey.
-DELETE FROM {schema}.inbox_stream WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
+DELETE FROM {schema}.inbox_stream WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4 AND {planned_anew}
 
 -- name: draining
 -- Outside of a transaction; longest first. Index: inbox_stream_cause.
 SELECT topic, key, band FROM {schema}.inbox_stream
-WHERE consumer = $1 AND cause = $2
+WHERE consumer = $1 AND cause = $2 AND {planned_anew}
 ORDER BY since LIMIT $3
 
 -- name: overdue
 -- Outside of a transaction; longest first. Index: inbox_stream_cause.
 SELECT topic, key, band, seen, waiting, since FROM {schema}.inbox_stream
 WHERE consumer = $1 AND cause = 'early' AND since < (SELECT {schema}.outbox_clock() - $2::float8 * interval '1 second')
+    AND {planned_anew}
 ORDER BY since LIMIT $3
 
 -- name: prune_receipts
@@ -225,7 +226,7 @@ ORDER BY since LIMIT $3
 -- Indexes: consumer_inbox_age, inbox_dead_letter_event, consumer_inbox_pkey.
 DELETE FROM {schema}.consumer_inbox WHERE consumer = $1 AND event_id = ANY (ARRAY(
     SELECT r.event_id FROM {schema}.consumer_inbox AS r
-    WHERE r.consumer = $1 AND r.received_at > '-infinity'
+    WHERE r.consumer = $1 AND {planned_anew} AND r.received_at > '-infinity'
         AND r.received_at < (SELECT {schema}.outbox_clock() - $2::float8 * interval '1 day')
         AND (SELECT true FROM {schema}.inbox_dead_letter AS d
              WHERE d.consumer = r.consumer AND d.event_id = r.event_id LIMIT 1) IS NULL
@@ -236,7 +237,7 @@ DELETE FROM {schema}.consumer_inbox WHERE consumer = $1 AND event_id = ANY (ARRA
 -- A bounded step. A blocking dead letter stays, because it is needed to drain its stream. Index: inbox_dead_letter_age.
 DELETE FROM {schema}.inbox_dead_letter WHERE id = ANY (ARRAY(
     SELECT id FROM {schema}.inbox_dead_letter
-    WHERE consumer = $1 AND policy = 'skip'
+    WHERE consumer = $1 AND policy = 'skip' AND {planned_anew}
         AND dead_lettered_at < (SELECT {schema}.outbox_clock() - $2::float8 * interval '1 day')
     ORDER BY dead_lettered_at LIMIT $3
     FOR UPDATE SKIP LOCKED))
@@ -260,7 +261,7 @@ WHERE s.cause IS NULL
 -- Streams blocked by a dead letter that does not exist any more, for example after a manual delete, drain.
 -- Indexes: inbox_stream_cause, inbox_dead_letter_blocking.
 UPDATE {schema}.inbox_stream AS s SET cause = 'draining', since = {schema}.outbox_clock()
-WHERE s.consumer = $1 AND s.cause = 'dead_letter' AND NOT EXISTS (
+WHERE s.consumer = $1 AND s.cause = 'dead_letter' AND {planned_anew} AND NOT EXISTS (
     SELECT FROM {schema}.inbox_dead_letter AS d
     WHERE d.consumer = s.consumer AND d.topic = s.topic AND d.key = s.key AND d.band = s.band AND d.policy = 'block')
 

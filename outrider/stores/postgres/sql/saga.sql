@@ -1,5 +1,20 @@
 -- Pieces that the sagas' statements share.
 
+-- fragment: planned_anew
+-- Always true, see `costly`: for a list of ids, for one id, a worker or participant, and an age. Statements whose rows are
+-- found by the planner have one of them, because a worker may start on empty tables; an INSERT with ON CONFLICT finds
+-- its row through the index in every plan.
+($1::uuid[] IS NOT NULL OR {costly})
+
+-- fragment: planned_anew_for_one
+($1::uuid IS NOT NULL OR {costly})
+
+-- fragment: planned_anew_for_name
+($1::text IS NOT NULL OR {costly})
+
+-- fragment: planned_anew_by_age
+($1::float8 IS NOT NULL OR {costly})
+
 -- fragment: instance
 -- In the order of Instance's fields. JSON as text, whatever codecs the connection has.
 i.saga_id, i.saga_type, i.definition_version, i.correlation_id, i.state::text AS state, i.status, i.current_step,
@@ -51,6 +66,7 @@ CROSS JOIN LATERAL (
         AND saga_type = coalesce(g.saga_type, saga_type)
     LIMIT 1
 ) AS i
+WHERE {planned_anew}
 ORDER BY g.saga_id, g.event_id
 ON CONFLICT (saga_id, event_id) DO NOTHING
 RETURNING message_id
@@ -62,6 +78,7 @@ RETURNING message_id
 -- saga_instance_due, saga_instance_lost, saga_mailbox_unseen, saga_instance_pkey.
 WITH {moment}, definition AS (
     SELECT * FROM unnest($2::text[], $3::integer[]) AS d (saga_type, definition_version)
+    WHERE {planned_anew_for_name}
 ), due AS MATERIALIZED (
     SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS rank
     FROM definition AS d CROSS JOIN LATERAL (
@@ -109,7 +126,7 @@ RETURNING {instance}, {now} AS now
 -- Move the end of claims ahead. A row that a turn of its owner has locked cannot be taken from it, and is left alone:
 -- one turn that takes long must not cost the others their claims. Index: saga_instance_pkey.
 WITH {moment}, claim AS (
-    SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS c (saga_id, owner, epoch)
+    SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS c (saga_id, owner, epoch) WHERE {planned_anew}
 ), held AS MATERIALIZED (
     SELECT c.saga_id FROM claim AS c CROSS JOIN LATERAL (
         SELECT FROM {schema}.saga_instance
@@ -129,11 +146,12 @@ SELECT saga_id FROM held
 
 -- name: load
 -- Index: saga_instance_pkey.
-SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS i WHERE i.saga_id = $1
+SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS i WHERE i.saga_id = $1 AND {planned_anew_for_one}
 
 -- name: load_for_update
 -- Also which transaction this is, so that `save` can tell whether a step has begun another. Index: saga_instance_pkey.
-SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction FROM {schema}.saga_instance AS i WHERE i.saga_id = $1 FOR UPDATE
+SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction FROM {schema}.saga_instance AS i
+WHERE i.saga_id = $1 AND {planned_anew_for_one} FOR UPDATE
 
 -- name: journal
 -- A new statement, which sees the writes of the last owner. Index: saga_step_pkey.
@@ -144,6 +162,7 @@ SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL 
     WHERE saga_id = g.saga_id
     ORDER BY phase, position, step
 ) AS s
+WHERE {planned_anew}
 
 -- name: messages
 -- Index: saga_mailbox_event.
@@ -152,6 +171,7 @@ SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL 
     WHERE saga_id = g.saga_id
     ORDER BY message_id
 ) AS m
+WHERE {planned_anew}
 
 -- name: save
 -- A turn, whole. Without its claim or its version, nothing of it. $1..$4 are the fence.
@@ -162,7 +182,7 @@ WITH {moment}, held AS (
         retry_count = $9, needs_attention = $10, losses = $35, updated_at = {now},
         ended_at = CASE WHEN $6 IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, {now}) END,
         owner = CASE WHEN $11::boolean THEN NULL ELSE owner END, wake_at = {now} + $12::float8 * interval '1 second'
-    WHERE saga_id = $1 AND owner = $2 AND epoch = $3 AND version = $4
+    WHERE saga_id = $1 AND owner = $2 AND epoch = $3 AND version = $4 AND {planned_anew_for_one}
     RETURNING saga_id, traceparent
 ), journal AS (
     INSERT INTO {schema}.saga_step (
@@ -202,13 +222,15 @@ SELECT g.event_id, found.location FROM unnest($1::uuid[]) AS g (event_id) CROSS 
     SELECT 'dead_letter' FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = g.event_id
     LIMIT 1
 ) AS found (location)
+WHERE {planned_anew}
 
 -- name: prune_sagas
 -- A bounded step: sagas that ended long ago, with their journals and messages. A child stays until its parent has ended.
 -- Indexes: saga_instance_age, saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
 WITH old AS MATERIALIZED (
     SELECT i.saga_id FROM {schema}.saga_instance AS i
-    WHERE NOT i.needs_attention AND i.ended_at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+    WHERE NOT i.needs_attention AND {planned_anew_by_age}
+        AND i.ended_at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
         AND (i.parent_id IS NULL OR coalesce((
             SELECT p.status IN ('completed', 'compensated') FROM {schema}.saga_instance AS p
             WHERE p.saga_id = i.parent_id LIMIT 1
@@ -230,7 +252,7 @@ WITH allowed AS MATERIALIZED (
 DELETE FROM {schema}.saga_audit_log WHERE ctid = ANY (ARRAY(
     SELECT old.ctid FROM allowed CROSS JOIN LATERAL (
         SELECT n.ctid FROM {schema}.saga_audit_log AS n
-        WHERE n.at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+        WHERE {planned_anew_by_age} AND n.at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
             AND coalesce((SELECT false FROM {schema}.saga_instance AS i WHERE i.saga_id = n.saga_id LIMIT 1), true)
         ORDER BY n.at LIMIT $2
         FOR UPDATE SKIP LOCKED
@@ -240,7 +262,7 @@ DELETE FROM {schema}.saga_audit_log WHERE ctid = ANY (ARRAY(
 -- A bounded step. Index: saga_barrier_age.
 DELETE FROM {schema}.saga_barrier WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {schema}.saga_barrier
-    WHERE at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+    WHERE {planned_anew_by_age} AND at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
     ORDER BY at LIMIT $2
     FOR UPDATE SKIP LOCKED))
 
@@ -281,10 +303,12 @@ RETURNING barred
 -- name: participant_reply
 -- A new statement, which sees rows committed meanwhile. Index: saga_barrier_pkey.
 SELECT barred, reply::text AS reply FROM {schema}.saga_barrier WHERE participant = $1 AND key = $2 AND phase = $3
+    AND {planned_anew_for_name}
 
 -- name: save_reply
 -- Index: saga_barrier_pkey.
 UPDATE {schema}.saga_barrier SET reply = $4::text::json WHERE participant = $1 AND key = $2 AND phase = $3
+    AND {planned_anew_for_name}
 
 -- What people ask about sagas.
 

@@ -97,6 +97,36 @@ CREATE TABLE {schema}.inbox_dead_letter (
 -- The consumer of the dead letter; an operation on the outbox has none.
 ALTER TABLE {schema}.outbox_operation ADD COLUMN consumer text
 
+-- name: inbox_is_held
+-- The queries of the most common call have functions, whose plans are kept and never scan a table. A plan that was made
+-- while a table was empty would otherwise scan the table for each event, once the table has filled.
+CREATE FUNCTION {schema}.inbox_is_held(of_consumer text, of_event uuid) RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM {schema}.inbox_held AS w WHERE w.consumer = of_consumer AND w.event_id = of_event);
+END $$
+
+-- name: inbox_lock_stream
+-- The state of a stream, if the stream has a row, which is locked.
+CREATE FUNCTION {schema}.inbox_lock_stream(
+    of_consumer text, of_topic text, of_key text, of_band smallint, OUT seen bigint, OUT cause text, OUT waiting integer
+) RETURNS SETOF record LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    RETURN QUERY SELECT s.seen, s.cause, s.waiting FROM {schema}.inbox_stream AS s
+    WHERE s.consumer = of_consumer AND s.topic = of_topic AND s.key = of_key AND s.band = of_band
+    FOR UPDATE;
+END $$
+
+-- name: inbox_finish_receipt
+-- Completes a receipt of this very transaction: one that a handler has committed, to begin another, is not.
+CREATE FUNCTION {schema}.inbox_finish_receipt(of_consumer text, of_event uuid, seconds float8) RETURNS SETOF uuid
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    RETURN QUERY UPDATE {schema}.consumer_inbox AS r SET processing_seconds = seconds
+    WHERE r.consumer = of_consumer AND r.event_id = of_event AND r.xmin = pg_current_xact_id()::xid
+    RETURNING r.event_id;
+END $$
+
 -- name: inbox_dead_letter_blocking
 CREATE INDEX inbox_dead_letter_blocking ON {schema}.inbox_dead_letter (topic, key, band, consumer) WHERE policy = 'block'
 
