@@ -108,6 +108,8 @@ def mermaid_run(definition: Definition, record: SagaRecord, audit: Iterable[Mapp
     details = {step_key: list(_entry_labels(entry, record)) for step_key, entry in lines.items()}
     classes = {step_key: entry.status.value for step_key, entry in lines.items()}
     for step in definition.steps.values():
+        if step.child and not step.for_each and (step.name, Phase.ACTION) in details:
+            details[step.name, Phase.ACTION].append(str(step.child.saga.child_id(instance.saga_id, step.name)))
         if step.for_each:
             _sum_up_items(step.name, lines, details, classes)
     more = [*_undefined_entries(definition, lines, details), *_changes(audit)]

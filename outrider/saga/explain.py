@@ -86,6 +86,7 @@ def _failed(view: SagaSnapshot) -> Iterator[str]:
         if entry.is_unresolved and (action := view.action(entry)) and action.command:
             which = "another reply" if _not_applied(entry) else "the reply"
             yield f"if {which} to {_named(entry)} arrives late, it settles the step"
+    yield from _parent(view)
     if not failed:
         yield view.record.instance.last_error or "it has failed, and no reason was given"
     yield f"it is stopped since {view.at(view.record.instance.ended_at)}, until an operator decides"
@@ -99,10 +100,18 @@ def _open(view: SagaSnapshot) -> Iterator[str]:
         yield f"{_named(entry)} has failed after {_attempts(entry)}: {entry.error or 'no reason was given'}"
     if view.phase is Phase.COMPENSATION and (planned := view.entries(view.phase, StepStatus.PLANNED)):
         yield f"still to be compensated: {', '.join(entry.step for entry in planned)}"
+    yield from _parent(view)
     yield from _skipped(view)
     yield from _deadline(view)
     if not waiting:
         yield "no step has begun yet" if not view.record.journal else "the next step is to begin"
+
+
+def _parent(view: SagaSnapshot) -> Iterator[str]:
+    instance = view.record.instance
+    if instance.parent_id and not view.has_status(PARENT_STEP, StepStatus.STARTED):
+        parent = f"step {instance.parent_step} of saga {instance.parent_id}"
+        yield f"it is the child of {parent}, which waits for its outcome"
 
 
 def _deadline(view: SagaSnapshot) -> Iterator[str]:

@@ -127,16 +127,13 @@ def collect_messages(journal: Journal) -> None:
 
 def _compensations(journal: Journal) -> Iterator[NewSagaMessage]:
     """Yield the messages that compensate children whose steps are done."""
-    before = {entry.step for entry in journal.record.journal if _is_compensated(journal, entry)}
-    for entry in map(journal.lines.__getitem__, journal.changed):
-        if entry.command_event_id and _is_compensated(journal, entry) and entry.step not in before:
+    for step_key in journal.changed:
+        entry = journal.lines[step_key]
+        is_started = entry.phase is Phase.COMPENSATION and entry.status is StepStatus.STARTED
+        is_new = is_started and not journal.was_started_before(step_key)
+        if is_new and entry.command_event_id and journal.kind(entry) is StepKind.CHILD:
             child, child_id = _child_of(journal, entry)
             yield _to_child(child, child_id, PARENT_COMPENSATES, entry.command_event_id)
-
-
-def _is_compensated(journal: Journal, entry: JournalEntry) -> bool:
-    is_child = journal.kind(entry) is StepKind.CHILD
-    return is_child and entry.phase is Phase.COMPENSATION and entry.status is StepStatus.STARTED
 
 
 def _reports(journal: Journal) -> Iterator[NewSagaMessage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,8 @@ from outrider.saga.definition.children import PARENT_STEP
 from outrider.saga.definition.fingerprint import definition_changed
 from outrider.saga.diagram import mermaid, mermaid_run
 from outrider.saga.explain import explain
-from outrider.saga.model import StepStatus
+from outrider.saga.model import MessageKind, SagaMessage, SagaRecord, Status, StepStatus
+from outrider.saga.planner.planner import advance
 from outrider.testing import SagaHarness
 from tests.support.child_shop import Order, Parcel, Shop, broken
 
@@ -84,7 +86,9 @@ async def test_diagrams_show_children_and_parents() -> None:
     await shop.collected()
     assert "ship<br/>child<br/>shipping version 1" in mermaid(shop.order.definition)
     assert "the child compensates" in mermaid(shop.order.definition)
-    drawn = mermaid_run(shop.shipping.definition, await shop.child())
+    child = await shop.child()
+    assert str(child.instance.saga_id) in mermaid_run(shop.order.definition, await shop.record())
+    drawn = mermaid_run(shop.shipping.definition, child)
     assert f"child of {shop.saga_id}, step ship" in drawn
     assert "waits for its parent" in drawn
     assert "not in this definition" not in drawn
@@ -95,6 +99,8 @@ async def test_explain_tells_a_child_from_its_parent() -> None:
     await shop.start()
     told = explain(await shop.record(), shop.order.definition)
     assert any("waits for its child shipping version 1" in reason for reason in told.reasons)
+    parent = f"the child of step ship of saga {shop.saga_id}, which waits for its outcome"
+    assert any(parent in reason for reason in explain(await shop.child()).reasons)
     without = explain(await shop.record(), None, await shop.children())
     assert any("waits for its child shipping version 1" in reason for reason in without.reasons)
     shop = Shop()
@@ -102,6 +108,7 @@ async def test_explain_tells_a_child_from_its_parent() -> None:
     await shop.start()
     await shop.collected()
     told = explain(await shop.child())
+    assert not any("waits for its outcome" in reason for reason in told.reasons)
     assert any(f"completes or compensates with its parent {shop.saga_id}" in reason for reason in told.reasons)
     assert [help.command for help in told.helps] == [f"outrider saga explain {shop.saga_id}"]
 
@@ -112,3 +119,50 @@ def test_the_id_of_a_child_follows_from_parent_and_step() -> None:
     ids = {shop.shipping.child_id(parent, step) for parent in (first, second) for step in ("a", "b", "a[0]")}
     assert len(ids) == 6
     assert shop.shipping.child_id(first, "a") == shop.shipping.child_id(first, "a")
+
+
+def commanded(record: SagaRecord, *event_ids: int) -> SagaRecord:
+    """Return a record with so many commands to compensate."""
+    messages = tuple(
+        SagaMessage(number, MessageKind.OPERATOR, "compensate", None, b'{"actor": "ann"}', UUID(int=number), record.now)
+        for number in event_ids
+    )
+    return record._replace(messages=messages)
+
+
+async def test_a_running_child_is_told_once_however_many_commands_there_are() -> None:
+    shop = Shop()
+    await shop.start()
+    record = commanded(await shop.record(), 1, 2)
+    plan = advance(shop.order.definition, record, [], random.Random(1))
+    told = [(message.saga_id, message.name) for message in plan.messages]
+    child_id = shop.shipping.child_id(shop.saga_id, "ship")
+    assert told == [(child_id, "call_off"), (child_id, "compensate")]
+    assert (plan.taken, plan.instance.status) == ((), Status.RUNNING)
+    changed = {(entry.step, entry.phase): entry for entry in (*record.journal, *plan.entries)}
+    later = record._replace(journal=tuple(changed.values()))
+    assert advance(shop.order.definition, later, [], random.Random(1)).messages == ()
+
+
+async def test_equal_records_give_equal_messages_and_each_message_of_a_turn_has_an_id_of_its_own() -> None:
+    shop = Shop(for_each=lambda state: ["a", "b"])
+    await shop.start()
+    record = commanded(await shop.record(), 1)
+    plans = [advance(shop.order.definition, record, [], random.Random(seed)) for seed in (1, 2)]
+    assert plans[0].messages == plans[1].messages
+    assert len({message.event_id for message in plans[0].messages}) == len(plans[0].messages) == 4
+
+
+async def test_the_end_of_a_parent_is_told_to_its_children_in_the_turn_in_which_it_ends() -> None:
+    shop = Shop(for_each=lambda state: ["a", "b"])
+    shop.order.wait("order.closed", name="close")
+    await shop.start()
+    for index in (0, 1):
+        await shop.collected(f"ship[{index}]")
+    record = await shop.record()
+    assert advance(shop.order.definition, record, [], random.Random(1)).messages == ()
+    closed = SagaMessage(1, MessageKind.REPLY, "order.closed", None, b"{}", UUID(int=1), record.now)
+    plan = advance(shop.order.definition, record._replace(messages=(closed,)), [], random.Random(1))
+    assert plan.instance.status is Status.COMPLETED
+    assert [message.name for message in plan.messages] == ["parent.completed"] * 2
+    assert {message.saga_id for message in plan.messages} == {child.saga_id for child in await shop.children()}
