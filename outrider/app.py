@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from outrider.inbox.router import Routes
 from outrider.inbox.store import InboxStore
 from outrider.outbox.staging import Outbox, default, stage, stage_sync
 from outrider.outbox.store import OutboxStore
+from outrider.payload.store import PayloadStore, StoredSchemas
 from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.replies import ReplyHandler
 from outrider.saga.store import SagaStore
@@ -32,6 +34,7 @@ __all__ = [
     "log_observer",
     "open_broker",
     "open_inbox",
+    "open_payloads",
     "open_sagas",
     "open_schema",
     "open_source",
@@ -39,6 +42,7 @@ __all__ = [
     "saga_inbox",
     "stage",
     "stage_sync",
+    "stored_schemas",
 ]
 
 
@@ -141,6 +145,11 @@ ADAPTERS: dict[str, dict[str, Adapter]] = {
             f"{_POSTGRES}.saga:PostgresSagas.open", _pooled_dsn, ("schema", "concurrency"), "postgres"
         ),
         "mongodb": Adapter(f"{_MONGO}:MongoSagas.open", _unchanged, ("schema",), "mongo"),
+    },
+    "payloads": {
+        "sqlite": Adapter(f"{_SQLITE}:SqlitePayloads", _file_path),
+        "postgresql": Adapter(f"{_POSTGRES}.payload:PostgresPayloads.open", _pooled_dsn, ("schema",), "postgres"),
+        "mongodb": Adapter(f"{_MONGO}:MongoPayloads.open", _unchanged, ("schema",), "mongo"),
     },
     "schema": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteSchema", _file_path, ("lanes",)),
@@ -286,6 +295,21 @@ async def open_sagas(
     opening = open_adapter("sagas", url, schema=schema, concurrency=None if transactions else concurrency)
     opened: SagaStore = await _with_transactions(await _open(opening), transactions)
     return opened
+
+
+async def open_payloads(url: str, *, schema: str = "outrider") -> PayloadStore:
+    """Open the tables of payloads of a store, with the URLs of `open_store`."""
+    opened: PayloadStore = await _open(open_adapter("payloads", url, schema=schema))
+    return opened
+
+
+def stored_schemas(url: str, *, schema: str = "outrider") -> StoredSchemas:
+    """Return the schemas that `outrider schema register` keeps in a store, as a source::
+
+    payloads = Payloads(schemas=stored_schemas("postgresql://localhost/shop"))
+    """
+    find_adapter("payloads", url)
+    return StoredSchemas(partial(open_payloads, url, schema=schema), redacted(url))
 
 
 def saga_inbox(sagas: SagaRegistry, *, outbox: Outbox | None = None, observer: Observer | None = None) -> Inbox:

@@ -20,6 +20,7 @@ from outrider.event import (
     GAPLESS,
     SKIPPED_TYPE,
     UNREADABLE,
+    VERSION,
     Delivery,
     Event,
     InboxStream,
@@ -57,7 +58,7 @@ def encode(event: OutboxRow, topic: str, band: str = NORMAL) -> Message:
     headers: dict[str, str] = {
         "event_type": event.event_type,
         "key": event.key,
-        "schema_version": str(event.schema_version),
+        "schema_version": event.schema_version,
         "created_at": _written(event.created_at),
         "correlation_id": event.saga_id or message_id,
         "causation_id": message_id,
@@ -213,7 +214,7 @@ def _event(
         topic=_text("topic", delivery.topic),
         key=stream.key,
         priority=_PRIORITIES[stream.band],
-        schema_version=_number(headers, "schema_version") or 1,
+        schema_version=_version(headers.get("schema_version", "1")),
         saga_id=headers.get("saga_id"),
         sequence=sequence,
         created_at=_time(headers.get("created_at")),
@@ -236,6 +237,12 @@ def _number(headers: Mapping[str, str], name: str) -> int | None:
     if not _DIGITS.fullmatch(text) or int(text) > NUMBER_MAX:
         _malformed(f"header {name}", "not a whole number")
     return int(text)
+
+
+def _version(text: str) -> int | str:
+    if VERSION.fullmatch(text) and not text.isdecimal():
+        return text
+    return _number({"schema_version": text}, "schema_version") or 1
 
 
 def _time(text: str | None) -> datetime | None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import outrider
-from outrider.cli import config, consume, db, dead_letters, demo, doctor, events, explain, inbox, relay, saga
+from outrider.cli import config, consume, db, dead_letters, demo, doctor, events, explain, inbox, relay, saga, schema
 from outrider.cli.output import Group
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(dead_letters.app, name="dlq", hidden=True)
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(saga.app, name="saga")
+app.add_typer(schema.app, name="schema")
 
 
 def _version(wanted: bool) -> None:

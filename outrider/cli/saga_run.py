@@ -18,7 +18,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from outrider import app, config
-from outrider.cli.imports import find_sagas
+from outrider.cli.imports import find_payloads, find_sagas
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, LogLevel, SchemaName, StoreUrl, WithRelay
 from outrider.cli.output import emit, say
 from outrider.cli.processes import die_with_parent, on_stop_signals, supervise
@@ -135,6 +135,7 @@ def run(
     given = {"store": store, "broker": broker, "schema": schema, "log_level": log_level}
     chosen = config.load({"config": config_file, **given})
     sagas, settings = find_sagas(target), SagaSettings(**numbers)
+    sagas.payloads = sagas.payloads or find_payloads(chosen.payloads)
     _check(chosen, sagas)
     if relay:
         check_settings(chosen)
@@ -175,7 +176,7 @@ async def run_once(
     tally = SagaTally(relay=relay)
     staged = StagedObserver()
     observer = Observers([app.log_observer(), tally, staged])
-    outbox = app.Outbox(schema=chosen.schema)
+    outbox = app.Outbox(schema=chosen.schema, payloads=sagas.payloads)
     options = {"transactions": sagas.transactions, "concurrency": settings.concurrency}
     store = await app.open_sagas(chosen.store_url(), schema=chosen.schema, **options)
     try:

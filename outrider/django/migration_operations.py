@@ -97,7 +97,7 @@ def perform(connection: BaseDatabaseWrapper, statements: Statements[T]) -> T:
     """Run a script through a connection, in its transaction if open. Outrider's rejections become one-line errors.
 
     ```python
-    perform(connection, connection_installer(connection).install(version=3, lanes=None))
+    perform(connection, connection_installer(connection).install(version=4, lanes=None))
     ```
     """
     with connection.cursor() as cursor:

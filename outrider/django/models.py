@@ -102,7 +102,7 @@ class Staged(Row):
     routing_key: models.TextField[str | None, str | None] = models.TextField(null=True)
     priority: models.SmallIntegerField[int, int] = models.SmallIntegerField()
     sequence: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
-    schema_version: models.IntegerField[int, int] = models.IntegerField()
+    schema_version: models.TextField[str, str] = models.TextField()
     saga_id: models.TextField[str | None, str | None] = models.TextField(null=True)
     attempts: models.SmallIntegerField[int, int] = models.SmallIntegerField()
     created_at = Moment()

@@ -181,7 +181,7 @@ class NewEvent(NamedTuple):
     key: str | None
     routing_key: str | None
     priority: int
-    schema_version: int
+    schema_version: str
     saga_id: str | None
     sequence: int | None
     max_attempts: int | None

@@ -19,7 +19,17 @@ from typing import Any
 from uuid import UUID
 
 from outrider.errors import InvalidEvent
-from outrider.event import EVENT_TYPE_BYTES_MAX, GAPLESS, TOPIC, TRACEPARENT, Event, band_of, default_topic, uuid7
+from outrider.event import (
+    EVENT_TYPE_BYTES_MAX,
+    GAPLESS,
+    TOPIC,
+    TRACEPARENT,
+    VERSION,
+    Event,
+    band_of,
+    default_topic,
+    uuid7,
+)
 from outrider.outbox.model import DeadLetterEdit, NewEvent, StageRequest
 from outrider.payload.model import PayloadFacts
 from outrider.payload.models import is_model, is_object_id, to_plain
@@ -166,7 +176,7 @@ def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
         key=event.key,
         routing_key=event.routing_key,
         priority=int(event.priority),
-        schema_version=int(event.schema_version),
+        schema_version=str(event.schema_version),
         saga_id=event.saga_id,
         sequence=event.sequence if isinstance(event.sequence, int) else None,
         max_attempts=event.max_attempts,
@@ -199,7 +209,9 @@ def _check_fields(event: Event, prefix: str) -> None:
     for name in _TEXT_FIELDS:
         _check_text(getattr(event, name), f"{prefix}{name}", required=name == "event_type")
     _check_number(event.priority, 0, 9, f"{prefix}priority")
-    _check_number(event.schema_version, 1, 2**31 - 1, f"{prefix}schema_version")
+    if isinstance(event.schema_version, bool) or not VERSION.fullmatch(str(event.schema_version)):
+        remedy = "use a whole number from 1, or a text such as 2.1.0"
+        raise InvalidEvent(f"{prefix}schema_version", f"{event.schema_version!r} is no version", remedy)
     if event.max_attempts is not None:
         _check_number(event.max_attempts, 1, 32_767, f"{prefix}max_attempts")
     if isinstance(event.sequence, str) and event.sequence != "auto":

@@ -1,11 +1,12 @@
 """Payloads: JSON Schema, rules, versions and encrypted fields, in one object for the whole way of an event.
 
-Staging checks what is written, a relay what is published, and consumers get each event in the current version
+Staging checks what is written, a relay what is published, and consumers and sagas get each event in the current version
 of its type.
 """
 
 from outrider.payload.model import OnInvalid, PayloadCipher, PayloadFacts, PayloadSchema, SchemaSource, Version
 from outrider.payload.payloads import Payloads
+from outrider.payload.registry import SchemaRegistry
 from outrider.payload.rules import Rule, required_fields
 from outrider.payload.schemas import SchemaFolder, SchemaSet
 from outrider.payload.upcasters import Upcaster
@@ -18,6 +19,7 @@ __all__ = [
     "Payloads",
     "Rule",
     "SchemaFolder",
+    "SchemaRegistry",
     "SchemaSet",
     "SchemaSource",
     "Upcaster",

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from outrider.errors import UsageError
-from outrider.event import DeadLetterReason
+from outrider.event import VERSION, DeadLetterReason
 
 Version = int | str
 """The version of a schema: a whole number from 1, or a semantic version such as `2.1.0`."""
 
-_NUMBER = re.compile(r"[1-9][0-9]{0,9}")
-_SEMANTIC = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?")
+_SEMANTIC = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:-(.+))?")
 
 
 class OnInvalid(StrEnum):
@@ -116,9 +115,9 @@ def parse_version(text: object) -> Version | None:
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
         return None
-    if _NUMBER.fullmatch(str(text)):
-        return int(text)
-    return str(text) if _SEMANTIC.fullmatch(str(text)) else None
+    if not VERSION.fullmatch(str(text)):
+        return None
+    return int(text) if str(text).isdecimal() else str(text)
 
 
 def required_version(text: object, what: str) -> Version:

@@ -1,4 +1,4 @@
-"""The object that staging, relays and consumers share: schemas, rules, upcasters and a cipher.
+"""The object that staging, relays, consumers and sagas share: schemas, rules, upcasters and a cipher.
 
 Checks are compiled once per event type and version. A type without schema and rules costs one look into a dictionary.
 """
@@ -188,29 +188,33 @@ from version 2; add Upcaster('order.placed', 2, …)
         checks = self._checks.get((row.event_type, str(row.schema_version)))
         if checks is not None and checks.is_empty and self.encryption is None:
             return
-        if row.event_type == SKIPPED_TYPE:
-            return
-        facts = PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key)
-        checks = checks or self._of(facts)
-        payload = _parsed(row.payload)
+        if row.event_type != SKIPPED_TYPE:
+            facts = PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key)
+            self.check_payload(facts, row.payload)
+
+    def check_payload(self, facts: PayloadFacts, text: bytes) -> None:
+        """Check a stored payload, as `check_row` does."""
+        checks = self._checks.get(_key(facts.event_type, facts.schema_version)) or self._of(facts)
+        payload = _parsed(text)
         if self.encryption is not None:
             if plain := self.encryption.plaintext_path(facts, payload):
-                text = "it must be encrypted, and is stored as plain text"
-                raise InvalidPayload(plain, text, DeadLetterReason.SCHEMA_VALIDATION_FAILED)
+                problem = "it must be encrypted, and is stored as plain text"
+                raise InvalidPayload(plain, problem, DeadLetterReason.SCHEMA_VALIDATION_FAILED)
             payload = payload if checks.is_empty else self.encryption.decrypt(facts, payload)
-        for problem in self._problems(facts, checks, payload):
-            if problem.mode is not OnInvalid.WARN:
-                raise InvalidPayload(problem.path, problem.text, problem.reason)
-            self._warn(facts, problem)
+        for found in self._problems(facts, checks, payload):
+            if found.mode is not OnInvalid.WARN:
+                raise InvalidPayload(found.path, found.text, found.reason)
+            self._warn(facts, found)
 
     def open(self, event: Event) -> Event:
         """Return an event as code of the current version reads it: decrypted, and upcast. Raises InvalidPayload."""
-        version, payload = event.schema_version, event.payload
+        given, payload = parse_version(event.schema_version) or event.schema_version, event.payload
+        version: Version = given
         if self.encryption is not None:
             facts = PayloadFacts(event.event_id, event.event_type, version, event.topic or "", event.key)
             payload = self.encryption.decrypt(facts, payload)
-        version, payload = self.chains.upcast(event.event_type, version, payload)
-        if version == event.schema_version and payload is event.payload:
+        version, payload = self.chains.upcast(event.event_type, given, payload)
+        if version == given and payload is event.payload:
             return event
         return replace(event, payload=payload, schema_version=version)
 

@@ -193,7 +193,7 @@ class SagaMessage(NamedTuple):
     """A message in the mailbox of a saga. `key` names the step that a reply answers; `body` is JSON.
 
     The name of a reply is the type of its event. The name of an operator command is its verb (`retry`, `compensate`,
-    `mark_done`), and its body names the actor.
+    `mark_done`), and its body names the actor. `schema_version` is the version of a reply's payload, as text.
     """
 
     message_id: int
@@ -203,6 +203,7 @@ class SagaMessage(NamedTuple):
     body: bytes
     event_id: UUID
     delivered_at: datetime
+    schema_version: str = "1"
 
 
 class NewSagaMessage(NamedTuple):
@@ -215,6 +216,7 @@ class NewSagaMessage(NamedTuple):
     body: bytes
     event_id: UUID
     saga_type: str | None = None
+    schema_version: str = "1"
 
 
 class AuditEntry(NamedTuple):

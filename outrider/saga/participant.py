@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from outrider.errors import Permanent, UsageError
 from outrider.event import Event
 from outrider.outbox.staging import Outbox, default
+from outrider.payload.models import to_plain
 from outrider.retry import RetryPolicy
 from outrider.saga.execution.step_executor import ANSWERED_HEADER, KEY_HEADER, PHASE_HEADER
 from outrider.saga.model import ParticipantEntry, Phase
@@ -198,8 +199,4 @@ def _encode_reply(reply: Event, *, rejection: bool) -> bytes:
     """Encode a reply as JSON. Staging has checked the reply, and encodes the same types as text."""
     fields = {name: getattr(reply, name) for name in REPLY_FIELDS}
     fields |= {"headers": dict(reply.headers), "retry": reply.retry.to_json() if reply.retry else None}
-    return json.dumps({"rejection": rejection, "reply": fields}, default=_plain).encode()
-
-
-def _plain(value: Any) -> str:
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return json.dumps({"rejection": rejection, "reply": fields}, default=to_plain).encode()

@@ -46,6 +46,7 @@ class ReplyHandler:
     """
 
     def __init__(self, sagas: SagaRegistry, outbox: Outbox = default, observer: Observer | None = None) -> None:
+        self._payloads = sagas.payloads
         self._sagas, self._outbox, self._observer = sagas, outbox, observer or Observers()
 
     @property
@@ -67,8 +68,12 @@ class ReplyHandler:
         return deliver
 
     async def deliver(self, saga_type: str, event: Event, tx: Any) -> bool:
-        """Deliver an event to its saga of a type; False if there is no saga, or the saga already has the event."""
-        saga_id = self._find_saga(saga_type, event)
+        """Deliver an event to its saga of a type; False if there is no saga, or the saga already has the event.
+
+        The mailbox keeps the payload as received; an event that this code cannot open raises InvalidPayload.
+        """
+        opened = event if self._payloads is None else self._payloads.open(event)
+        saga_id = self._find_saga(saga_type, opened)
         if saga_id is not None:
             message = _message(saga_type, saga_id, event)
             if await self._outbox.perform(tx, "deliver_messages", [message]):
@@ -109,7 +114,8 @@ def _message(saga_type: str, saga_id: UUID, event: Event) -> NewSagaMessage:
         body = json.dumps(event.payload, allow_nan=False).encode()
     except ValueError as error:
         raise Permanent(f"the payload of {event.event_type} is not JSON: {error}; send null or a number") from error
-    return NewSagaMessage(saga_id, MessageKind.REPLY, event.event_type, key, body, event.event_id or uuid7(), saga_type)
+    event_id, version = event.event_id or uuid7(), str(event.schema_version)
+    return NewSagaMessage(saga_id, MessageKind.REPLY, event.event_type, key, body, event_id, saga_type, version)
 
 
 def _correlation_id(correlate: Function, event: Event) -> str | None:

@@ -40,6 +40,7 @@ _UNFINISHED = {
     "outbox": "events are not delivered or are dead letters",
     "inbox": "events wait at consumers or are their dead letters",
     "saga": "sagas are under way or need a person",
+    "payload": "schemas are in use",
 }
 
 

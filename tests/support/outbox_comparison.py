@@ -96,7 +96,7 @@ class Pair:
         aggregate = rng.choice([None, "x", "y"])
         return NewEvent(
             event_id, "t", None, aggregate, '{"n":1}', "{}", rng.choice(["p", "q"]), key, None, rng.choice([1, 5, 9]),
-            1, None, rng.choice([None, 7]), None, None, None, available,
+            "1", None, rng.choice([None, 7]), None, None, None, available,
         )  # fmt: skip
 
     async def _settle_claim(self, ids: list[UUID]) -> None:

@@ -38,7 +38,7 @@ def test_an_encoded_event_comes_back(band: str) -> None:
         aggregate_type="order",
         aggregate_id="A-1",
         saga_id="saga-9",
-        schema_version=4,
+        schema_version="4",
         sequence=17,
         headers=json.dumps({**GAPLESS, "trace_id": "0" * 31 + "1", "shop": "Zürich"}).encode(),
     )
@@ -91,6 +91,7 @@ def test_an_event_without_extras_comes_back() -> None:
         (raw(sequence="٣"), "header sequence: not a whole number"),
         (raw(sequence=2**63), "header sequence: not a whole number"),
         (raw(schema_version="two"), "header schema_version: not a whole number"),
+        (raw(schema_version="2.1"), "header schema_version: not a whole number"),
         (raw(created_at="yesterday"), "header created_at: not a time"),
         (raw(created_at="2030-01-01T00:00:00"), "header created_at: without a time zone"),
         (raw(odd=b"\xff\xfe"), "header 'odd': not UTF-8"),

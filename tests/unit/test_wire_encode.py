@@ -79,7 +79,7 @@ def test_a_saga_correlates_its_events() -> None:
 
 
 def test_what_the_event_says_of_itself_travels_with_it() -> None:
-    found = encoded(sequence=7, aggregate_type="order", aggregate_id="A-1", schema_version=3).headers
+    found = encoded(sequence=7, aggregate_type="order", aggregate_id="A-1", schema_version="3").headers
     expected = {"sequence": "7", "aggregate_type": "order", "aggregate_id": "A-1", "schema_version": "3", "key": "A"}
     assert {name: found[name] for name in expected} == expected
 

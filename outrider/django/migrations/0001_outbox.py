@@ -19,7 +19,7 @@ STAGED: list[tuple[str, Any]] = [
     ("routing_key", models.TextField(null=True)),
     ("priority", models.SmallIntegerField()),
     ("sequence", models.BigIntegerField(null=True)),
-    ("schema_version", models.IntegerField()),
+    ("schema_version", models.TextField()),
     ("saga_id", models.TextField(null=True)),
     ("attempts", models.SmallIntegerField()),
     ("created_at", Moment()),

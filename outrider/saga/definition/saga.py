@@ -15,6 +15,7 @@ from uuid import UUID, uuid5
 
 from outrider.errors import AlreadyStarted, InvalidHandler, InvalidState, UsageError
 from outrider.outbox.staging import Outbox, default
+from outrider.payload.payloads import Payloads
 from outrider.retry import RetryPolicy
 from outrider.saga.definition.children import CHILD_DONE, PARENT_STEP, ChildSaga, ChildSpec, check_children
 from outrider.saga.definition.fingerprint import fingerprint
@@ -596,13 +597,20 @@ class SagaRegistry:
         sagas = SagaRegistry(order, refund, name="shop")
 
     With `transactions`, for example a SQLAlchemy session factory, local steps get a transaction of the given kind.
+    With `payloads`, steps get every reply decrypted, and in the current version of its type.
     """
 
-    def __init__(self, *sagas: Saga[Any], name: str | None = None, transactions: Any = None) -> None:
+    def __init__(
+        self,
+        *sagas: Saga[Any],
+        name: str | None = None,
+        transactions: Any = None,
+        payloads: Payloads | None = None,
+    ) -> None:
         if not sagas:
             raise UsageError("there are no sagas to run; name them: SagaRegistry(order, refund)")
         self.name = None if name is None else check_name(name, "sagas", "SagaRegistry(…, name=…)")
-        self.transactions = transactions
+        self.transactions, self.payloads = transactions, payloads
         self._sagas: dict[tuple[str, int], Saga[Any]] = {}
         for saga in sagas:
             self._add(saga)

@@ -77,9 +77,9 @@ class SagaRunner:
         self.claimed_until = float("-inf")
         self.was_suspect = instance.is_suspect
         self._context, self._instance, self._stop_reason = context, instance, stop
-        self._executor = StepExecutor(context.store, saga, context.leaked, context.observer)
+        self._executor = StepExecutor(context.store, saga, context.leaked, context.observer, context.payloads)
         self._turns = TurnTransaction(context, self._executor, self.claim, instance.version)
-        self._record: SagaRecord | None = record
+        self._record: SagaRecord | None = self._executor.opened(record)
         self._inputs: list[Input] = [Claimed()]
         self._todo: list[CallAction | LocalAction] = []
         self._calls: dict[CallAction, asyncio.Task[StepOutcome]] = {}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from outrider.errors import (
     InvalidEvent,
     InvalidHandler,
+    InvalidPayload,
     InvalidState,
     Permanent,
     StepRejected,
@@ -25,12 +26,13 @@ from outrider.errors import (
     UsageError,
 )
 from outrider.event import Event
+from outrider.payload.payloads import Payloads
 from outrider.saga.context import Reply, StepContext
 from outrider.saga.definition.saga import Saga
 from outrider.saga.definition.steps import Step as DefinedStep
 from outrider.saga.definition.steps import StepAction, base_name
 from outrider.saga.definition.validation import Function
-from outrider.saga.model import Instance, Phase
+from outrider.saga.model import Instance, MessageKind, Phase, SagaMessage, SagaRecord
 from outrider.saga.planner.actions import (
     ApplyReply,
     CallAction,
@@ -146,6 +148,32 @@ class StepExecutor:
     saga: Saga[Any]
     leaked: LeakedTasks
     observer: Observer
+    payloads: Payloads | None = None
+
+    def opened(self, record: SagaRecord) -> SagaRecord:
+        """Return a saga with its replies as code of the current version reads them.
+
+        A reply that does not open stays as it is: its own step fails, and other steps go on.
+        """
+        if self.payloads is None:
+            return record
+        return record._replace(messages=tuple(self._opened(message, strict=False) for message in record.messages))
+
+    def _opened(self, message: SagaMessage, *, strict: bool) -> SagaMessage:
+        if self.payloads is None or message.kind is not MessageKind.REPLY:
+            return message
+        before = Event(
+            message.name, json.loads(message.body), event_id=message.event_id, schema_version=message.schema_version
+        )
+        try:
+            after = self.payloads.open(before)
+        except InvalidPayload:
+            if strict:
+                raise
+            return message
+        if after is before:
+            return message
+        return message._replace(body=json.dumps(after.payload).encode(), schema_version=str(after.schema_version))
 
     def step(self, name: str) -> DefinedStep:
         """Return the definition of a step or of an item."""
@@ -241,7 +269,8 @@ class StepExecutor:
                 before.state, instance.saga_id, key, action.attempt, instance.correlation_id, action.phase
             )
             run.item = _value(action.item)
-            returned = check_computed(function(run, _given(step, action)))
+            opened = action._replace(message=self._opened(action.message, strict=True))
+            returned = check_computed(function(run, _given(step, opened)))
             is_result = step.into is not None and action.phase is Phase.ACTION
             result = result_text(returned) if is_result else None
             return AppliedReply(before.dump(run.state), tuple(run.staged), result)

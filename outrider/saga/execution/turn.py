@@ -20,6 +20,7 @@ from outrider.clock import Clock
 from outrider.errors import ConcurrencyError, InvalidEvent, Transient
 from outrider.event import Event
 from outrider.outbox.staging import Stage
+from outrider.payload.payloads import Payloads
 from outrider.saga.definition.children import CALL_OFF
 from outrider.saga.execution import step_executor
 from outrider.saga.execution.outages import StepOutages
@@ -80,6 +81,7 @@ class RunnerContext:
     outages: StepOutages
     ahead: Callable[[float], AbstractAsyncContextManager[None]]
     """Extends the claims of running calls before a local step blocks the store for the given number of seconds."""
+    payloads: Payloads | None = None
 
 
 @dataclass(slots=True)
@@ -266,7 +268,7 @@ class TurnTransaction:
     async def _load(self, tx: Any, *, lock: bool) -> SagaRecord | None:
         """Return the saga, or None if the stored version is not the expected version."""
         found = await self.context.store.load(tx, self.claim.saga_id, for_update=lock)
-        record = require_claim(found, self.claim)
+        record = self.executor.opened(require_claim(found, self.claim))
         return record if self.version in (None, record.instance.version) else None
 
     def _plan(

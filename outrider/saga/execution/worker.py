@@ -98,6 +98,7 @@ class SagaWorker:
             LeakedTasks(self.observer),
             StepOutages(self.settings, self.observer, self.clock),
             self._renewal.ahead,
+            self.sagas.payloads,
         )
         self._failing = FailingSagas()
         self._due_at: float | None = None

@@ -47,7 +47,7 @@ async def deliver(tx: MemoryTransaction, messages: Sequence[NewSagaMessage]) -> 
         await tx.lock(("saga_mail", message.saga_id, message.event_id))
         row = tables.sagas.seen_by(tx, message.saga_id)
         if _meant(row, message) and message.event_id not in {known.event_id for known in row.messages.values()}:
-            made = SagaMessage(tables.next_number(), *message[1:6], tx.store.clock.now())
+            made = SagaMessage(tables.next_number(), *message[1:6], tx.store.clock.now(), message.schema_version)
             tables.sagas.write(tx, message.saga_id, partial(_deliver, made))
             fresh += 1
     if fresh:

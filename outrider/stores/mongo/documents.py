@@ -159,7 +159,7 @@ def to_event(row: Document, now: datetime) -> RowEvent:
         row["stream_key"],
         get("routing_key"),
         row["lane"],
-        row["schema_version"],
+        str(row["schema_version"]),
         get("saga_id"),
         get("sequence"),
         get("max_attempts"),
@@ -359,6 +359,7 @@ def message_row(message: NewSagaMessage, saga: Mapping[str, Any], now: datetime)
         "body": message.body.decode(),
         "delivered_at": now,
         "unseen": True,
+        "schema_version": message.schema_version,
         "saga_type": saga["saga_type"],
         "definition_version": saga["definition_version"],
     }
@@ -411,4 +412,4 @@ def to_entry(row: Mapping[str, Any]) -> JournalEntry:
 def to_message(row: Mapping[str, Any]) -> SagaMessage:
     """Return the saga message of a document."""
     known = [row[name] for name in ("message_id", "kind", "name", "key", "body")]
-    return message_of([*known, row["_id"]["event_id"], row["delivered_at"]])
+    return message_of([*known, row["_id"]["event_id"], row["delivered_at"], row.get("schema_version", "1")])

@@ -55,7 +55,7 @@ KEPT_MAX = 2_000_000
 A character takes up to six bytes as a JSON string, and the document must not exceed its limit.
 """
 
-_DEFAULTS: Document = {"headers": "{}", "priority": int(Priority.NORMAL), "schema_version": 1, "attempts": 0}
+_DEFAULTS: Document = {"headers": "{}", "priority": int(Priority.NORMAL), "schema_version": "1", "attempts": 0}
 
 
 async def fetch(

@@ -50,7 +50,8 @@ TEXT_BYTES_MAX = 15 * 2**20
 """The maximum size of payload, headers and retry policy of an event together."""
 
 _EXISTS: dict[str, Any] = {
-    **{name: {"bsonType": _NUMBER} for name in ("lane", "position", "attempts", "schema_version")},
+    **{name: {"bsonType": _NUMBER} for name in ("lane", "position", "attempts")},
+    "schema_version": {"bsonType": [*_NUMBER, "string"]},
     **{name: {"bsonType": "string"} for name in ("stream_key", "headers")},
     "state": {"enum": sorted(model.STORED)},
     "created_at": {"bsonType": "date"},
@@ -173,7 +174,9 @@ OUTBOX_RULES = {
             **texts("aggregate_type", "aggregate_id", "topic", "key", "stream_key", "routing_key", "saga_id"),
             "priority": {"bsonType": [*_NUMBER, "null"], "minimum": 0, "maximum": 9},
             "state": {"enum": [*sorted(model.STORED), None]},
-            **optional(_NUMBER, "schema_version", "sequence", "max_attempts", "position", "attempts"),
+            **optional(_NUMBER, "sequence", "max_attempts", "position", "attempts"),
+            # A whole number, or a semantic version as text.
+            "schema_version": {"bsonType": [*_NUMBER, "string", "null"], "maxLength": 100},
             **optional(_NUMBER, "lane", "fetchable", "waiting"),
             **optional("string", "retry", "failure", "claimed_by"),
             **optional("date", "created_at", "available_at", "claimed_until"),
@@ -324,6 +327,15 @@ SAGA_COLLECTIONS = (
 )
 
 
+PAYLOAD_COLLECTIONS = (
+    # The schemas of event types, by type and version.
+    Collection(
+        "payload_schema",
+        validator=_rules(("document", "registered_at", "registered_by"), document={"bsonType": "string"}),
+    ),
+)
+
+
 def _step(version: int, migration: str, name: str, command: dict[str, Any]) -> MigrationStep:
     text = json_util.dumps(command, json_options=json_util.RELAXED_JSON_OPTIONS, ensure_ascii=False)
     return MigrationStep(version, migration, name, text, hashlib.sha256(text.encode()).hexdigest()[:16])
@@ -342,6 +354,7 @@ STEPS: tuple[MigrationStep, ...] = (
     *steps(1, "0001_outbox", OUTBOX_COLLECTIONS),
     *steps(2, "0002_inbox", INBOX_COLLECTIONS),
     *steps(3, "0003_saga", SAGA_COLLECTIONS),
+    *steps(4, "0004_payload", PAYLOAD_COLLECTIONS),
 )
 
 

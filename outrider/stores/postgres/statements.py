@@ -183,6 +183,16 @@ def load_inbox(schema: str) -> dict[str, str]:
     return _load(schema, "inbox")
 
 
+@cache
+def load_payload(schema: str) -> dict[str, str]:
+    """Return the statements of payloads by name.
+
+    >>> "schemas" in load_payload("outrider")
+    True
+    """
+    return _load(schema, "payload")
+
+
 def _load(schema: str, *files: str) -> dict[str, str]:
     return queries.load(_PACKAGE, [f"sql/{file}.sql" for file in files], constants(schema))
 
@@ -221,7 +231,7 @@ def start_parameters(saga: NewSaga) -> list[Any]:
 
 def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:
     """Return the arrays of `deliver`, one per column."""
-    rows = [(*message[:4], message.body.decode(), message.event_id, message.saga_type) for message in messages]
+    rows = [(*message[:4], message.body.decode(), *message[5:]) for message in messages]
     return _columns(rows, len(NewSagaMessage._fields))
 
 

@@ -99,6 +99,12 @@ def load_saga() -> dict[str, str]:
     return _load("saga")
 
 
+@cache
+def load_payload() -> dict[str, str]:
+    """Return the statements of payloads by name."""
+    return _load("payload")
+
+
 def _load(*files: str) -> dict[str, str]:
     return queries.load(PACKAGE, [f"sql/{file}.sql" for file in files], _CONSTANTS)
 

@@ -320,8 +320,8 @@ def _entry(row: Sequence[Any]) -> JournalEntry:
 
 
 def _messages(row: Sequence[Any]) -> SagaMessage:
-    *known, event_id, delivered_at = row
-    return message_of([*known, UUID(event_id), to_moment(delivered_at)])
+    *known, event_id, delivered_at, schema_version = row
+    return message_of([*known, UUID(event_id), to_moment(delivered_at), schema_version])
 
 
 def _plain(row: Sequence[Any]) -> list[Any]:

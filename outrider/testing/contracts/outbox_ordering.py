@@ -293,7 +293,7 @@ class StagingContract:
             key="customer-9",
             routing_key="eu.orders",
             priority=Priority.HIGH,
-            schema_version=3,
+            schema_version="2.1.0",
             saga_id="saga-1",
             sequence=12,
             created_at=created,
@@ -306,6 +306,7 @@ class StagingContract:
         assert message.routing_key == "eu.orders"
         assert message.body.decode() == '{"text":"naïve ☂","list":[1,2.5,null,true]}'
         expected = {"tenant": "blue", "correlation_id": "request-7", "event_type": "order.placed", "sequence": "12"}
+        expected |= {"schema_version": "2.1.0"}
         assert expected.items() <= message.headers.items()
         assert {"message_id", "trace_id", "causation_id", "saga_id"} <= message.headers.keys()
         assert datetime.fromisoformat(message.headers["created_at"]) == created

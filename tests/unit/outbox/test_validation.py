@@ -41,7 +41,7 @@ def stage(*events: Event, **rules: Any) -> list[NewEvent]:
         ("priority", True),
         ("priority", 5.0),
         ("schema_version", 0),
-        ("schema_version", 2**31),
+        ("schema_version", "1.2"),
         ("sequence", -1),
         ("sequence", 2**63),
         ("sequence", "manual"),

@@ -63,7 +63,9 @@ async def lease(store: SqliteStore) -> Lease:
 
 
 def draft(key: str | None = "A-1", **changes: Any) -> NewEvent:
-    made = NewEvent(uuid7(), "t", None, None, "{}", "{}", "orders", key, None, 5, 1, None, None, None, None, None, None)
+    made = NewEvent(
+        uuid7(), "t", None, None, "{}", "{}", "orders", key, None, 5, "1", None, None, None, None, None, None
+    )
     return made._replace(**changes)
 
 

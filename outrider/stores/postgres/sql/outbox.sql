@@ -49,7 +49,7 @@ event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic, key
 
 -- fragment: new_events
 unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
-    $10::smallint[], $11::integer[], $12::text[], $13::bigint[], $14::smallint[], $15::text[], $16::timestamptz[],
+    $10::smallint[], $11::text[], $12::text[], $13::bigint[], $14::smallint[], $15::text[], $16::timestamptz[],
     $17::timestamptz[]) WITH ORDINALITY AS g (event_id, event_type, aggregate_type, aggregate_id, payload, headers,
     topic, key, routing_key, priority, schema_version, saga_id, sequence, max_attempts, retry, created_at,
     available_at, ord)
@@ -62,7 +62,7 @@ g.event_id, g.event_type, g.aggregate_type, g.aggregate_id, g.payload::json, g.h
 -- fragment: one_new_event
 -- A single new event, without the array functions, which the planner handles fast.
 $1::uuid, $2::text, $3::text, $4::text, $5::text::json, $6::text::json, $7::text, $8::text, $9::text, $10::smallint,
-    $11::integer, $12::text, $14::smallint, $15::text::json,
+    $11::text, $12::text, $14::smallint, $15::text::json,
     coalesce($16::timestamptz, {schema}.outbox_clock()), $17::timestamptz
 
 -- fragment: new_event_lane

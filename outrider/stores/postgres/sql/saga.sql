@@ -55,11 +55,11 @@ RETURNING saga_id
 -- other and never in a circle. LIMIT keeps the planner from reading all instances. Indexes: saga_instance_pkey,
 -- saga_mailbox_event.
 INSERT INTO {schema}.saga_mailbox (
-    saga_id, event_id, kind, name, key, body, delivered_at, saga_type, definition_version)
+    saga_id, event_id, kind, name, key, body, delivered_at, saga_type, definition_version, schema_version)
 SELECT g.saga_id, g.event_id, g.kind, g.name, g.key, g.body::json, {schema}.outbox_clock(), i.saga_type,
-    i.definition_version
-FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[])
-    AS g (saga_id, kind, name, key, body, event_id, saga_type)
+    i.definition_version, g.schema_version
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::text[])
+    AS g (saga_id, kind, name, key, body, event_id, saga_type, schema_version)
 CROSS JOIN LATERAL (
     SELECT saga_type, definition_version FROM {schema}.saga_instance
     WHERE saga_id = g.saga_id AND status NOT IN ('completed', 'compensated')
@@ -167,7 +167,8 @@ WHERE {planned_anew}
 -- name: messages
 -- Index: saga_mailbox_event.
 SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
-    SELECT message_id, kind, name, key, body::text AS body, event_id, delivered_at FROM {schema}.saga_mailbox
+    SELECT message_id, kind, name, key, body::text AS body, event_id, delivered_at, schema_version
+    FROM {schema}.saga_mailbox
     WHERE saga_id = g.saga_id
     ORDER BY message_id
 ) AS m

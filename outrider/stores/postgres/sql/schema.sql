@@ -90,6 +90,13 @@ DROP TABLE {schema}.saga_barrier, {schema}.saga_audit_log, {schema}.saga_mailbox
     {schema}.saga_instance;
 DROP FUNCTION {schema}.saga_audit_refuse();
 
+-- name: payload_unfinished
+-- Schemas can be registered again.
+SELECT 0
+
+-- name: payload
+DROP TABLE {schema}.payload_schema;
+
 -- name: forget
 DELETE FROM {schema}.outrider_migration WHERE version = {version};
 

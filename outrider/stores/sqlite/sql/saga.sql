@@ -17,8 +17,11 @@ ON CONFLICT DO NOTHING;
 -- name: deliver
 -- A message to a saga of the given type that has not ended, once; the primary key of sagas and the unique index of
 -- messages.
-INSERT INTO saga_mailbox (saga_id, event_id, kind, name, key, body, delivered_at, saga_type, definition_version)
-SELECT saga_id, :event_id, :kind, :name, :key, :body, :now, saga_type, definition_version FROM saga_instance
+INSERT INTO saga_mailbox (
+    saga_id, event_id, kind, name, key, body, delivered_at, saga_type, definition_version, schema_version
+)
+SELECT saga_id, :event_id, :kind, :name, :key, :body, :now, saga_type, definition_version, :schema_version
+FROM saga_instance
 WHERE saga_id = :saga_id AND status NOT IN ('completed', 'compensated')
     AND saga_type = coalesce(:saga_type, saga_type)
 ON CONFLICT (saga_id, event_id) DO NOTHING;
@@ -67,7 +70,7 @@ WHERE saga_id = :saga_id ORDER BY phase, position, step;
 
 -- name: messages
 -- Its messages, in order of arrival; the unique index.
-SELECT message_id, kind, name, key, body, event_id, delivered_at FROM saga_mailbox
+SELECT message_id, kind, name, key, body, event_id, delivered_at, schema_version FROM saga_mailbox
 WHERE saga_id = :saga_id ORDER BY message_id;
 
 -- name: save

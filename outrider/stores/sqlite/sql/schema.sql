@@ -71,6 +71,13 @@ DROP TABLE saga_mailbox;
 DROP TABLE saga_step;
 DROP TABLE saga_instance;
 
+-- name: payload_unfinished
+-- Schemas can be registered again.
+SELECT 0;
+
+-- name: payload
+DROP TABLE payload_schema;
+
 -- name: forget
 DELETE FROM outrider_migration WHERE version = {version};
 

@@ -52,7 +52,9 @@ CREATE TABLE {schema}.outbox (
     key            text CHECK (octet_length(key) <= 1000),
     routing_key    text,
     priority       smallint NOT NULL DEFAULT 5 CHECK (priority BETWEEN 0 AND 9),
-    schema_version integer NOT NULL DEFAULT 1 CHECK (schema_version > 0),
+    -- A whole number, or a semantic version.
+    schema_version text NOT NULL DEFAULT '1'
+                       CHECK (schema_version ~ '^([1-9][0-9]{0,9}|[0-9]{1,9}[.][0-9]{1,9}[.][0-9]{1,9}(-[0-9A-Za-z.-]{1,60})?)$'),
     saga_id        text,
     sequence       bigint,
     max_attempts   smallint CHECK (max_attempts > 0),
@@ -158,7 +160,7 @@ CREATE TABLE {schema}.outbox_archive (
     key            text NOT NULL,
     routing_key    text,
     priority       smallint NOT NULL,
-    schema_version integer NOT NULL,
+    schema_version text NOT NULL,
     saga_id        text,
     sequence       bigint,
     attempts       smallint NOT NULL,
@@ -186,7 +188,7 @@ CREATE TABLE {schema}.outbox_dead_letter (
     key            text NOT NULL,
     routing_key    text,
     priority       smallint NOT NULL,
-    schema_version integer NOT NULL,
+    schema_version text NOT NULL,
     saga_id        text,
     sequence       bigint,
     max_attempts   smallint,

@@ -88,6 +88,7 @@ CREATE TABLE {schema}.saga_mailbox (
     seen               boolean NOT NULL DEFAULT false,
     saga_type          text NOT NULL,
     definition_version integer NOT NULL,
+    schema_version     text NOT NULL DEFAULT '1',
     CONSTRAINT saga_mailbox_event UNIQUE (saga_id, event_id)
 )
 

@@ -78,6 +78,7 @@ CREATE TABLE saga_mailbox (
     seen INTEGER NOT NULL DEFAULT 0,
     saga_type TEXT NOT NULL,
     definition_version INTEGER NOT NULL,
+    schema_version TEXT NOT NULL DEFAULT '1',
     UNIQUE (saga_id, event_id)
 );
 
