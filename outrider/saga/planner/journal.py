@@ -101,6 +101,7 @@ class Journal:
     losses: int = field(init=False)
     base: Definition = field(init=False)
     """The definition as written. `definition` also has the items of the lists in the journal, as steps."""
+    pivot: Step | None = field(init=False)
     is_undecided: bool = False
     """Whether a condition or a list waits for the next turn, because this turn still applies replies to the state."""
 
@@ -115,6 +116,7 @@ class Journal:
     def expand(self) -> None:
         """Add the items of the lists in the journal to the steps, and the last wait of a child."""
         self.definition = self.base.expanded(self.lines.values(), is_child=self.is_child)
+        self.pivot = self.definition.pivot
 
     @property
     def now(self) -> datetime:
@@ -158,8 +160,18 @@ class Journal:
     @property
     def past_pivot(self) -> bool:
         """Tell whether the pivot is done or skipped, so the saga can no longer compensate."""
-        pivot = self.definition.pivot
-        return pivot is not None and self.has_status((pivot.name, Phase.ACTION), *PASSED)
+        return self.pivot is not None and self.has_status((self.pivot.name, Phase.ACTION), *PASSED)
+
+    @property
+    def has_passed_all(self) -> bool:
+        """Tell whether every step is done or skipped."""
+        return all(self.has_status((step, Phase.ACTION), *PASSED) for step in self.definition.steps)
+
+    @property
+    def has_done_all(self) -> bool:
+        """Tell whether only the last wait of a child is still to begin."""
+        missing = [name for name in self.definition.steps if not self.has_status((name, Phase.ACTION), *PASSED)]
+        return missing == [PARENT_STEP] and not self.awaits_parent
 
     @property
     def compensation_requested(self) -> bool:

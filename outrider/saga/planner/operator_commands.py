@@ -179,14 +179,14 @@ def _reason_against_compensation(journal: Journal, message: SagaMessage) -> str 
 
 
 def _pivot_is_out(journal: Journal) -> bool:
-    pivot = journal.definition.pivot
+    pivot = journal.pivot
     entry = journal.lines.get((pivot.name, Phase.ACTION)) if pivot else None
     return entry is not None and entry.status in OPEN and compensation.may_have_happened(journal.kind(entry), entry)
 
 
 def _pivot_failed_since(journal: Journal, message: SagaMessage) -> bool:
     """Tell whether the operator sent the command before the pivot failed with an unknown outcome."""
-    pivot = journal.definition.pivot
+    pivot = journal.pivot
     if (
         pivot is None
         or pivot.kind not in OUTSIDE

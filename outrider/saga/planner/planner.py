@@ -24,7 +24,6 @@ from typing import Any
 from uuid import UUID
 
 from outrider.errors import InvalidHandler, InvalidState
-from outrider.saga.definition.children import PARENT_STEP
 from outrider.saga.definition.fingerprint import definition_changed
 from outrider.saga.definition.steps import ITEMS_MAX, Definition, Step, base_name
 from outrider.saga.definition.validation import Function
@@ -204,7 +203,7 @@ def _advance(journal: Journal) -> None:
 
 def _reason_to_give_up(journal: Journal) -> str | None:
     """Return the reason to compensate without a rejection: the deadline, or the parent of a child."""
-    if journal.past_pivot or _has_passed_all(journal) or _has_done_all(journal):
+    if journal.past_pivot or journal.has_passed_all or journal.has_done_all:
         return None
     if journal.is_overdue:
         return DEADLINE
@@ -213,7 +212,7 @@ def _reason_to_give_up(journal: Journal) -> str | None:
 
 def _start_ready(journal: Journal) -> None:
     """Start or skip each step whose predecessors are all done or skipped."""
-    if _has_passed_all(journal):
+    if journal.has_passed_all:
         return journal.set_status(Status.COMPLETED)
     passed = {entry.step for entry in journal.entries(Phase.ACTION, PASSED)}
     if journal.compensation_requested:
@@ -224,7 +223,7 @@ def _start_ready(journal: Journal) -> None:
             _start_or_skip(journal, step, entry)
         if step.for_each and journal.has_status((step.name, Phase.ACTION), StepStatus.STARTED):
             _advance_items(journal, step)
-    if journal.is_child and _has_done_all(journal):
+    if journal.is_child and journal.has_done_all:
         children.start_last_wait(journal)
     return None
 
@@ -232,16 +231,6 @@ def _start_ready(journal: Journal) -> None:
 def _new_entry(journal: Journal, name: str) -> JournalEntry:
     position = sum(entry.phase is Phase.ACTION for entry in journal.lines.values()) + 1
     return JournalEntry(name, Phase.ACTION, StepStatus.PLANNED, position)
-
-
-def _has_passed_all(journal: Journal) -> bool:
-    return all(journal.has_status((step, Phase.ACTION), *PASSED) for step in journal.definition.steps)
-
-
-def _has_done_all(journal: Journal) -> bool:
-    """Tell whether only the last wait of a child is still to begin."""
-    missing = [name for name in journal.definition.steps if not journal.has_status((name, Phase.ACTION), *PASSED)]
-    return missing == [PARENT_STEP] and not journal.awaits_parent
 
 
 def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
