@@ -7,7 +7,8 @@ All adapters keep these rules, and the contract suite checks the rules:
 3. All other processes send messages. A message is kept until a turn takes the message. A second delivery of an event
    has no effect.
 4. A claim is a time: `wake_at` is the time at which the instance is next due. A claim moves `wake_at` one lease ahead,
-   so the instance of a dead worker becomes due again by itself.
+   so the instance of a dead worker becomes due again by itself. A claim further ahead than its lease is from before the
+   clock was set back, and counts as ended.
 5. The audit log is append only.
 6. A claim that takes an instance from a lost worker counts a loss, and limits the number of suspects.
 """

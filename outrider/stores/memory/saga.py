@@ -70,6 +70,7 @@ async def save(tx: MemoryTransaction, claim: Claim, turn: SagaChange, lease_seco
 
     def apply(row: SagaRow) -> None:
         row.instance = saved
+        row.claimed_from = None if turn.release else now - timedelta(seconds=lease_seconds)
         row.journal.update({(entry.step, entry.phase): entry for entry in writes.entries})
         row.messages = {
             message_id: messages for message_id, messages in row.messages.items() if message_id not in writes.taken
@@ -159,19 +160,19 @@ class MemorySagas:
         for saga_id in chosen:
             row = self.tables.sagas.rows[saga_id]
             assert row.instance is not None
-            until = now + timedelta(seconds=lease_seconds)
+            lease = timedelta(seconds=lease_seconds)
             losses = 0 if row.instance.owner is None else row.instance.losses + 1
             taken = replace(row.instance, owner=worker, epoch=row.instance.epoch + 1, losses=losses)
-            row.instance = replace(taken, wake_at=until)
+            row.instance, row.claimed_from = replace(taken, wake_at=now + lease), now - lease
         return [record for saga_id in chosen if (record := record_of(self.tables.sagas.rows[saga_id], now))]
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
-        until = self.now() + timedelta(seconds=lease_seconds)
+        now, lease = self.now(), timedelta(seconds=lease_seconds)
         renewed = set()
         for claim in claims:
             row = self.tables.sagas.rows.get(claim.saga_id, SagaRow())
             if row.instance and (row.instance.owner, row.instance.epoch) == (claim.worker, claim.epoch):
-                row.instance = replace(row.instance, wake_at=until)
+                row.instance, row.claimed_from = replace(row.instance, wake_at=now + lease), now - lease
                 renewed.add(claim.saga_id)
         return frozenset(renewed)
 
@@ -237,8 +238,12 @@ class MemorySagas:
 
 
 def _due(free: Sequence[tuple[SagaRow, Instance]], now: datetime) -> list[UUID]:
-    """Return due sagas, longest due first."""
-    waking = [(saga.wake_at, saga.saga_id) for _, saga in free if saga.wake_at and saga.wake_at <= now]
+    """Return due sagas, longest due first. A claim from before the clock was set back has ended as well."""
+    waking = [
+        (saga.wake_at, saga.saga_id)
+        for row, saga in free
+        if saga.wake_at and (saga.wake_at <= now or (row.claimed_from is not None and row.claimed_from > now))
+    ]
     return [saga_id for _, saga_id in sorted(waking)]
 
 

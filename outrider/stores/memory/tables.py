@@ -285,9 +285,12 @@ class SagaRow:
     messages: dict[int, SagaMessage] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     audit: list[dict[str, Any]] = field(default_factory=list)
+    claimed_from: datetime | None = None
+    """One lease before the claim, or its last renewal. Before that time, the claim is dead as well."""
 
     def copy(self) -> SagaRow:
-        return SagaRow(self.instance, dict(self.journal), dict(self.messages), set(self.seen), list(self.audit))
+        journal, messages, seen, audit = dict(self.journal), dict(self.messages), set(self.seen), list(self.audit)
+        return SagaRow(self.instance, journal, messages, seen, audit, self.claimed_from)
 
     @property
     def listens(self) -> bool:

@@ -380,16 +380,19 @@ def noted(saga: Mapping[str, Any], number: int, note: AuditEntry, now: datetime)
     return {**identity, **facts, "traceparent": saga.get("traceparent")}
 
 
-def saved(writes: SagaWriteSet, release: bool, now: Any, due_at: Any) -> list[Document]:
-    """Return the update of an instance after a turn. All values are literals, so the server evaluates no expression."""
+def saved(writes: SagaWriteSet, now: Any, due_at: Any, claimed_from: Any) -> list[Document]:
+    """Return the update of an instance after a turn. Without `claimed_from`, the instance is released.
+
+    All values are literals, so the server evaluates no expression.
+    """
     to = writes.instance
     given = {"state": to.state.decode(), "status": to.status.value, "last_error": writes.last_error}
     given |= {name: getattr(to, name) for name in ("current_step", "retry_count", "needs_attention", "losses")}
     change: Document = {name: {"$literal": value} for name, value in given.items()}
     change |= {"version": {"$add": ["$version", 1]}, "notes": {"$add": ["$notes", len(writes.notes)]}}
-    change |= {"updated_at": now, "wake_at": due_at}
+    change |= {"updated_at": now, "wake_at": due_at, "claimed_from": claimed_from}
     change["ended_at"] = {"$ifNull": ["$ended_at", now]} if to.status in ENDED else None
-    if release:
+    if claimed_from is None:
         change["owner"] = None
     return [{"$set": change}]
 

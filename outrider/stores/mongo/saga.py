@@ -232,9 +232,10 @@ async def _save_instance(
     """The primary key."""
     fence = {"_id": claim.saga_id, "owner": claim.worker, "epoch": claim.epoch, "version": writes.instance.version}
     due_at = None if writes.due_seconds is None else tx.database.after(writes.due_seconds)
+    claimed_from = None if release or writes.due_seconds is None else tx.database.after(-writes.due_seconds)
     return await tx.of("saga_instance").find_one_and_update(
         fence,
-        saved(writes, release, tx.now, due_at),
+        saved(writes, tx.now, due_at, claimed_from),
         {"updated_at": 1, "notes": 1, "traceparent": 1},
         return_document=ReturnDocument.AFTER,
         session=tx.session,

@@ -71,7 +71,9 @@ def candidates_pipeline(
 ) -> list[dict[str, Any]]:
     """Return the pipeline that finds due sagas, suspects and sagas with messages in one round trip."""
     due = [_due(definition, limit, now) for definition in definitions]
-    due += [_due(definition, suspects, now, suspect=True) for definition in definitions if suspects]
+    due += [_due(definition, limit, now, ahead=True) for definition in definitions]
+    for ahead in (False, True):
+        due += [_due(definition, suspects, now, suspect=True, ahead=ahead) for definition in definitions if suspects]
     mailed = [_page(definition, PAGES * limit) for definition in definitions]
     return [
         *due[0],
@@ -80,15 +82,19 @@ def candidates_pipeline(
     ]
 
 
-def _due(definition: Definition, limit: int, now: Expression, *, suspect: bool = False) -> list[dict[str, Any]]:
+def _due(
+    definition: Definition, limit: int, now: Expression, *, suspect: bool = False, ahead: bool = False
+) -> list[dict[str, Any]]:
     """Return the stages for due sagas of a definition, longest due first; saga_instance_due, saga_instance_lost.
 
-    A suspect was lost with its worker more than once in a row.
+    A suspect was lost with its worker more than once in a row. A claim that is `ahead` is from before the clock was set
+    back by more than a lease; saga_instance_claimed.
     """
-    past: Document = {"wake_at": {"$type": "date"}, "$expr": {"$lte": ["$wake_at", now]}}
+    time = "claimed_from" if ahead else "wake_at"
+    past: Document = {time: {"$type": "date"}, "$expr": {"$gt" if ahead else "$lte": [f"${time}", now]}}
     past["losses"] = {"$gt": 0} if suspect else 0
     when = {"_id": 0, "saga_id": "$_id", "wake_at": 1, "suspect": {"$literal": suspect}}
-    return [{"$match": {**_of(definition), **past}}, {"$sort": {"wake_at": 1}}, {"$limit": limit}, {"$project": when}]
+    return [{"$match": {**_of(definition), **past}}, {"$sort": {time: 1}}, {"$limit": limit}, {"$project": when}]
 
 
 async def _mailed(
@@ -139,14 +145,16 @@ class Taking:
 
     async def __call__(self, tx: MongoHandlerTransaction, ids: Sequence[UUID]) -> list[SagaRecord]:
         instances, these = tx.of("saga_instance"), {"_id": {"$in": list(ids)}}
-        rows = await instances.find(these, facts(tx.now), session=tx.session).to_list()
+        rows = await instances.find(these, facts(tx.now) | {"claimed_from": 1}, session=tx.session).to_list()
         parts = await read_parts(tx.of, tx.session, ids)
         free = [row for row in rows if _due_now(row) or _mailed_now(row, parts)]
         if not free:
             return []
-        until = free[0]["now"] + timedelta(milliseconds=milliseconds(self.lease_seconds))
+        lease = timedelta(milliseconds=milliseconds(self.lease_seconds))
+        until = free[0]["now"] + lease
         losses = {"$cond": [{"$eq": ["$owner", None]}, 0, {"$add": ["$losses", 1]}]}
         taken = {"owner": {"$literal": self.worker}, "wake_at": until, "losses": losses}
+        taken["claimed_from"] = free[0]["now"] - lease
         change = [{"$set": {**taken, "epoch": {"$add": ["$epoch", 1]}}}]
         await instances.update_many({"_id": {"$in": [row["_id"] for row in free]}}, change, session=tx.session)
         return [parts.record(self._taken(row, until)) for row in free]
@@ -157,7 +165,8 @@ class Taking:
 
 
 def _due_now(row: Document) -> bool:
-    return row["wake_at"] is not None and row["wake_at"] <= row["now"]
+    due = row["wake_at"] is not None and row["wake_at"] <= row["now"]
+    return due or (row.get("claimed_from") is not None and row["claimed_from"] > row["now"])
 
 
 def _mailed_now(row: Document, parts: Parts) -> bool:
@@ -181,7 +190,8 @@ class MongoClaimRenewal:
         rows = await instances.find({"_id": {"$in": ids}}, _OWNERSHIP, session=tx.session).to_list()
         mine = [claim.saga_id for claim in _holding(claims, rows)]
         if mine:
-            ahead = [{"$set": {"wake_at": tx.database.after(self.lease_seconds)}}]
+            times = {"wake_at": self.lease_seconds, "claimed_from": -self.lease_seconds}
+            ahead = [{"$set": {name: tx.database.after(seconds) for name, seconds in times.items()}}]
             await instances.update_many({"_id": {"$in": mine}}, ahead, session=tx.session)
         return mine
 

@@ -269,13 +269,19 @@ SAGA_COLLECTIONS = (
             status=_one_of(Status),
             state={"bsonType": "string"},
             **texts("correlation_id", "owner"),
-            **optional("date", "started_at", "updated_at", "ended_at", "wake_at", "deadline_at"),
+            **optional("date", "started_at", "updated_at", "ended_at", "wake_at", "claimed_from", "deadline_at"),
         ),
         indexes=(
             # One saga per type and correlation id.
             Index("saga_instance_name", ("saga_type", "correlation_id"), unique=True),
             # The few sagas with a due time, by definition.
             Index("saga_instance_due", ("saga_type", "definition_version", "wake_at"), only={"wake_at": _DATE}),
+            # Sagas with an owner: the few whose claim may be from before the clock was set back.
+            Index(
+                "saga_instance_claimed",
+                ("saga_type", "definition_version", "claimed_from"),
+                only={"claimed_from": _DATE},
+            ),
             # Sagas that were lost with their workers: the few that may become suspects.
             Index("saga_instance_lost", ("saga_type", "definition_version", "wake_at"), only={"losses": {"$gt": 0}}),
             # Sagas that may be pruned.

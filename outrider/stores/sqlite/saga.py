@@ -63,7 +63,9 @@ def candidates(
 ) -> list[str]:
     """Return claimable sagas: due sagas, suspects and sagas with messages in alternation, so that no kind starves."""
     due = _first(cursor, "claim_due", definitions, limit, now)
-    lost = _first(cursor, "claim_suspects", definitions, suspects, now)[:suspects]
+    due += _first(cursor, "claim_ahead", definitions, limit, now)
+    lost = _first(cursor, "claim_suspects", definitions, suspects, now)
+    lost = [*lost, *_first(cursor, "claim_suspects_ahead", definitions, suspects, now)][:suspects]
     mailed = _first(cursor, "claim_messaged", definitions, limit, now)
     return in_turn(due, lost, mailed)[:limit]
 
@@ -81,7 +83,7 @@ def claim(
     """Claim instances and read them completely."""
     chosen = candidates(cursor, definitions, limit, now, suspects)
     for saga_id in chosen:
-        cursor.execute(SQL["claim"], {"worker": worker, "until": now + lease_seconds, "saga_id": saga_id})
+        cursor.execute(SQL["claim"], {"worker": worker, **_span(now, lease_seconds), "saga_id": saga_id})
     return [record for saga_id in chosen if (record := load_record(cursor, UUID(saga_id), now))]
 
 
@@ -132,11 +134,16 @@ def prune_sagas(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
     return len(old)
 
 
-def renew(cursor: sqlite3.Cursor, claims: Sequence[Claim], until: float) -> frozenset[UUID]:
+def renew(cursor: sqlite3.Cursor, claims: Sequence[Claim], now: float, lease_seconds: float) -> frozenset[UUID]:
     """Extend claims; return the claims that are still valid."""
+    span = _span(now, lease_seconds)
     return frozenset(
-        claim.saga_id for claim in claims if cursor.execute(SQL["renew"], {**_fence(claim), "until": until}).rowcount
+        claim.saga_id for claim in claims if cursor.execute(SQL["renew"], {**_fence(claim), **span}).rowcount
     )
+
+
+def _span(now: float, lease_seconds: float) -> dict[str, float]:
+    return {"from": now - lease_seconds, "until": now + lease_seconds}
 
 
 def save(cursor: sqlite3.Cursor, claim: Claim, turn: SagaChange, lease_seconds: float, now: float) -> None:
@@ -236,7 +243,7 @@ class SqliteSagas:
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
         if not claims:
             return frozenset()
-        return await self._own.write(renew, claims, self._now() + lease_seconds)
+        return await self._own.write(renew, claims, self._now(), lease_seconds)
 
     async def load(self, tx: HandlerTransaction, saga_id: UUID, *, for_update: bool = False) -> SagaRecord | None:
         """Return a saga. The transaction always locks the whole file, whatever `for_update` says."""

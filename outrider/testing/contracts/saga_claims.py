@@ -36,6 +36,38 @@ class ClaimRules:
         again = await bench.claim_one("bob")
         assert (again.instance.owner, again.instance.epoch) == ("bob", 2)
 
+    async def test_a_claim_further_ahead_than_a_lease_is_dead_because_the_clock_was_set_back(
+        self, bench: SagaBench
+    ) -> None:
+        held = await bench.start_and_claim()
+        await bench.advance(seconds=-LEASE_SECONDS + 1)
+        assert await bench.claim("bob") == []
+        await bench.advance(seconds=-2)
+        taken = await bench.claim_one("bob")
+        assert (taken.instance.owner, taken.instance.losses) == ("bob", 1)
+        assert await bench.store.renew([claim_of(held)], LEASE_SECONDS) == frozenset()
+        with pytest.raises(ConcurrencyError):
+            await bench.save(held)
+        assert await bench.claim("carl") == []
+
+    async def test_a_worker_that_lives_keeps_its_claim_when_the_clock_is_set_back(self, bench: SagaBench) -> None:
+        await bench.start(new_saga("renewed"), new_saga("saved"), new_saga("released"))
+        records = {record.instance.correlation_id: record for record in await bench.claim()}
+        await bench.advance(seconds=-3600)
+        renewed = claim_of(records["renewed"])
+        assert await bench.store.renew([renewed], LEASE_SECONDS) == {renewed.saga_id}
+        await bench.save(records["saved"])
+        await bench.release(records["released"])
+        assert await bench.claim("bob") == []
+
+    async def test_suspects_with_a_claim_from_before_the_clock_was_set_back_are_limited(self, bench: SagaBench) -> None:
+        await bench.start(*[new_saga(f"A-{number}") for number in range(3)])
+        assert len(await bench.claim()) == 3
+        await bench.advance(seconds=LEASE_SECONDS)
+        assert len(await bench.claim()) == 3
+        await bench.advance(seconds=-3600)
+        assert [len(await bench.claim("bob")) for _ in range(4)] == [1, 1, 1, 0]
+
     async def test_workers_who_claim_at_once_get_different_sagas(self, bench: SagaBench) -> None:
         ids = await bench.start(*[new_saga(f"A-{n}") for n in range(30)])
         stores = bench.store, bench.other()

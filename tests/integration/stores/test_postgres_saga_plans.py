@@ -21,7 +21,7 @@ TABLES = ("saga_instance", "saga_step", "saga_mailbox", "saga_audit_log", "saga_
 # As many of a definition that no worker here holds are due and have messages.
 FILL = """
 INSERT INTO outrider.saga_instance (saga_id, saga_type, definition_version, correlation_id, state, status, started_at,
-    updated_at, ended_at, wake_at, owner, epoch, needs_attention)
+    updated_at, ended_at, wake_at, owner, claimed_from, epoch, needs_attention)
 SELECT md5('order' || i)::uuid, CASE WHEN i % 50 = 9 THEN 'other' ELSE 'order' END, 1, 'A-' || i, '{}',
     CASE WHEN i % 50 < 2 OR i % 100 IN (2, 3) OR i % 50 = 9 THEN 'running' WHEN i % 1000 = 4 THEN 'failed'
          ELSE 'completed' END,
@@ -29,7 +29,7 @@ SELECT md5('order' || i)::uuid, CASE WHEN i % 50 = 9 THEN 'other' ELSE 'order' E
     CASE WHEN NOT (i % 50 < 2 OR i % 100 IN (2, 3) OR i % 50 = 9) THEN now() - i * interval '1 minute' END,
     CASE WHEN i % 50 = 0 OR i % 50 = 9 THEN now() - i * interval '1 second'
          WHEN i % 100 = 2 THEN now() + interval '1 hour' END,
-    CASE WHEN i % 100 = 2 THEN 'ann' END, 1, i % 1000 = 4
+    CASE WHEN i % 100 = 2 THEN 'ann' END, CASE WHEN i % 100 = 2 THEN now() - interval '1 hour' END, 1, i % 1000 = 4
 FROM generate_series(1, 100000) AS i; INSERT INTO outrider.saga_step SELECT md5('order' || i)::uuid, 'step1', 'action',
 'done', 1, 1, NULL, NULL, now(), now() FROM generate_series(1, 100000) AS i; INSERT INTO outrider.saga_mailbox (saga_id,
 event_id, kind, name, body, delivered_at, seen, saga_type, definition_version) SELECT md5('order' || i)::uuid,
@@ -67,7 +67,8 @@ async def _owned(conn: Any, count: int) -> list[Any]:
 
 
 async def test_a_claim_reads_what_it_takes_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
-    ways = {"saga_instance_due", "saga_instance_lost", "saga_mailbox_unseen", "saga_instance_pkey"}
+    ways = {"saga_instance_due", "saga_instance_lost", "saga_instance_claimed"}
+    ways |= {"saga_mailbox_unseen", "saga_instance_pkey"}
     assert await used_indexes(conn, 64, sagas._sql["claim"], "bob", *ORDER, 64, 15.0, 1) == ways
     # A worker for whom there is nothing reads nothing.
     assert await used_indexes(conn, 1, sagas._sql["claim"], "bob", ["order", "refund"], [2, 1], 64, 15.0, 1) <= ways

@@ -74,8 +74,9 @@ RETURNING message_id
 -- name: claim
 -- Claim sagas of the given definitions that are due, or have unseen messages and no owner; rows locked by others are
 -- left out. The kinds come in turn, so none waits for the end of another. A saga that still has an owner was lost with
--- its worker; after more than one loss in a row it is a suspect, and at most $6 of them are claimed. Indexes:
--- saga_instance_due, saga_instance_lost, saga_mailbox_unseen, saga_instance_pkey.
+-- its worker; after more than one loss in a row it is a suspect, and at most $6 of them are claimed. A claim from before
+-- the clock was set back by more than a lease is lost as well. Indexes: saga_instance_due, saga_instance_lost,
+-- saga_instance_claimed, saga_mailbox_unseen, saga_instance_pkey.
 WITH {moment}, definition AS (
     SELECT * FROM unnest($2::text[], $3::integer[]) AS d (saga_type, definition_version)
     WHERE {planned_anew_for_name}
@@ -98,6 +99,15 @@ WITH {moment}, definition AS (
         FOR UPDATE SKIP LOCKED
     ) AS found
     ORDER BY found.wake_at LIMIT $6
+), ahead AS MATERIALIZED (
+    SELECT found.saga_id, found.losses, row_number() OVER (PARTITION BY found.losses > 0 ORDER BY found.claimed_from)
+        AS rank
+    FROM definition AS d CROSS JOIN LATERAL (
+        SELECT saga_id, losses, claimed_from FROM {schema}.saga_instance
+        WHERE saga_type = d.saga_type AND definition_version = d.definition_version AND claimed_from > {now}
+        ORDER BY claimed_from LIMIT $4
+        FOR UPDATE SKIP LOCKED
+    ) AS found
 ), mailed AS MATERIALIZED (
     SELECT found.saga_id, row_number() OVER (ORDER BY found.message_id) AS rank
     FROM definition AS d CROSS JOIN LATERAL (
@@ -113,11 +123,14 @@ WITH {moment}, definition AS (
 ), chosen AS (
     SELECT saga_id FROM (
         SELECT * FROM due UNION ALL SELECT * FROM suspect UNION ALL SELECT * FROM mailed
+        UNION ALL SELECT saga_id, rank FROM ahead
+        WHERE losses = 0 OR rank <= $6 - (SELECT count(*) FROM suspect)
     ) AS found
     GROUP BY saga_id ORDER BY min(rank) LIMIT $4
 )
 UPDATE {schema}.saga_instance AS i
 SET owner = $1, epoch = epoch + 1, wake_at = {now} + $5::float8 * interval '1 second',
+    claimed_from = {now} - $5::float8 * interval '1 second',
     losses = CASE WHEN owner IS NULL THEN 0 ELSE losses + 1 END
 WHERE i.saga_id = ANY (ARRAY(SELECT saga_id FROM chosen))
 RETURNING {instance}, {now} AS now
@@ -139,7 +152,8 @@ WITH {moment}, claim AS (
         FOR UPDATE SKIP LOCKED
     ) AS i
 ), renewed AS (
-    UPDATE {schema}.saga_instance SET wake_at = {now} + $4::float8 * interval '1 second'
+    UPDATE {schema}.saga_instance SET wake_at = {now} + $4::float8 * interval '1 second',
+        claimed_from = {now} - $4::float8 * interval '1 second'
     WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM free))
 )
 SELECT saga_id FROM held
@@ -182,7 +196,8 @@ WITH {moment}, held AS (
         state = $5::text::json, status = $6, current_step = $7, version = version + 1, last_error = $8,
         retry_count = $9, needs_attention = $10, losses = $35, updated_at = {now},
         ended_at = CASE WHEN $6 IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, {now}) END,
-        owner = CASE WHEN $11::boolean THEN NULL ELSE owner END, wake_at = {now} + $12::float8 * interval '1 second'
+        owner = CASE WHEN $11::boolean THEN NULL ELSE owner END, wake_at = {now} + $12::float8 * interval '1 second',
+        claimed_from = CASE WHEN NOT $11 THEN {now} - $12 * interval '1 second' END
     WHERE saga_id = $1 AND owner = $2 AND epoch = $3 AND version = $4 AND {planned_anew_for_one}
     RETURNING saga_id, traceparent
 ), journal AS (

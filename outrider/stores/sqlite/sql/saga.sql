@@ -40,6 +40,20 @@ WHERE saga_type = :saga_type AND definition_version = :definition_version AND wa
     AND losses > 0
 ORDER BY wake_at LIMIT :limit;
 
+-- name: claim_ahead
+-- Claims of a definition that are from before the clock was set back by more than a lease; saga_instance_claimed.
+SELECT claimed_from, saga_id FROM saga_instance
+WHERE saga_type = :saga_type AND definition_version = :definition_version AND claimed_from > :now
+    AND losses = 0
+ORDER BY claimed_from LIMIT :limit;
+
+-- name: claim_suspects_ahead
+-- The same for suspects; saga_instance_claimed.
+SELECT claimed_from, saga_id FROM saga_instance
+WHERE saga_type = :saga_type AND definition_version = :definition_version AND claimed_from > :now
+    AND losses > 0
+ORDER BY claimed_from LIMIT :limit;
+
 -- name: claim_messaged
 -- Sagas of a definition with unseen messages and no owner; saga_mailbox_unseen and the primary key.
 SELECT mail.message_id, mail.saga_id FROM saga_mailbox AS mail CROSS JOIN saga_instance AS saga USING (saga_id)
@@ -50,12 +64,14 @@ ORDER BY mail.message_id LIMIT :limit;
 -- name: claim
 -- Give a saga an owner, and count a loss if it still has one; the primary key.
 UPDATE saga_instance SET
-    owner = :worker, epoch = epoch + 1, wake_at = :until, losses = CASE WHEN owner IS NULL THEN 0 ELSE losses + 1 END
+    owner = :worker, epoch = epoch + 1, wake_at = :until, claimed_from = :from,
+    losses = CASE WHEN owner IS NULL THEN 0 ELSE losses + 1 END
 WHERE saga_id = :saga_id;
 
 -- name: renew
 -- Move the end of a claim ahead; the primary key.
-UPDATE saga_instance SET wake_at = :until WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch;
+UPDATE saga_instance SET wake_at = :until, claimed_from = :from
+WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch;
 
 -- name: load
 -- A saga; the primary key.
@@ -79,7 +95,8 @@ UPDATE saga_instance SET
     state = :state, status = :status, current_step = :current_step, version = version + 1, last_error = :last_error,
     retry_count = :retry_count, needs_attention = :needs_attention, losses = :losses, updated_at = :now,
     ended_at = CASE WHEN :status IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, :now) END,
-    owner = CASE WHEN :release THEN NULL ELSE owner END, wake_at = :now + :due_seconds
+    owner = CASE WHEN :release THEN NULL ELSE owner END, wake_at = :now + :due_seconds,
+    claimed_from = CASE WHEN NOT :release THEN :now - :due_seconds END
 WHERE saga_id = :saga_id AND owner = :worker AND epoch = :epoch AND version = :version;
 
 -- name: save_journal

@@ -7,6 +7,8 @@
 -- `wake_at` is when an instance is next of interest to anybody: due, or the end of its owner's claim. Only the owner of
 -- a claim writes the row, which happens often: the free room in each page keeps the row in its page. `losses` counts the
 -- workers that were lost in a row while they had the saga. `parent_id` and `parent_step` are set for a child.
+-- `claimed_from` is one lease before the claim or its last renewal: a claim is dead as well if the clock of the database
+-- was set back by more than that, or a dead worker would keep the saga until the clock is there again.
 CREATE TABLE {schema}.saga_instance (
     saga_id            uuid PRIMARY KEY,
     saga_type          text NOT NULL CHECK (saga_type <> ''),
@@ -26,6 +28,7 @@ CREATE TABLE {schema}.saga_instance (
     ended_at           timestamptz,
     wake_at            timestamptz,
     owner              text,
+    claimed_from       timestamptz,
     epoch              bigint NOT NULL DEFAULT 0,
     fingerprint        text NOT NULL DEFAULT '',
     losses             integer NOT NULL DEFAULT 0,
@@ -38,6 +41,11 @@ CREATE TABLE {schema}.saga_instance (
 -- name: saga_instance_due
 CREATE INDEX saga_instance_due ON {schema}.saga_instance (saga_type, definition_version, wake_at)
 WHERE wake_at IS NOT NULL
+
+-- name: saga_instance_claimed
+-- Those that have an owner: the few whose claim may be from before the clock was set back.
+CREATE INDEX saga_instance_claimed ON {schema}.saga_instance (saga_type, definition_version, claimed_from)
+WHERE claimed_from IS NOT NULL
 
 -- name: saga_instance_lost
 -- Those that were lost with their workers: the few that may become suspects.

@@ -2,6 +2,8 @@
 -- A saga. `wake_at` is when it is next of interest to anybody: due, or the end of its owner's claim.
 -- `losses` counts the workers that were lost in a row while they had the saga. `parent_id` and `parent_step` are set for
 -- a child.
+-- `claimed_from` is one lease before the claim or its last renewal: a claim is dead as well if the clock was set back by
+-- more than that.
 CREATE TABLE saga_instance (
     saga_id TEXT PRIMARY KEY,
     saga_type TEXT NOT NULL CHECK (saga_type <> ''),
@@ -20,6 +22,7 @@ CREATE TABLE saga_instance (
     ended_at REAL,
     wake_at REAL,
     owner TEXT,
+    claimed_from REAL,
     epoch INTEGER NOT NULL DEFAULT 0,
     fingerprint TEXT NOT NULL DEFAULT '',
     losses INTEGER NOT NULL DEFAULT 0,
@@ -32,6 +35,11 @@ CREATE TABLE saga_instance (
 -- name: saga_instance_due
 -- The few that are due some time, by definition.
 CREATE INDEX saga_instance_due ON saga_instance (saga_type, definition_version, wake_at) WHERE wake_at IS NOT NULL;
+
+-- name: saga_instance_claimed
+-- Those that have an owner: the few whose claim may be from before the clock was set back.
+CREATE INDEX saga_instance_claimed ON saga_instance (saga_type, definition_version, claimed_from)
+WHERE claimed_from IS NOT NULL;
 
 -- name: saga_instance_lost
 -- Those that were lost with their workers: the few that may become suspects.
