@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from bench import brokers, idle, inbox, latency, mongo, saga, staging, targets, throughput
+from bench import brokers, idle, inbox, latency, mongo, payload, saga, staging, targets, throughput
 from bench.report import Report
 from outrider.brokers.null import NullBroker
 from outrider.testing.servers import KafkaServer, MongoServer, PostgresServer, RabbitServer
@@ -58,6 +58,12 @@ class Bench:
     def staging(self) -> None:
         """What staging adds to a transaction."""
         self.report.costs = asyncio.run(staging.run(self.postgres.url, self._options.transactions))
+
+    def payload(self) -> None:
+        """What checks of payloads add to the relay's own time."""
+        options = self._options
+        self.report.payload_costs = asyncio.run(payload.run(self.postgres.url, options.events // 4, options.rounds))
+        self.report.results.append(targets.against_plain(self.report.payload_costs))
 
     def kafka(self) -> None:
         """A backlog to Kafka."""
@@ -110,6 +116,7 @@ class Bench:
 PARTS: dict[str, Callable[[Bench], None]] = {
     "throughput": Bench.throughput,
     "staging": Bench.staging,
+    "payload": Bench.payload,
     "kafka": Bench.kafka,
     "rabbitmq": Bench.rabbitmq,
     "latency": Bench.latency,

@@ -33,6 +33,7 @@ class Report:
     drains: list[Drain] = field(default_factory=list)
     ratios: dict[str, float] = field(default_factory=dict)
     costs: list[Cost] = field(default_factory=list)
+    payload_costs: list[Cost] = field(default_factory=list)
     brokers: list[tuple[Arena, list[Score]]] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
     lone: list[Lone] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Report:
             "drain": [_plain_drain(drain) for drain in self.drains],
             "ratios": self.ratios,
             "staging": dict(self.costs),
+            "payload": dict(self.payload_costs),
             "brokers": {
                 arena.name.lower(): [_plain_score(score) for score in scores] for arena, scores in self.brokers
             },
@@ -71,6 +73,7 @@ class Report:
         tables = [
             *([_drain_table(self.drains, self.ratios)] if self.drains else []),
             *([_cost_table(self.costs)] if self.costs else []),
+            *([_cost_table(self.payload_costs, "relay, own time per event")] if self.payload_costs else []),
             *(_score_table(arena, scores) for arena, scores in self.brokers),
             *([_latency_table(self.latencies)] if self.latencies else []),
             *([_lone_table(self.lone), _rest_table(self.rests)] if self.lone else []),
@@ -103,10 +106,10 @@ def _drain_table(drains: Sequence[Drain], ratios: dict[str, float]) -> Table:
     return table
 
 
-def _cost_table(costs: Sequence[Cost]) -> Table:
-    table = Table("transaction", "µs", "added µs")
+def _cost_table(costs: Sequence[Cost], what: str = "transaction") -> Table:
+    table = Table(what, "µs", "added µs")
     for cost in costs:
-        table.add_row(cost.what, f"{cost.microseconds:,.0f}", f"{cost.microseconds - costs[0].microseconds:,.0f}")
+        table.add_row(cost.what, f"{cost.microseconds:,.1f}", f"{cost.microseconds - costs[0].microseconds:,.1f}")
     return table
 
 

@@ -8,9 +8,11 @@ from typing import NamedTuple
 from bench import mongo
 from bench.brokers import RELAY, Arena, Score
 from bench.load import Drain
+from bench.staging import Cost
 
 TEXTBOOK_RATIO = 10
 ONE_BY_ONE_RATIO = 10
+CHECKS_RATIO = 2
 
 
 class TargetResult(NamedTuple):
@@ -27,6 +29,13 @@ class TargetResult(NamedTuple):
 
     def __str__(self) -> str:
         return f"target: {self.target}: {'met' if self.met else 'MISSED'} ({self.found:.2f})"
+
+
+def against_plain(costs: Sequence[Cost]) -> TargetResult:
+    """Compare what a relay with a schema can do for each microsecond with what a plain relay can."""
+    plain, *_, checked = (cost.microseconds for cost in costs)
+    target = "a schema and two rules cost less than half of the plain relay's own time: plain time by time added"
+    return TargetResult(target, CHECKS_RATIO, plain / max(checked - plain, 0.001))
 
 
 def textbook_ratios(drains: Sequence[Drain]) -> dict[str, float]:

@@ -38,6 +38,9 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 VERSION = re.compile(r"[1-9][0-9]{0,9}|(?:0|[1-9]\d{0,8})(?:\.(?:0|[1-9]\d{0,8})){2}(?:-[0-9A-Za-z.\-]{1,60})?")
 """The version of a payload as text: a whole number, or a semantic version."""
 
+SCHEMA_HEADER = "dataschema"
+"""The header with the URI of the schema of a payload; with CloudEvents also the attribute of the name."""
+
 SKIPPED_TYPE = "outrider.skipped"
 """The type of the marker that is published instead of a skipped event."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from outrider.errors import InvalidSetting
-from outrider.event import Message
+from outrider.event import SCHEMA_HEADER, Message
 
 SPEC_VERSION = "1.0"
 JSON = "application/json"
@@ -27,7 +27,7 @@ TAKEN = frozenset((*CORE, *EXTENSIONS))
 HARMLESS = (
     frozenset({"message_id", "event_type", "key", "sequence", "schema_version", "created_at", "skipped", "replayed"})
     | {"aggregate_type", "aggregate_id", "saga_id", "correlation_id", "causation_id", "content_type"}
-    | {"trace_id", "traceparent", "tracestate"}
+    | {"trace_id", "traceparent", "tracestate", SCHEMA_HEADER}
 )
 """Headers that no reader takes for an attribute. Most events have only these, and need no further check."""
 
@@ -48,6 +48,8 @@ _URI_REFERENCE = re.compile(
     rf"(?://{_CHARACTER}*(?:\[[0-9A-Fa-f:.]+\](?::[0-9]*)?)?(?=[/?#]|\Z))?"
     rf"(?:{_CHARACTER}|/)*(?:\?(?:{_CHARACTER}|[/?])*)?(?:#(?:{_CHARACTER}|[/?])*)?"
 )
+
+_ABSOLUTE_URI = re.compile(rf"[A-Za-z][A-Za-z0-9+.\-]*:(?:{_CHARACTER}|[/?#])+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ class CloudEvents:
         dressed = dict(headers) if HARMLESS.issuperset(headers) else self._beside(headers)
         for name, value in attributes(message, self.source).items():
             dressed[prefix + name] = value
+        if (schema := headers.get(SCHEMA_HEADER)) is not None and _ABSOLUTE_URI.fullmatch(schema):
+            # A header of the event with the prefix wins.
+            dressed.setdefault(prefix + SCHEMA_HEADER, schema)
         if self.content_type is not None:
             dressed[self.content_type] = headers.get("content_type") or dressed.get(self.content_type) or JSON
         return Message(*message[:5], dressed)

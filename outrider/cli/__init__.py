@@ -12,7 +12,21 @@ from typing import Annotated
 import typer
 
 import outrider
-from outrider.cli import config, consume, db, dead_letters, demo, doctor, events, explain, inbox, relay, saga, schema
+from outrider.cli import (
+    config,
+    consume,
+    db,
+    dead_letters,
+    demo,
+    docs,
+    doctor,
+    events,
+    explain,
+    inbox,
+    relay,
+    saga,
+    schema,
+)
 from outrider.cli.output import Group
 
 app = typer.Typer(
@@ -37,6 +51,7 @@ app.add_typer(dead_letters.app, name="dlq", hidden=True)
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(saga.app, name="saga")
 app.add_typer(schema.app, name="schema")
+app.add_typer(docs.app, name="docs")
 
 
 def _version(wanted: bool) -> None:

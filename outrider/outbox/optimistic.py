@@ -23,7 +23,7 @@ from outrider.errors import InvalidSetting, Transient, UsageError
 from outrider.event import BAND_NAMES, Event, Message, OutboxRow, Readiness
 from outrider.outbox.batch import Batch
 from outrider.outbox.model import CLAIM_SECONDS_MAX, PARK, OptimisticClaim, StagedRow, StageRequest
-from outrider.outbox.publisher import publish
+from outrider.outbox.publisher import encode_checked, publish
 from outrider.outbox.store import OutboxStore
 from outrider.outbox.validation import StagingRules, load_schemas, validate_events
 from outrider.telemetry.events import Observer, Observers, OptimisticSent, StoreUnavailable
@@ -219,9 +219,10 @@ class OptimisticWriter:
         return [event.event_id for event in batch.settlements.confirmed]
 
     def _message(self, event: OutboxRow) -> Message:
-        if self._rules.payloads is not None:
-            self._rules.payloads.check_row(event)
-        return encode(event, event.topic, BAND_NAMES[event.lane // self._store.lanes])
+        band = BAND_NAMES[event.lane // self._store.lanes]
+        payloads = self._rules.payloads
+        topic = event.topic
+        return encode(event, topic, band) if payloads is None else encode_checked(payloads, event, topic, band)
 
     def _pause(self) -> None:
         """Leave the next events to the relay for a while, because the broker fails."""

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from outrider.brokers.base import (
@@ -29,7 +30,15 @@ from outrider.brokers.base import (
 )
 from outrider.clock import Clock
 from outrider.errors import InvalidPayload, InvalidSetting, SchemaUnavailable
-from outrider.event import BAND_NAMES, DeadLetterReason, Message, OnDeadLetter, OutboxRow, Stream
+from outrider.event import (
+    BAND_NAMES,
+    SCHEMA_HEADER,
+    DeadLetterReason,
+    Message,
+    OnDeadLetter,
+    OutboxRow,
+    Stream,
+)
 from outrider.outbox.batch import Batch, FailedResult, RunResult, StreamRun, Wave, group_size, must_isolate
 from outrider.outbox.circuit_breaker import CircuitBreakers
 from outrider.outbox.model import DeadLettered, Defer, Lease, Outcome, Retry
@@ -56,6 +65,8 @@ TRIALS_MAX = 16
 
 MayPublish = Callable[[], bool]
 """Returns True if a wave may begin now."""
+
+_TYPE_VERSION = attrgetter("event_type", "schema_version")
 
 _KIND: dict[type[Any], str] = {Nacked: "nacked", Rejected: "rejected", Unknown: "unknown"}
 
@@ -139,7 +150,7 @@ class BatchPublisher:
             if wave is None:
                 return False
             if self.payloads is not None:
-                await self.payloads.load({(event.event_type, event.schema_version) for event in wave.events})
+                await self.payloads.load(set(map(_TYPE_VERSION, wave.events)))
             if not wave.has_suspects and (messages := self._encode_all(wave.events)):
                 if not await self._send(batch, limits, wave, messages):
                     return False
@@ -266,11 +277,12 @@ class BatchPublisher:
 
     def _encode_all(self, events: Sequence[OutboxRow]) -> list[Message]:
         """Encode all events; if an event cannot be encoded, return an empty list, and the caller inspects the runs."""
-        lanes, payloads = self.lanes, self.payloads
+        lanes = self.lanes
         try:
-            if payloads is not None:
-                for event in events:
-                    payloads.check_row(event)
+            if (payloads := self.payloads) is not None:
+                return [
+                    encode_checked(payloads, event, event.topic, BAND_NAMES[event.lane // lanes]) for event in events
+                ]
             return [encode(event, event.topic, BAND_NAMES[event.lane // lanes]) for event in events]
         except Exception:
             # `_encode` will fail on the event again, and records the error.
@@ -345,10 +357,10 @@ class BatchPublisher:
         messages: list[Message] = []
         try:
             band = BAND_NAMES[stream.lane // self.lanes]
-            for event in events:
-                if self.payloads is not None:
-                    self.payloads.check_row(event)
-                messages.append(encode(event, stream.topic, band))
+            if (payloads := self.payloads) is None:
+                messages += (encode(event, stream.topic, band) for event in events)
+            else:
+                messages += (encode_checked(payloads, event, stream.topic, band) for event in events)
         except Exception as error:
             if not messages:
                 self._stop_unencodable(batch, run, error)
@@ -422,6 +434,15 @@ class BatchPublisher:
         elif isinstance(outcome, Retry):
             delay = outcome.delay_seconds
             self.observer.emit(Retried(event.event_id, stream.topic, event.attempts + 1, delay, result.error))
+
+
+def encode_checked(payloads: Payloads, event: OutboxRow, topic: str, band: str) -> Message:
+    """Encode an event with a valid payload. The URI of its schema is a header, unless the event has such a header."""
+    schema_uri = payloads.check_row(event)
+    message = encode(event, topic, band)
+    if schema_uri is not None:
+        message.headers.setdefault(SCHEMA_HEADER, schema_uri)
+    return message
 
 
 async def publish(broker: Broker, messages: list[Message], seconds: float) -> Sequence[PublishResult]:

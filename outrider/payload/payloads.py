@@ -24,8 +24,9 @@ from outrider.payload.model import (
     Version,
     parse_version,
 )
+from outrider.payload.models import json_parser
 from outrider.payload.rules import Rule, treatment
-from outrider.payload.schemas import Validate, compile_schema, source_of
+from outrider.payload.schemas import Validate, accept, compile_schema, source_of
 from outrider.payload.upcasters import Upcast, Upcaster, UpcasterChains
 from outrider.telemetry.events import InvalidPayloadPublished, Observer, SchemaSourceUnavailable
 from outrider.telemetry.log_observer import LogObserver
@@ -45,16 +46,21 @@ class Checks:
     """The checks of one type and version. Without an error, the source has answered."""
 
     rules: tuple[Rule, ...]
-    validate: Validate | None = None
     schema: PayloadSchema | None = None
     missing: bool = False
     error: str | None = None
     read_again_at: float = field(default=float("inf"))
+    validate: Validate = field(default=accept)
+    uri: str | None = None
+    is_empty: bool = False
+    """Whether there is nothing to check."""
+    is_schema_alone: bool = False
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to check."""
-        return self.validate is None and not self.rules and not self.missing and self.error is None
+    def __post_init__(self) -> None:
+        if self.schema is not None:
+            self.validate, self.uri = compile_schema(self.schema), self.schema.uri
+        plain = not (self.rules or self.missing or self.error)
+        self.is_empty, self.is_schema_alone = plain and self.schema is None, plain and self.schema is not None
 
 
 class Payloads:
@@ -98,6 +104,7 @@ from version 2; add Upcaster('order.placed', 2, …)
         self.encryption = encryption
         self.observer = observer or LogObserver()
         self._required = schemas_required
+        self._read_json = json_parser()
         self._checks: dict[tuple[str, str], Checks] = {}
         self._loading = threading.Lock()
         if schemas_required and self.source is None:
@@ -149,15 +156,14 @@ from version 2; add Upcaster('order.placed', 2, …)
         try:
             if (parsed := parse_version(version)) is not None:
                 schema = self.source.find(event_type, parsed)
-            validate = None if schema is None else compile_schema(schema)
+            again = float("inf") if refresh is None else now + refresh
+            return Checks(rules, schema, self._required and schema is None, read_again_at=again)
         except (SchemaUnavailable, UsageError) as error:
             self.observer.emit(SchemaSourceUnavailable(event_type, str(version), str(error)))
             if known is not None and known.error is None:
                 # The last schema counts until the source answers again.
                 return replace(known, read_again_at=now + UNAVAILABLE_SECONDS)
             return Checks(rules, error=str(error), read_again_at=now + UNAVAILABLE_SECONDS)
-        again = float("inf") if refresh is None else now + refresh
-        return Checks(rules, validate, schema, self._required and schema is None, read_again_at=again)
 
     def stage(self, facts: PayloadFacts, text: str, path: str = "payload") -> str:
         """Check a payload at staging, and return the JSON text to store, with sensitive fields encrypted.
@@ -179,23 +185,28 @@ from version 2; add Upcaster('order.placed', 2, …)
         sealed = self.encryption.encrypt(facts, payload)
         return text if sealed is payload else json.dumps(sealed, ensure_ascii=False, separators=(",", ":"))
 
-    def check_row(self, row: OutboxRow) -> None:
-        """Check a stored event before it is published. Its schema was loaded with `load`.
+    def check_row(self, row: OutboxRow) -> str | None:
+        """Check a stored event before it is published; return the URI of its schema. `load` has read the schema.
 
         Raises InvalidPayload with the reason of the dead letter, and SchemaUnavailable if the schema is not known.
         """
-        # Without a look at the clock: `load` has just read what was too old.
+        # Without a look at the clock: `load` has just read what was too old. This runs for every event.
         checks = self._checks.get((row.event_type, str(row.schema_version)))
-        if checks is not None and checks.is_empty and self.encryption is None:
-            return
-        if row.event_type != SKIPPED_TYPE:
-            facts = PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key)
-            self.check_payload(facts, row.payload)
+        if checks is not None and self.encryption is None:
+            if checks.is_empty:
+                return None
+            if checks.is_schema_alone and checks.validate(self._parse(row.payload)) is None:
+                return checks.uri
+        if row.event_type == SKIPPED_TYPE:
+            return None
+        facts = PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key)
+        self.check_payload(facts, row.payload)
+        return checks.uri if checks is not None else None
 
     def check_payload(self, facts: PayloadFacts, text: bytes) -> None:
         """Check a stored payload, as `check_row` does."""
         checks = self._checks.get(_key(facts.event_type, facts.schema_version)) or self._of(facts)
-        payload = _parsed(text)
+        payload = self._parse(text)
         if self.encryption is not None:
             if plain := self.encryption.plaintext_path(facts, payload):
                 problem = "it must be encrypted, and is stored as plain text"
@@ -223,6 +234,13 @@ from version 2; add Upcaster('order.placed', 2, …)
         checks = self._checks.get(_key(event_type, version))
         return checks.schema if checks else None
 
+    def _parse(self, text: bytes) -> Any:
+        try:
+            return self._read_json(text)
+        except (ValueError, RecursionError) as error:
+            problem = f"it is not JSON ({type(error).__name__})"
+            raise InvalidPayload("payload", problem, DeadLetterReason.POISON_MESSAGE) from error
+
     def _of(self, facts: PayloadFacts) -> Checks:
         pair = facts.event_type, facts.schema_version
         if not self.is_loaded(pair):
@@ -234,7 +252,7 @@ from version 2; add Upcaster('order.placed', 2, …)
             raise SchemaUnavailable(checks.error)
         if checks.missing:
             yield PayloadProblem("schema_version", "there is no schema for this version", self.on_invalid)
-        if checks.validate is not None and (found := checks.validate(payload)) is not None:
+        if (found := checks.validate(payload)) is not None:
             yield PayloadProblem(found.path, found.text, self.on_invalid)
         for rule in checks.rules:
             if (broken := rule.problem(facts, payload)) is not None:
@@ -248,14 +266,6 @@ from version 2; add Upcaster('order.placed', 2, …)
 def _key(event_type: str, version: object) -> tuple[str, str]:
     # Stores hold a version as text, and callers give whole numbers.
     return event_type, str(version)
-
-
-def _parsed(payload: bytes) -> Any:
-    try:
-        return json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        text = f"it is not JSON ({type(error).__name__})"
-        raise InvalidPayload("payload", text, DeadLetterReason.POISON_MESSAGE) from error
 
 
 def _placed(path: str, prefix: str) -> str:

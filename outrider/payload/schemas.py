@@ -152,6 +152,14 @@ Validate = Callable[[Any], FieldProblem | None]
 """Returns the first problem of a payload, or None."""
 
 
+def accept(payload: Any) -> FieldProblem | None:
+    """Validate nothing, for a type without a schema.
+
+    >>> accept({})
+    """
+    return None
+
+
 def compile_schema(schema: PayloadSchema) -> Validate:
     """Compile a schema; a document that is no JSON Schema 2020-12 is a usage error.
 

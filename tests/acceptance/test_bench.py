@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import PIPE
 
 TIMEOUT_SECONDS = 120
-SMALL = "--only throughput,staging --events 2000 --seconds 0.5 --transactions 5 --json"
+SMALL = "--only throughput,staging,payload --events 2000 --seconds 0.5 --transactions 5 --rounds 1 --json"
 
 
 async def test_the_benchmarks_measure_relays_in_processes_of_their_own_and_name_the_clients() -> None:
@@ -19,4 +19,5 @@ async def test_the_benchmarks_measure_relays_in_processes_of_their_own_and_name_
     drained = {drain["design"]: drain["events"] for drain in report["drain"]}
     assert drained["outrider, archive, 2 processes"] > 0
     assert drained["outrider, delete, 2 processes"] > 0
+    assert "with a schema" in report["payload"]
     assert {"asyncpg", "confluent-kafka", "aio-pika", "pymongo"} <= report["machine"].keys()

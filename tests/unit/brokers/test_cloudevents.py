@@ -57,6 +57,26 @@ def encoded(headers: Mapping[str, Any] | None = None, key: str = "A-7", **change
     return encode(staged(1, key, headers=json.dumps(headers or {}).encode(), **changes), "orders")
 
 
+@on_both_wires
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ("https://shop.example/paid/1?v=2", "https://shop.example/paid/1?v=2"),
+        ("urn:outrider:paid", "urn:outrider:paid"),
+        ("paid/1", None),
+        ("https://shop.example/ä b", None),
+    ],
+)
+def test_the_schema_of_the_payload_is_an_attribute_if_it_is_a_uri(
+    read: Read, wire: CloudEvents, header: str, found: str | None
+) -> None:
+    message = encoded({"dataschema": header})
+    assert read(message).get_dataschema() == found
+    assert wire.dress(message).headers["dataschema"] == header
+    mine = encoded({"dataschema": header, f"{wire.prefix}dataschema": "https://shop.example/mine"})
+    assert read(mine).get_dataschema() == "https://shop.example/mine"
+
+
 FULL = encoded(
     {
         **{"correlation_id": "cart-3", "causation_id": "click-9", "tenant": "blå"},

@@ -246,6 +246,16 @@ async def test_the_markers_of_skipped_events_need_no_schema(harness: MemoryHarne
     assert [message.headers["event_type"] for message in broker.log] == ["outrider.skipped", "order.placed"]
 
 
+async def test_the_uri_of_a_schema_travels_as_a_header_unless_the_event_has_one(harness: MemoryHarness) -> None:
+    uri, broker = "https://shop.example/order.placed/1", MemoryBroker()
+    payloads = Payloads({"order.placed": {1: {**ORDER, "$id": uri}}})
+    own = Event("order.placed", {"total": 1}, topic="orders", key="B", headers={"dataschema": "urn:mine"})
+    await harness.stage(GOOD, own, Event("parcel.sent", {}, key="C"))
+    await harness.works(relay(harness, broker, payloads))
+    found = {message.key: message.headers.get("dataschema") for message in broker.log}
+    assert found == {"A": uri, "B": "urn:mine", "C": None}
+
+
 def test_rules_are_named_predicates_by_type_or_prefix_with_their_own_treatment() -> None:
     observer = RecordingObserver()
     payloads = Payloads(
