@@ -63,6 +63,7 @@ class Bench:
         """What checks of payloads add to the relay's own time."""
         options = self._options
         self.report.payload_costs = asyncio.run(payload.run(self.postgres.url, options.events // 4, options.rounds))
+        self.report.field_costs = payload.fields(options.events // 4, options.rounds)
         self.report.results.append(targets.against_plain(self.report.payload_costs))
 
     def kafka(self) -> None:

@@ -1,17 +1,26 @@
-"""What the checks of payloads cost a relay: its own time per event, with a backlog to nowhere."""
+"""What the checks of payloads cost a relay: its own time per event, with a backlog to nowhere.
+
+And what encrypted fields cost the process that stages or handles an event.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import statistics
 import time
+from collections.abc import Callable, Mapping
 
 from bench import backlog
 from bench.load import Tally
 from bench.staging import Cost
-from outrider import Relay
+from outrider import Event, Relay
 from outrider.brokers.null import NullBroker
+from outrider.event import uuid7
+from outrider.outbox.validation import StagingRules, validate_events
 from outrider.payload import Payloads, Rule, required_fields
+from outrider.privacy import DataKey, FieldEncryption, KeyRing
 from outrider.stores.postgres import PostgresStore
 
 KEYS = 5_000
@@ -59,3 +68,31 @@ async def _drain(url: str, events: int, payloads: Payloads | None) -> float:
     await running
     await store.close()
     return seconds / events * 1e6
+
+
+PERSON = {"order": 1, "pad": "x" * 400, "customer": {"email": "ann@example.com", "name": "Ann Canary"}}
+VARIABLE = "BENCH_KEYS"
+
+
+def fields(events: int, rounds: int) -> list[Cost]:
+    """Measure the preparation of an event with two sensitive fields, plain and encrypted, and its opening."""
+    os.environ[VARIABLE] = DataKey.new().text
+    sensitive = {"order.placed": ["customer.email", "customer.name"]}
+    payloads = Payloads(encryption=FieldEncryption(keys=KeyRing.from_environment(VARIABLE), sensitive=sensitive))
+    event = Event("order.placed", PERSON, event_id=uuid7(), aggregate_id="k1")
+    plain, encrypting = StagingRules(), StagingRules(payloads=payloads)
+    stored = json.loads(validate_events([event], encrypting).plain[0].payload)
+    received = Event("order.placed", stored, event_id=event.event_id)
+    kinds: Mapping[str, Callable[[], object]] = {
+        "prepared as it is": lambda: validate_events([event], plain),
+        "encrypting two fields": lambda: validate_events([event], encrypting),
+        "decrypting two fields": lambda: payloads.open(received),
+    }
+    spent: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(rounds):
+        for name, work in kinds.items():
+            started = time.process_time()
+            for _ in range(events):
+                work()
+            spent[name].append((time.process_time() - started) / events * 1e6)
+    return [Cost(name, statistics.median(each)) for name, each in spent.items()]

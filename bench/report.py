@@ -34,6 +34,7 @@ class Report:
     ratios: dict[str, float] = field(default_factory=dict)
     costs: list[Cost] = field(default_factory=list)
     payload_costs: list[Cost] = field(default_factory=list)
+    field_costs: list[Cost] = field(default_factory=list)
     brokers: list[tuple[Arena, list[Score]]] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
     lone: list[Lone] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Report:
             "ratios": self.ratios,
             "staging": dict(self.costs),
             "payload": dict(self.payload_costs),
+            "fields": dict(self.field_costs),
             "brokers": {
                 arena.name.lower(): [_plain_score(score) for score in scores] for arena, scores in self.brokers
             },
@@ -74,6 +76,7 @@ class Report:
             *([_drain_table(self.drains, self.ratios)] if self.drains else []),
             *([_cost_table(self.costs)] if self.costs else []),
             *([_cost_table(self.payload_costs, "relay, own time per event")] if self.payload_costs else []),
+            *([_cost_table(self.field_costs, "an event, in its application")] if self.field_costs else []),
             *(_score_table(arena, scores) for arena, scores in self.brokers),
             *([_latency_table(self.latencies)] if self.latencies else []),
             *([_lone_table(self.lone), _rest_table(self.rests)] if self.lone else []),

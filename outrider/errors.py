@@ -10,6 +10,7 @@
     ├── Permanent             trying again cannot help
     │   ├── NotFound          the store has no row for the given name or id
     │   ├── InvalidPayload    a stored or received payload is invalid, or cannot be opened; `path` names the field
+    │   │   └── KeyMissing    a field is encrypted with a key that this process does not have
     │   ├── StepRejected      raised by a step that did not happen, and will not
     │   └── AlreadyStarted    a saga with this correlation id exists
     └── Transient             the same call may succeed later
@@ -18,6 +19,7 @@
         │   └── WriteConflict the transaction lost a race, and can run again
         ├── StepUnavailable   raised by a step whose service is unavailable; costs no attempt
         ├── SchemaUnavailable the schema of an event cannot be read at the moment
+        ├── KeysUnavailable   the keys of encrypted fields cannot be read at the moment
         └── Unreachable       a server does not answer
 
 The text of an error says what happened and what to do.
@@ -45,7 +47,7 @@ class InvalidEvent(UsageError):
 
     def __init__(self, path: str, problem: str, remedy: str) -> None:
         super().__init__(f"{path}: {problem}; {remedy}")
-        self.path = path
+        self.path, self.problem, self.remedy = path, problem, remedy
 
 
 class InvalidState(UsageError):
@@ -96,6 +98,10 @@ class InvalidPayload(Permanent):
     def __init__(self, path: str, problem: str, reason: str) -> None:
         super().__init__(f"{path}: {problem}")
         self.path, self.problem, self.reason = path, problem, reason
+
+
+class KeyMissing(InvalidPayload):
+    """A field is encrypted with a key that this process does not have. Add the key that the text names to the ring."""
 
 
 class StepRejected(Permanent):
@@ -157,6 +163,10 @@ class StepUnavailable(Transient):
 
 class SchemaUnavailable(Transient):
     """The schema of an event cannot be read at the moment, and none is cached. Check the source that the text names."""
+
+
+class KeysUnavailable(Transient):
+    """The keys of encrypted fields cannot be read at the moment. Check the place that the text names."""
 
 
 class Unreachable(Transient):

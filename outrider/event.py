@@ -274,6 +274,7 @@ class DeadLetterReason(StrEnum):
     MAX_RETRIES_EXCEEDED = "max_retries_exceeded"
     POISON_MESSAGE = "poison_message"
     SCHEMA_VALIDATION_FAILED = "schema_validation_failed"
+    ENCRYPTION_FAILED = "encryption_failed"
     PROCESSING_TIMEOUT = "processing_timeout"
     PERMANENT_FAILURE = "permanent_failure"
     BY_HAND = "by_hand"

@@ -23,6 +23,7 @@ from outrider.cli import (
     events,
     explain,
     inbox,
+    keys,
     relay,
     saga,
     schema,
@@ -52,6 +53,7 @@ app.add_typer(inbox.app, name="inbox")
 app.add_typer(saga.app, name="saga")
 app.add_typer(schema.app, name="schema")
 app.add_typer(docs.app, name="docs")
+app.add_typer(keys.app, name="keys")
 
 
 def _version(wanted: bool) -> None:

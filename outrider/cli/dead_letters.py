@@ -18,6 +18,7 @@ from rich.progress import Progress
 from outrider.cli import options
 from outrider.cli.events import without_payload
 from outrider.cli.imports import find_payloads
+from outrider.cli.keys import with_plain_payload
 from outrider.cli.options import (
     Consent,
     DeadLetterFilter,
@@ -74,11 +75,12 @@ def list_dead_letters(
 @app.command("show")
 @expand_options
 def show(id: EventId, *, location: StoreLocation, payload: WithPayload = False, json: Json = False) -> None:
-    """Show one dead letter: its reason, its last failure, and its policy."""
+    """Show one dead letter: its reason, its last failure, and its policy. With the keys, `--payload` decrypts."""
     rows = _find(location, Criteria(event_ids=(event_id(id),), limit=1), payload=payload)
     if not rows:
         raise NotFound(f"no dead letter {id}; see `{LISTING}`, or `outrider events show {id}`")
-    emit(rows[0]) if json else show_facts(rows[0])
+    shown = with_plain_payload(location, rows[0]) if payload else rows[0]
+    emit(shown) if json else show_facts(shown)
 
 
 @app.command("groups")

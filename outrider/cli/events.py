@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.keys import with_plain_payload
 from outrider.cli.options import (
     EventId,
     EventType,
@@ -56,10 +57,10 @@ def list_events(
 @app.command("show")
 @expand_options
 def show(id: EventId, *, location: StoreLocation, payload: WithPayload = False, json: Json = False) -> None:
-    """Show one event, from the outbox, the archive or the dead letters."""
+    """Show one event, from the outbox, the archive or the dead letters. With the keys, `--payload` decrypts."""
     wanted = event_id(id)
     facts = with_outbox(location, lambda store: store.admin.event(wanted))
-    shown = facts if payload else without_payload(facts)
+    shown = with_plain_payload(location, facts) if payload else without_payload(facts)
     emit(shown) if json else show_facts(shown)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json as json_codec
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from outrider.cli import options
+from outrider.cli.imports import find_payloads
+from outrider.cli.keys import opened
 from outrider.cli.options import (
     Consent,
     ConsumerName,
@@ -65,7 +68,8 @@ def show(
     *,
     location: StoreLocation,
     body: Annotated[
-        bool, typer.Option("--body", help="Show headers and body too; as base64 if they are no text.")
+        bool,
+        typer.Option("--body", help="Show headers and body too, decrypted with the keys; as base64 if no text."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -73,7 +77,7 @@ def show(
     rows = _find(location, InboxCriteria(ids=(id,), limit=1))
     if not rows:
         raise NotFound(f"no consumer has a dead letter {id}; see `{LISTING}`")
-    facts = _with_text(rows[0]) if body else _without_bytes(rows[0])
+    facts = _with_text(_decrypted(location, rows[0])) if body else _without_bytes(rows[0])
     if json:
         emit(facts)
         return
@@ -156,6 +160,17 @@ def _split_traceback(row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
 
 def _without_bytes(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("headers", "body")}
+
+
+def _decrypted(location: StoreLocation, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the body as a person reads it. A body that is no JSON stays as it is."""
+    payloads = find_payloads(location.read().payloads)
+    try:
+        payload = json_codec.loads(row["body"])
+    except (ValueError, RecursionError):
+        return row
+    plain = opened(payloads, row, payload)
+    return row if plain is payload else {**row, "body": json_codec.dumps(plain, ensure_ascii=False).encode()}
 
 
 def _with_text(row: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from outrider.brokers.base import (
     Unknown,
 )
 from outrider.clock import Clock
-from outrider.errors import InvalidPayload, InvalidSetting, SchemaUnavailable
+from outrider.errors import InvalidPayload, InvalidSetting, KeysUnavailable, SchemaUnavailable
 from outrider.event import (
     BAND_NAMES,
     SCHEMA_HEADER,
@@ -370,8 +370,8 @@ class BatchPublisher:
 
     def _stop_unencodable(self, batch: Batch, run: StreamRun, error: Exception) -> None:
         """Stop a run whose head has no message: the payload is invalid, its schema is unknown, or it is poison."""
-        if isinstance(error, SchemaUnavailable):
-            # Not the fault of the event: it costs no attempt, and waits until the source of the schemas answers.
+        if isinstance(error, SchemaUnavailable | KeysUnavailable):
+            # Not the fault of the event: it costs no attempt, and waits until the source of schemas or keys answers.
             batch.stop(run, Defer(UNAVAILABLE_SECONDS))
         elif isinstance(error, InvalidPayload):
             self._fail(batch, run, Rejected(str(error), DeadLetterReason(error.reason)))

@@ -164,7 +164,7 @@ def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
     text = payload_text(event.payload, rules.limit_of(topic), f"{prefix}payload")
     if rules.payloads is not None:
         facts = PayloadFacts(event_id, event.event_type, event.schema_version, topic, event.key or event.aggregate_id)
-        text = rules.payloads.stage(facts, text, f"{prefix}payload")
+        text = _checked_size(rules.payloads.stage(facts, text, f"{prefix}payload"), rules, topic, prefix)
     return NewEvent(
         event_id=event_id,
         event_type=event.event_type,
@@ -184,6 +184,15 @@ def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
         created_at=event.created_at,
         available_at=event.available_at,
     )
+
+
+def _checked_size(text: str, rules: StagingRules, topic: str, prefix: str) -> str:
+    """Return a payload that `Payloads` has accepted; encrypted values are longer than plain ones."""
+    limit = rules.limit_of(topic)
+    if (size := len(text.encode())) > limit:
+        problem = f"it has {size} bytes once encrypted, the destination takes {limit}"
+        raise InvalidEvent(f"{prefix}payload", problem, "stage a reference to it instead")
+    return text
 
 
 def _check_kind(event: object, prefix: str) -> None:

@@ -99,7 +99,10 @@ class PayloadCipher(Protocol):
         ...
 
     def decrypt(self, facts: PayloadFacts, payload: Any) -> Any:
-        """Return the payload with its encrypted fields as plain values. Raises InvalidPayload if a field cannot be."""
+        """Return the payload with its encrypted fields as plain values.
+
+        Raises InvalidPayload if a field cannot be, and its subclass KeyMissing if the key is not there.
+        """
         ...
 
     def plaintext_path(self, facts: PayloadFacts, payload: Any) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.errors import InvalidEvent, InvalidPayload, SchemaUnavailable, UsageError
+from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, SchemaUnavailable, UsageError
 from outrider.event import SKIPPED_TYPE, DeadLetterReason, Event, OutboxRow
 from outrider.payload.model import (
     OnInvalid,
@@ -174,6 +174,12 @@ from version 2; add Upcaster('order.placed', 2, …)
         if self.encryption is None and (checks is None or checks.is_empty):
             return text
         payload = json.loads(text)
+        if self.encryption is not None:
+            # An edited dead letter may keep its encrypted values. All others would be a forgery, or a mistake.
+            try:
+                payload = self.encryption.decrypt(facts, payload)
+            except InvalidPayload as error:
+                raise InvalidEvent(_placed(error.path, path), error.problem, "stage the plain value") from error
         for problem in self._problems(facts, checks, payload) if checks else ():
             if problem.mode is OnInvalid.WARN:
                 self._warn(facts, problem)
@@ -182,7 +188,10 @@ from version 2; add Upcaster('order.placed', 2, …)
                 raise InvalidEvent(_placed(problem.path, path), problem.text, f"correct the payload of {name}")
         if self.encryption is None:
             return text
-        sealed = self.encryption.encrypt(facts, payload)
+        try:
+            sealed = self.encryption.encrypt(facts, payload)
+        except InvalidEvent as error:
+            raise InvalidEvent(_placed(error.path, path), error.problem, error.remedy) from error
         return text if sealed is payload else json.dumps(sealed, ensure_ascii=False, separators=(",", ":"))
 
     def check_row(self, row: OutboxRow) -> str | None:
@@ -210,8 +219,12 @@ from version 2; add Upcaster('order.placed', 2, …)
         if self.encryption is not None:
             if plain := self.encryption.plaintext_path(facts, payload):
                 problem = "it must be encrypted, and is stored as plain text"
-                raise InvalidPayload(plain, problem, DeadLetterReason.SCHEMA_VALIDATION_FAILED)
-            payload = payload if checks.is_empty else self.encryption.decrypt(facts, payload)
+                raise InvalidPayload(plain, problem, DeadLetterReason.ENCRYPTION_FAILED)
+            try:
+                payload = payload if checks.is_empty else self.encryption.decrypt(facts, payload)
+            except KeyMissing:
+                # A relay needs no keys: staging has checked the plain values, and an encrypted value is no secret.
+                return
         for found in self._problems(facts, checks, payload):
             if found.mode is not OnInvalid.WARN:
                 raise InvalidPayload(found.path, found.text, found.reason)

@@ -58,6 +58,8 @@ class Cipher:
         return {**payload, "email": {"hidden": payload["email"][::-1], "of": facts.event_type}}
 
     def decrypt(self, facts: PayloadFacts, payload: Any) -> Any:
+        if not isinstance(payload["email"], dict):
+            return payload
         if payload["email"]["of"] != facts.event_type:
             raise InvalidPayload("payload.email", "it was moved", "schema_validation_failed")
         return {**payload, "email": payload["email"]["hidden"][::-1]}

@@ -1,0 +1,104 @@
+"""`outrider keys`: the ring of keys that encrypt fields of payloads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.imports import find_payloads
+from outrider.cli.options import Json, StoreLocation, actor, expand_options
+from outrider.cli.output import NotDone, emit, say, show_table
+from outrider.errors import InvalidPayload, KeysUnavailable, NotFound, UsageError
+from outrider.payload.model import PayloadFacts, Version, parse_version
+from outrider.payload.payloads import Payloads
+from outrider.privacy.encryption import FieldEncryption
+from outrider.privacy.keys import DataKey, KeyFacts
+
+app = typer.Typer(help="Keys that encrypt fields of payloads: make, add, rotate, list.", no_args_is_help=True)
+
+COLUMNS = ("id", "active", "created_at", "created_by", "activated_at", "master")
+
+OfPayloads = Annotated[
+    str | None,
+    typer.Option("--payloads", metavar="MODULE:NAME", help="The payloads with the ring; else the setting `payloads`."),
+]
+
+KeyId = Annotated[str | None, typer.Argument(metavar="[ID]", help="The id of the key; else the day and random digits.")]
+
+
+@app.command("new")
+def new(id: KeyId = None, json: Json = False) -> None:
+    """Print a new random key as an entry of a ring, `id:base64`. The output is secret; the key is kept nowhere."""
+    key = DataKey.new(id)
+    emit({"id": key.id, "entry": key.text}) if json else say(key.text)
+
+
+@app.command("list")
+@app.command("ls", hidden=True)
+@expand_options
+def list_keys(*, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
+    """List the keys of the ring, without their secrets. Alias: `ls`."""
+    rows = [_row(each) for each in asyncio.run(_encryption(location, payloads).keys.source.facts())]
+    emit(rows) if json else show_table(COLUMNS, rows, empty="the ring has no keys")
+
+
+@app.command("add")
+@expand_options
+def add(id: KeyId = None, *, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
+    """Add a new key that only decrypts, until `rotate` makes it active. The first key is active at once."""
+    ring, key = _encryption(location, payloads).keys, DataKey.new(id)
+    if not asyncio.run(ring.source.add(key, actor())):
+        raise NotDone(f"the ring has a key {key.id} already; choose another id")
+    ring.reload()
+    emit({"added": key.id}) if json else say(f"the key {key.id} is added")
+
+
+@app.command("rotate")
+@expand_options
+def rotate(id: KeyId = None, *, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
+    """Let a key of the ring encrypt from now on; without an id, add a new key first. Old keys still decrypt."""
+    ring, key = _encryption(location, payloads).keys, DataKey.new()
+    source, wanted = ring.source, id or key.id
+
+    async def make_active() -> bool:
+        return (id is not None or await source.add(key, actor())) and await source.activate(wanted, actor())
+
+    if not asyncio.run(make_active()):
+        raise NotFound(f"the ring has no key {wanted}; see `outrider keys list`, or run: outrider keys add {wanted}")
+    ring.reload()
+    emit({"active": wanted}) if json else say(f"the key {wanted} is active; old events keep their keys")
+
+
+def opened(payloads: Payloads | None, facts: Mapping[str, Any], payload: Any) -> Any:
+    """Return a stored payload for a person: decrypted if the keys are here, otherwise as stored, with a note."""
+    if payloads is None or payloads.encryption is None:
+        return payload
+    version: Version = parse_version(facts.get("schema_version")) or 1
+    about = PayloadFacts(facts["event_id"], facts["event_type"], version, facts.get("topic") or "", facts.get("key"))
+    try:
+        return payloads.encryption.decrypt(about, payload)
+    except (InvalidPayload, KeysUnavailable) as error:
+        typer.echo(f"shown as stored: {error}", err=True)
+        return payload
+
+
+def with_plain_payload(location: StoreLocation, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return an event with its payload as a person reads it."""
+    return {**facts, "payload": opened(find_payloads(location.read().payloads), facts, facts["payload"])}
+
+
+def _encryption(location: StoreLocation, target: str | None) -> FieldEncryption:
+    target = target or location.read().payloads
+    found = find_payloads(target)
+    if found is None:
+        raise UsageError("no payloads are named; add --payloads module:payloads, or the setting `payloads`")
+    if not isinstance(found.encryption, FieldEncryption):
+        raise UsageError(f"{target} encrypts no fields; give it encryption=FieldEncryption(keys=…, sensitive=…)")
+    return found.encryption
+
+
+def _row(each: KeyFacts) -> dict[str, Any]:
+    return each._asdict()

@@ -1,0 +1,392 @@
+"""Field encryption: sensitive fields of payloads as AES-256-GCM, each value with its key id and its own random nonce.
+
+An encrypted value is an object `{"$encrypted": 1, "key": ..., "nonce": ..., "data": ...}`; 1 is the version of its
+form. The associated data binds the id and the type of the event and the path of the field, so that a value which was
+copied to another event or field does not open. The package `cryptography` is imported with the first key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, UsageError
+from outrider.event import DeadLetterReason
+from outrider.payload.model import PayloadFacts, field_path
+from outrider.privacy.keys import KEY_ID, DataKey, KeyRing
+
+MARK = "$encrypted"
+"""The member that makes an object an encrypted value. The name is reserved in payloads."""
+
+FORM = 1
+"""The version of the form of encrypted values."""
+
+NONCE_BYTES, TAG_BYTES = 12, 16
+
+EACH = "[*]"
+"""The part of a path for the items of a list."""
+
+EVERY = "*"
+"""The part of a path for the members of an object."""
+
+Parts = tuple[str | int, ...]
+"""The names and numbers that lead to a field."""
+
+Fields = dict[str, Any]
+"""The sensitive fields below a place, by part of the path; an empty mapping is a sensitive field."""
+
+
+class EncryptedValue(NamedTuple):
+    """An encrypted value in its parts."""
+
+    key_id: str
+    nonce: bytes
+    data: bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that stands in the payload."""
+        nonce, data = (base64.b64encode(part).decode() for part in (self.nonce, self.data))
+        return {MARK: FORM, "key": self.key_id, "nonce": nonce, "data": data}
+
+
+class FieldEncryption:
+    """Encrypts the sensitive fields of event types, for `Payloads(encryption=...)`.
+
+    `sensitive` maps an event type, or a prefix such as `order.*`, to paths: names with dots between them, `[*]` for the
+    items of a list, `*` for all members of an object::
+
+        encryption = FieldEncryption(
+            keys=KeyRing.from_environment("SHOP_KEYS"),
+            sensitive={"order.placed": ["customer.email", "items[*].note"]},
+        )
+        outbox = outrider.Outbox(payloads=Payloads(encryption=encryption))
+
+    >>> FieldEncryption(keys=KeyRing.from_environment("ABSENT_KEYS"), sensitive={"order.placed": ["customer..email"]})
+    Traceback (most recent call last):
+    ...
+    outrider.errors.UsageError: order.placed: 'customer..email' is no path; write names with dots between them, and \
+[*] for the items of a list
+    """
+
+    def __init__(self, *, keys: KeyRing, sensitive: Mapping[str, Sequence[str]]) -> None:
+        self.keys = keys
+        self._prefixes: list[tuple[str, list[Parts]]] = []
+        for event_types, paths in sensitive.items():
+            if not event_types or "*" in event_types[:-1] or isinstance(paths, str):
+                raise UsageError(
+                    f"sensitive={{{event_types!r}: …}} cannot work; map an event type, or a prefix such as order.*, "
+                    "to a list of paths"
+                )
+            self._prefixes.append((event_types, [_parse_path(event_types, path) for path in paths]))
+        self._fields: dict[str, Fields] = {}
+        self._ciphers: dict[DataKey, Any] = {}
+
+    def encrypt(self, facts: PayloadFacts, payload: Any) -> Any:
+        """Return the payload with its sensitive fields encrypted. Raises InvalidEvent if a field cannot be."""
+        fields = self._of(facts.event_type)
+        if not fields:
+            return payload
+
+        def seal(value: Any, parts: Parts) -> Any:
+            key = self.keys.active()
+            if key is None:
+                remedy = "make a key with `outrider keys new`, or stage where the keys are"
+                raise InvalidEvent(_shown(parts), f"it must be encrypted, and {self.keys.where} has no key", remedy)
+            return self._seal(key, facts, parts, value)
+
+        def misplaced(parts: Parts, text: str) -> None:
+            raise InvalidEvent(_shown(parts), text, "correct the payload, or the paths of `sensitive`")
+
+        return _change_fields(fields, payload, (), seal, misplaced)
+
+    def decrypt(self, facts: PayloadFacts, payload: Any) -> Any:
+        """Return the payload with every encrypted value as its plain value.
+
+        Raises InvalidPayload for a value that is damaged or belongs elsewhere, and KeyMissing without its key.
+        """
+        try:
+            return _change_encrypted(payload, (), lambda value, parts: self._open(facts, parts, value))
+        except RecursionError as error:
+            text = "it is nested too deeply"
+            raise InvalidPayload("payload", text, DeadLetterReason.POISON_MESSAGE) from error
+
+    def plaintext_path(self, facts: PayloadFacts, payload: Any) -> str | None:
+        """Return the path of a stored field that must be encrypted and is not; None if there is no such field."""
+        found: list[Parts] = []
+
+        def look(value: Any, parts: Parts) -> Any:
+            if not _is_whole(value):
+                found.append(parts)
+            return value
+
+        fields = self._of(facts.event_type)
+        if fields:
+            _change_fields(fields, payload, (), look, lambda parts, _: found.append(parts))
+        return _shown(found[0]) if found else None
+
+    def reencrypt(self, facts: PayloadFacts, text: str) -> str | None:
+        """Return the JSON text of a stored payload with all sensitive fields under the active key; None if they are.
+
+        Other parts of the text stay as they are, character by character, unless a field was not encrypted.
+        """
+        payload = json.loads(text)
+        if self.plaintext_path(facts, payload) is not None:
+            whole = self.encrypt(facts, self.decrypt(facts, payload))
+            return json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        if (key := self.keys.active()) is None:
+            raise UsageError(f"{self.keys.where} has no key; make one with: outrider keys add")
+        fresh: list[tuple[str, str]] = []
+
+        def renew(value: dict[str, Any], parts: Parts) -> Any:
+            if value.get("key") == key.id:
+                return value
+            sealed = self._seal(key, facts, parts, self._open(facts, parts, value))
+            fresh.append((_compact(value), _compact(sealed)))
+            return sealed
+
+        changed = _change_encrypted(payload, (), renew)
+        if changed is payload:
+            return None
+        if all(text.count(before) == 1 for before, _ in fresh):
+            for before, after in fresh:
+                text = text.replace(before, after)
+            return text
+        return json.dumps(changed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+    def key_ids(self, payload: Any) -> set[str]:
+        """Return the ids of the keys of all encrypted values in a payload."""
+        found: set[str] = set()
+
+        def look(value: dict[str, Any], parts: Parts) -> Any:
+            found.add(str(value.get("key")))
+            return value
+
+        _change_encrypted(payload, (), look)
+        return found
+
+    def _seal(self, key: DataKey, facts: PayloadFacts, parts: Parts, value: Any) -> dict[str, Any]:
+        nonce, plain = os.urandom(NONCE_BYTES), _compact(value).encode("utf-8", "surrogatepass")
+        data = self._cipher(key).encrypt(nonce, plain, _associated(key.id, facts, parts))
+        return EncryptedValue(key.id, nonce, data).to_json()
+
+    def _open(self, facts: PayloadFacts, parts: Parts, value: dict[str, Any]) -> Any:
+        sealed = _parse_encrypted(value)
+        if sealed is None:
+            text = "it is no whole encrypted value"
+            if not _has_form(value):
+                text = f"it has the member {MARK}, which is reserved, in a form that this version does not know"
+            raise _invalid(parts, text)
+        key = self.keys.find(sealed.key_id)
+        if key is None:
+            text = f"it is encrypted with the key {sealed.key_id}, which {self.keys.where} does not have"
+            raise KeyMissing(_shown(parts), text, DeadLetterReason.ENCRYPTION_FAILED)
+        cipher = self._cipher(key)
+        try:
+            plain = cipher.decrypt(sealed.nonce, sealed.data, _associated(key.id, facts, parts))
+        except _invalid_tag() as error:
+            text = f"it does not open with the key {key.id}: it was changed, or belongs to another event or field"
+            raise _invalid(parts, text) from error
+        return json.loads(plain.decode("utf-8", "surrogatepass"))
+
+    def _cipher(self, key: DataKey) -> Any:
+        if (found := self._ciphers.get(key)) is None:
+            found = self._ciphers[key] = _aesgcm(key.secret)
+        return found
+
+    def _of(self, event_type: str) -> Fields:
+        """Return the sensitive fields of a type. Types come from other programs, too, so the memory is bounded."""
+        if (found := self._fields.get(event_type)) is None:
+            found = {}
+            for pattern, paths in self._prefixes:
+                if pattern == event_type or (pattern.endswith("*") and event_type.startswith(pattern[:-1])):
+                    for parts in paths:
+                        _merge(found, _nested(parts))
+            _spread(found)
+            if len(self._fields) >= 10_000:
+                self._fields.clear()
+            self._fields[event_type] = found
+        return found
+
+
+def _parse_path(event_type: str, path: str) -> Parts:
+    """Return the parts of a path.
+
+    >>> _parse_path("order.placed", "items[*].note")
+    ('items', '[*]', 'note')
+    """
+    parts = path.replace(EACH, f".{EACH}").removeprefix(".").split(".")
+    if any(not part or (part != EACH and ("[" in part or "]" in part)) for part in parts):
+        raise UsageError(
+            f"{event_type}: {path!r} is no path; write names with dots between them, and [*] for the items of a list"
+        )
+    return tuple(parts)
+
+
+def _nested(parts: Parts) -> Fields:
+    """Return a path as nested fields.
+
+    >>> _nested(("items", "[*]", "note"))
+    {'items': {'[*]': {'note': {}}}}
+    """
+    fields: Fields = {}
+    for part in reversed(parts):
+        fields = {str(part): fields}
+    return fields
+
+
+def _merge(fields: Fields, others: Fields) -> None:
+    """Add other fields. A field below a sensitive field adds nothing, and a field above replaces those below.
+
+    >>> fields = {"customer": {"email": {}}}
+    >>> _merge(fields, {"customer": {"name": {}}})
+    >>> fields
+    {'customer': {'email': {}, 'name': {}}}
+    """
+    for part, below in others.items():
+        known = fields.get(part)
+        if known is None or not below:
+            fields[part] = copy.deepcopy(below)
+        elif known:
+            _merge(known, below)
+
+
+def _spread(fields: Fields) -> None:
+    """Let the paths of every member hold for the members with paths of their own, too."""
+    for part, below in fields.items():
+        if part not in (EACH, EVERY) and EVERY in fields and below:
+            if fields[EVERY]:
+                _merge(below, fields[EVERY])
+            else:
+                fields[part] = {}
+        _spread(fields[part])
+
+
+def _change_fields(
+    fields: Fields,
+    value: Any,
+    parts: Parts,
+    change: Callable[[Any, Parts], Any],
+    misplaced: Callable[[Parts, str], None],
+) -> Any:
+    """Return a value with its sensitive fields changed; the same object if nothing changed.
+
+    A value that is neither null nor what the path expects is misplaced: a sensitive value may be in it.
+    """
+    if not fields:
+        return change(value, parts)
+    if value is None:
+        return value
+    changed: dict[Any, Any] = {}
+    for part, below in fields.items():
+        places = _places(fields, part, value)
+        if places is None:
+            kind = "list" if part == EACH else "object"
+            misplaced(parts, f"it is no {kind}, and a sensitive field is expected in one")
+        for place in places or ():
+            after = _change_fields(below, value[place], (*parts, place), change, misplaced)
+            if after is not value[place]:
+                changed[place] = after
+    return _changed(value, changed)
+
+
+def _places(fields: Fields, part: str, value: Any) -> Sequence[Any] | None:
+    """Return the numbers or names in a value that a part of a path means; None if the value is of another kind."""
+    if part == EACH:
+        return range(len(value)) if isinstance(value, list) else None
+    if not isinstance(value, dict):
+        return None
+    if part == EVERY:
+        return [name for name in value if name not in fields]
+    return [part] if part in value else []
+
+
+def _changed(value: Any, changed: Mapping[Any, Any]) -> Any:
+    """Return a list or an object with some items changed; the same object if there are none."""
+    if not changed:
+        return value
+    if isinstance(value, list):
+        return [changed.get(index, item) for index, item in enumerate(value)]
+    return {**value, **changed}
+
+
+def _change_encrypted(value: Any, parts: Parts, change: Callable[[dict[str, Any], Parts], Any]) -> Any:
+    """Return a value with its encrypted values changed; the same object if nothing changed."""
+    if isinstance(value, dict):
+        if MARK in value:
+            return change(value, parts)
+        members: Any = value.items()
+    elif isinstance(value, list):
+        members = enumerate(value)
+    else:
+        return value
+    changed: dict[Any, Any] = {}
+    for place, item in members:
+        if isinstance(item, dict | list):
+            after = _change_encrypted(item, (*parts, place), change)
+            if after is not item:
+                changed[place] = after
+    return _changed(value, changed)
+
+
+def _parse_encrypted(value: Any) -> EncryptedValue | None:
+    """Return the parts of an encrypted value, None for anything else.
+
+    An object with another member is none: a plain value could hide in it.
+    """
+    if not isinstance(value, dict) or set(value) != {MARK, "key", "nonce", "data"} or not _has_form(value):
+        return None
+    key, nonce, data = value["key"], _bytes(value["nonce"]), _bytes(value["data"])
+    if not isinstance(key, str) or not KEY_ID.fullmatch(key):
+        return None
+    return EncryptedValue(key, nonce, data) if len(nonce) == NONCE_BYTES and len(data) > TAG_BYTES else None
+
+
+def _has_form(value: dict[str, Any]) -> bool:
+    return value[MARK] == FORM and not isinstance(value[MARK], bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return _parse_encrypted(value) is not None
+
+
+def _bytes(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _associated(key_id: str, facts: PayloadFacts, parts: Parts) -> bytes:
+    return json.dumps(["outrider", FORM, key_id, str(facts.event_id), facts.event_type, *parts]).encode()
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _shown(parts: Parts) -> str:
+    return field_path("payload", parts)
+
+
+def _invalid(parts: Parts, text: str) -> InvalidPayload:
+    return InvalidPayload(_shown(parts), text, DeadLetterReason.ENCRYPTION_FAILED)
+
+
+def _aesgcm(secret: bytes) -> Any:
+    """Return the cipher of a key, or say how to install the package."""
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ModuleNotFoundError as error:
+        raise UsageError("encryption needs cryptography; run: pip install 'outrider[encryption]'") from error
+    return AESGCM(secret)
+
+
+def _invalid_tag() -> type[Exception]:
+    from cryptography.exceptions import InvalidTag
+
+    return InvalidTag

@@ -1,0 +1,27 @@
+"""The contract of encrypted fields on MongoDB."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pymongo import AsyncMongoClient
+
+from outrider.stores.mongo import MongoStore
+from outrider.testing import ManualClock
+from outrider.testing.contracts.privacy import EncryptionContract
+from outrider.testing.harness import Harness
+from tests.contract.outbox.test_mongo import MongoHarness
+
+
+@pytest.mark.mongo
+class TestMongoEncryption(EncryptionContract):
+    @pytest.fixture
+    async def harness(self, mongo_default: str) -> AsyncIterator[Harness]:
+        clock = ManualClock(start=datetime.now(UTC))
+        async with AsyncMongoClient[dict[str, Any]](mongo_default) as client:
+            store = await MongoStore.open(mongo_default, clock=clock)
+            yield MongoHarness(store, clock, client)
+            await store.close()

@@ -1,0 +1,24 @@
+"""The contract of encrypted fields on SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from outrider.stores.sqlite import SqliteStore
+from outrider.testing import ManualClock
+from outrider.testing.contracts.privacy import EncryptionContract
+from outrider.testing.harness import Harness
+from tests.contract.outbox.test_sqlite import SqliteHarness
+
+
+class TestSqliteEncryption(EncryptionContract):
+    @pytest.fixture
+    async def harness(self, sqlite_path: Path) -> AsyncIterator[Harness]:
+        clock = ManualClock(start=datetime.now(UTC))
+        store = SqliteStore(sqlite_path, clock=clock)
+        yield SqliteHarness(store, clock, sqlite_path)
+        await store.close()

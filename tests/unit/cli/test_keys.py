@@ -1,0 +1,149 @@
+"""`outrider keys`, and commands that show payloads, on a SQLite file and a ring in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from outrider import Delivery, Event
+from outrider.app import Outbox, open_inbox
+from outrider.cli.imports import find_payloads
+from outrider.event import DeadLetterReason, OnDeadLetter
+from outrider.inbox.model import EventOutcome, InboxDeadLettered
+from outrider.wire import decode
+from tests.unit.cli.test_commands import Shell, bare, shell
+
+__all__ = ["bare", "shell"]
+
+MODULE = """
+from outrider.payload import Payloads
+from outrider.privacy import FieldEncryption, KeyRing
+
+SENSITIVE = {"order.placed": ["customer.email"]}
+payloads = Payloads(encryption=FieldEncryption(keys=KeyRing.from_file(FILE), sensitive=SENSITIVE))
+fixed = Payloads(encryption=FieldEncryption(keys=KeyRing.from_environment("SHOP_KEYS"), sensitive=SENSITIVE))
+plain = Payloads()
+"""
+NAME = "shop_keys:payloads"
+PLAIN = {"customer": {"email": "ann@example.com"}}
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop_keys.py").write_text(MODULE.replace("FILE", repr(str(tmp_path / "ring"))))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "shop_keys", raising=False)
+
+
+@pytest.fixture
+def named(shell: Shell) -> Shell:
+    shell.environment["OUTRIDER_PAYLOADS"] = NAME
+    return shell
+
+
+def stage(shell: Shell, payload: Any = PLAIN) -> str:
+    outbox = Outbox(payloads=find_payloads(NAME))
+    with closing(sqlite3.connect(shell.path, isolation_level=None)) as conn:
+        conn.execute("BEGIN IMMEDIATE")
+        [event_id] = outbox.stage_sync(conn, Event("order.placed", payload, topic="orders", key="A"))
+        conn.execute("COMMIT")
+    return str(event_id)
+
+
+def test_keys_are_made_added_rotated_and_listed(named: Shell) -> None:
+    assert named.json("keys", "list") == []
+    named("keys", "add", "one")
+    added = named.json("keys", "add")["added"]
+    assert "already" in named("keys", "add", "one", code=1).stderr
+    assert [(row["id"], row["active"]) for row in named.json("keys", "list")] == [("one", True), (added, False)]
+    assert named.json("keys", "rotate", added) == {"active": added}
+    latest = named.json("keys", "rotate")["active"]
+    assert [(row["id"], row["active"]) for row in named.json("keys", "ls")] == [
+        (latest, True),
+        (added, False),
+        ("one", False),
+    ]
+    assert "has no key absent" in named("keys", "rotate", "absent", code=1).stderr
+
+
+def test_a_new_key_is_printed_once_and_kept_nowhere(named: Shell) -> None:
+    entry = named.json("keys", "new", "spring")
+    assert entry["entry"].startswith("spring:")
+    assert named("keys", "new", "spring").stdout.strip() != entry["entry"]
+    assert named.json("keys", "list") == []
+    shown = named("keys", "list", "--payloads", "shop_keys:fixed", SHOP_KEYS=entry["entry"]).stdout
+    assert "spring" in shown
+    assert entry["entry"].partition(":")[2] not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--payloads", "shop_keys:plain"), "encrypts no fields"),
+        (("--payloads", "shop_keys:fixed"), "cannot be changed from here"),
+        ((), "no payloads are named"),
+    ],
+)
+def test_a_ring_that_cannot_be_changed_says_so(shell: Shell, arguments: tuple[str, ...], said: str) -> None:
+    assert said in shell("keys", "add", *arguments, code=2).stderr
+
+
+def test_a_payload_is_shown_decrypted_to_who_has_the_keys(named: Shell, tmp_path: Path) -> None:
+    named("keys", "add", "one")
+    event_id = stage(named)
+    assert named.json("events", "show", event_id, "--payload")["payload"] == PLAIN
+    assert "payload" not in named.json("events", "show", event_id)
+    without = named("events", "show", event_id, "--payload", OUTRIDER_PAYLOADS="")
+    assert "ann@" not in without.stdout
+    assert '"key": "one"' in without.stdout
+    named("dead-letters", "add", event_id)
+    assert named.json("dead-letters", "show", event_id, "--payload")["payload"] == PLAIN
+    (tmp_path / "ring").unlink()
+    sys.modules.pop("shop_keys")
+    lost = named("dead-letters", "show", event_id, "--payload")
+    assert "is encrypted with the key one, which the file" in lost.stderr
+    assert "ann@" not in lost.stdout
+
+
+def test_an_edited_dead_letter_is_encrypted_again(named: Shell, tmp_path: Path) -> None:
+    named("keys", "add", "one")
+    event_id, edited = stage(named), tmp_path / "edited.json"
+    named("dead-letters", "add", event_id)
+    edited.write_text('{"customer": {"email": "bob@example.com"}}')
+    named("dead-letters", "edit", event_id, "--payload-file", str(edited))
+    with closing(sqlite3.connect(named.path)) as conn:
+        [(stored,)] = conn.execute("SELECT payload FROM outbox_dead_letter").fetchall()
+    assert "bob@" not in stored
+    assert named.json("dead-letters", "show", event_id, "--payload")["payload"] == json.loads(edited.read_text())
+
+
+def test_the_body_of_a_consumers_dead_letter_is_shown_decrypted(named: Shell) -> None:
+    named("keys", "add", "one")
+    event_id = stage(named)
+    with closing(sqlite3.connect(named.path)) as conn:
+        [(stored,)] = conn.execute("SELECT payload FROM outbox").fetchall()
+    asyncio.run(_dead_letter(named, event_id, stored.encode()))
+    [row] = named.json("inbox", "list")
+    assert json.loads(named.json("inbox", "show", str(row["id"]), "--body")["body"]) == PLAIN
+    without = named("inbox", "show", str(row["id"]), "--body", OUTRIDER_PAYLOADS="")
+    assert "ann@" not in without.stdout
+
+
+async def _dead_letter(shell: Shell, event_id: str, body: bytes) -> None:
+    inbox = await open_inbox(shell.environment["OUTRIDER_STORE"])
+    headers = {"message_id": event_id.encode(), "event_type": b"order.placed", "key": b"A"}
+    received = decode(Delivery("orders", b"A", body, headers))
+    assert received.event_id == UUID(event_id)
+    letter = InboxDeadLettered(DeadLetterReason.MAX_RETRIES_EXCEEDED, {"error": ""}, OnDeadLetter.SKIP, 1)
+    async with inbox.transaction() as tx:
+        await inbox.record_receipts(tx, "billing", [received], ordered=False)
+        await inbox.record_outcomes(tx, "billing", [EventOutcome(received, letter)], {})
+    await inbox.close()
