@@ -7,7 +7,7 @@ the store writes under the fence. An `Unknown` result leads to no outcome.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -287,18 +287,28 @@ class Settlement(NamedTuple):
     outcome: Outcome
 
 
+class LastValue(NamedTuple):
+    """The last value of an increasing field that was published in a stream; `rule` names the rule of the field."""
+
+    rule: str
+    stream: Stream
+    value: int
+
+
 @dataclass(frozen=True, slots=True)
 class Settlements:
     """The outcomes of a pass, which a store writes together.
 
     `confirmed` are confirmed events from the start of a lane. A pass without a failure has no other outcomes, and a
     store need not look at the events individually. `others` are all other outcomes, including confirmed events of
-    blocked streams. `emptied` are blocked streams without a remaining event.
+    blocked streams. `emptied` are blocked streams without a remaining event. `last_values` are the values of increasing
+    fields by event: a store writes those of confirmed events with the outcomes.
     """
 
     confirmed: Sequence[OutboxRow] = ()
     others: Sequence[Settlement] = ()
     emptied: Sequence[Stream] = ()
+    last_values: Mapping[UUID, Sequence[LastValue]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settlements: Iterable[Settlement], emptied: Sequence[Stream] = ()) -> Settlements:
@@ -334,7 +344,18 @@ class Settlements:
         for settlement in self.others:
             if settlement.stream not in mixed:
                 found.setdefault(settlement.stream.lane, ([], []))[1].append(settlement)
-        return {lane: Settlements(*parts) for lane, parts in found.items()}
+        return {lane: Settlements(*parts, last_values=self.last_values) for lane, parts in found.items()}
+
+    def raised_values(self, owned: Collection[int]) -> list[LastValue]:
+        """Return the highest value of each field and stream among the confirmed events of owned lanes, sorted."""
+        if not self.last_values:
+            return []
+        highest: dict[tuple[str, Stream], int] = {}
+        for event, stream, outcome in self.outcomes():
+            for rule, _, value in self.last_values.get(event.event_id, ()) if isinstance(outcome, Confirmed) else ():
+                if stream.lane in owned:
+                    highest[rule, stream] = max(value, highest.get((rule, stream), value))
+        return [LastValue(rule, stream, value) for (rule, stream), value in sorted(highest.items())]
 
     def outcomes(self) -> list[Settlement]:
         """Return every outcome with its event and stream."""

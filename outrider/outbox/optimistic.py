@@ -179,8 +179,13 @@ class OptimisticWriter:
 
     def _claim_for(self, batch: OptimisticBatch, request: StageRequest) -> OptimisticClaim | None:
         # An event that is not due yet must not be published early, and later events must not overtake it.
-        deferred = any(new.available_at is not None for new in (*request.plain, *request.numbered))
-        return batch.claim if self._may_send() and not deferred else None
+        # An increasing field is judged by the relay, which knows the value before.
+        payloads = self._rules.payloads
+        left_to_relay = any(
+            new.available_at is not None or (payloads is not None and payloads.increasing_of(new.event_type))
+            for new in (*request.plain, *request.numbered)
+        )
+        return batch.claim if self._may_send() and not left_to_relay else None
 
     def _may_send(self) -> bool:
         return self.enabled and self._clock.boot_seconds() >= self._paused_until

@@ -41,6 +41,7 @@ from outrider.event import (
 )
 from outrider.outbox.batch import Batch, FailedResult, RunResult, StreamRun, Wave, group_size, must_isolate
 from outrider.outbox.circuit_breaker import CircuitBreakers
+from outrider.outbox.increases import IncreasingFields
 from outrider.outbox.model import DeadLettered, Defer, Lease, Outcome, Retry
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.unanswered import UnansweredEvents, UnansweredRun
@@ -132,6 +133,7 @@ class BatchPublisher:
     lanes: int
     unanswered: UnansweredEvents
     payloads: Payloads | None = None
+    increases: IncreasingFields | None = None
     _lock: SharedExclusiveLock = field(default_factory=SharedExclusiveLock)
     _trials: set[asyncio.Task[Sequence[PublishResult]]] = field(default_factory=set)
 
@@ -142,6 +144,7 @@ class BatchPublisher:
         time with events left: a stream with thousands of waves must not delay the other streams of the worker.
         """
         limit, ordered = self.policy.settings.in_flight_max, self.broker.capabilities.ordered
+        self._begin_checks(lease)
         limits = PassLimits(lease, may_publish, self.clock.boot_seconds() + PASS_SECONDS)
         while may_publish() and not self.breakers.is_open(""):
             if self.clock.boot_seconds() >= limits.ends_at:
@@ -149,8 +152,7 @@ class BatchPublisher:
             wave = batch.next_wave(limit, ordered=ordered, breakers=self.breakers)
             if wave is None:
                 return False
-            if self.payloads is not None:
-                await self.payloads.load(set(map(_TYPE_VERSION, wave.events)))
+            await self._load_checks(wave.events)
             if not wave.has_suspects and (messages := self._encode_all(wave.events)):
                 if not await self._send(batch, limits, wave, messages):
                     return False
@@ -165,6 +167,17 @@ class BatchPublisher:
                 if group and not await self._send(batch, limits, *group, isolated=True):
                     return False
         return False
+
+    def _begin_checks(self, lease: Lease) -> None:
+        if self.increases is not None:
+            self.increases.begin(lease)
+
+    async def _load_checks(self, events: Sequence[OutboxRow]) -> None:
+        """Read the schemas and the last values with which events are compared."""
+        if self.payloads is not None:
+            await self.payloads.load(set(map(_TYPE_VERSION, events)))
+        if self.increases is not None:
+            await self.increases.load(events)
 
     def finish(self, batch: Batch, lease: Lease) -> None:
         """Record the answers that have come since the pass of their events."""
@@ -281,7 +294,8 @@ class BatchPublisher:
         try:
             if (payloads := self.payloads) is not None:
                 return [
-                    encode_checked(payloads, event, event.topic, BAND_NAMES[event.lane // lanes]) for event in events
+                    encode_checked(payloads, event, event.topic, BAND_NAMES[event.lane // lanes], self.increases)
+                    for event in events
                 ]
             return [encode(event, event.topic, BAND_NAMES[event.lane // lanes]) for event in events]
         except Exception:
@@ -360,7 +374,8 @@ class BatchPublisher:
             if (payloads := self.payloads) is None:
                 messages += (encode(event, stream.topic, band) for event in events)
             else:
-                messages += (encode_checked(payloads, event, stream.topic, band) for event in events)
+                increases = self.increases
+                messages += (encode_checked(payloads, event, stream.topic, band, increases) for event in events)
         except Exception as error:
             if not messages:
                 self._stop_unencodable(batch, run, error)
@@ -436,9 +451,13 @@ class BatchPublisher:
             self.observer.emit(Retried(event.event_id, stream.topic, event.attempts + 1, delay, result.error))
 
 
-def encode_checked(payloads: Payloads, event: OutboxRow, topic: str, band: str) -> Message:
+def encode_checked(
+    payloads: Payloads, event: OutboxRow, topic: str, band: str, increases: IncreasingFields | None = None
+) -> Message:
     """Encode an event with a valid payload. The URI of its schema is a header, unless the event has such a header."""
     schema_uri = payloads.check_row(event)
+    if increases is not None:
+        increases.check(event)
     message = encode(event, topic, band)
     if schema_uri is not None:
         message.headers.setdefault(SCHEMA_HEADER, schema_uri)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from outrider.brokers.base import Broker
 from outrider.clock import Clock, SystemClock
@@ -17,8 +18,9 @@ from outrider.errors import OutriderError
 from outrider.outbox import lane_ownership
 from outrider.outbox.batch import Batch
 from outrider.outbox.circuit_breaker import CircuitBreakers
+from outrider.outbox.increases import IncreasingFields
 from outrider.outbox.lane_ownership import LaneOwnership
-from outrider.outbox.model import Due, Fetched, Lease
+from outrider.outbox.model import Due, Fetched, Lease, Settlements
 from outrider.outbox.publisher import BatchPublisher, FailurePolicy, describe, no_answer
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.store import OutboxStore
@@ -116,7 +118,15 @@ class Relay:
         policy = FailurePolicy(self.settings, self.rng)
         self._unanswered = UnansweredEvents(self.clock, self._wake_worker_of)
         self.publisher = BatchPublisher(
-            broker, self.breakers, policy, self.clock, self.observer, store.lanes, self._unanswered, payloads
+            broker,
+            self.breakers,
+            policy,
+            self.clock,
+            self.observer,
+            store.lanes,
+            self._unanswered,
+            payloads,
+            IncreasingFields(payloads, store) if payloads is not None and payloads.increasing else None,
         )
         self.ownership = LaneOwnership(store, self.settings, self.clock, self.observer, self.rng, self._forget_lanes)
         self._wake_heartbeat = asyncio.Event()
@@ -169,7 +179,7 @@ class Relay:
         if is_late and not self.broker.capabilities.ordered:
             batch.defer_hot(self._quotas.full)
         published = self.clock.boot_seconds()
-        settlements = batch.settlements
+        settlements = self._with_values(batch.settlements)
         settled = await self._unsettled.settle(lease, settlements) if settlements else 0
         self._wait_at_most(worker, self._unsettled.next_seconds(owned))
         self._wait_at_most(worker, self._unanswered.next_seconds(lease))
@@ -272,8 +282,13 @@ class Relay:
         lease = self.ownership.lanes_of(worker)
         batch = Batch()
         self.publisher.finish(batch, lease)
-        if settlements := batch.settlements:
+        if settlements := self._with_values(batch.settlements):
             await self._unsettled.settle(lease, settlements)
+
+    def _with_values(self, settlements: Settlements) -> Settlements:
+        """Add the values of increasing fields, which are written with the outcomes."""
+        increases = self.publisher.increases
+        return settlements if increases is None else replace(settlements, last_values=increases.values_of(settlements))
 
     async def _loop(self, step: Callable[[], Awaitable[None]], seconds: float, sooner: asyncio.Event) -> None:
         """Repeat a step. After a failure of the store the next try comes soon, because the lease is running out."""

@@ -176,11 +176,16 @@ class OutboxStore(Protocol):
         """
         ...
 
+    async def last_values(self, wanted: Sequence[tuple[str, Stream]]) -> dict[tuple[str, Stream], int]:
+        """Return the last published values of increasing fields, by rule and stream; absent without a value."""
+        ...
+
     async def settle(self, lease: Lease, settlements: Settlements) -> int:
         """Write outcomes in lanes that are still owned; return the number of outcomes applied.
 
         A stream with a confirmed held event, and every stream of `emptied`, continues draining, or is unblocked if the
-        same write finds no held event of the stream.
+        same write finds no held event of the stream. The values of increasing fields are written in the same
+        transaction: a crash must not leave one without the other.
         """
         ...
 

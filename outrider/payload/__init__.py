@@ -7,11 +7,12 @@ of its type.
 from outrider.payload.model import OnInvalid, PayloadCipher, PayloadFacts, PayloadSchema, SchemaSource, Version
 from outrider.payload.payloads import Payloads
 from outrider.payload.registry import SchemaRegistry
-from outrider.payload.rules import Rule, required_fields
+from outrider.payload.rules import IncreasingField, Rule, required_fields, strictly_increasing
 from outrider.payload.schemas import SchemaFolder, SchemaSet
 from outrider.payload.upcasters import Upcaster
 
 __all__ = [
+    "IncreasingField",
     "OnInvalid",
     "PayloadCipher",
     "PayloadFacts",
@@ -25,4 +26,5 @@ __all__ = [
     "Upcaster",
     "Version",
     "required_fields",
+    "strictly_increasing",
 ]

@@ -25,7 +25,7 @@ from outrider.payload.model import (
     parse_version,
 )
 from outrider.payload.models import json_parser
-from outrider.payload.rules import Rule, treatment
+from outrider.payload.rules import IncreasingField, Rule, treatment
 from outrider.payload.schemas import Validate, accept, compile_schema, source_of
 from outrider.payload.upcasters import Upcast, Upcaster, UpcasterChains
 from outrider.telemetry.events import InvalidPayloadPublished, Observer, SchemaSourceUnavailable
@@ -92,20 +92,23 @@ from version 2; add Upcaster('order.placed', 2, …)
         *,
         on_invalid: OnInvalid | str = OnInvalid.REFUSE,
         schemas_required: bool = False,
-        rules: Iterable[Rule] = (),
+        rules: Iterable[Rule | IncreasingField] = (),
         upcasters: Iterable[Upcaster] | Mapping[str, Mapping[int, Upcast]] = (),
         encryption: PayloadCipher | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.source = source_of(schemas)
         self.on_invalid = treatment(on_invalid)
-        self.rules = tuple(rules)
+        given = tuple(rules)
+        self.increasing = tuple(rule for rule in given if isinstance(rule, IncreasingField))
+        self.rules = tuple(rule.presence() if isinstance(rule, IncreasingField) else rule for rule in given)
         self.chains = UpcasterChains(upcasters)
         self.encryption = encryption
         self.observer = observer or LogObserver()
         self._required = schemas_required
         self._read_json = json_parser()
         self._checks: dict[tuple[str, str], Checks] = {}
+        self._increasing: dict[str, tuple[IncreasingField, ...]] = {}
         self._loading = threading.Lock()
         if schemas_required and self.source is None:
             raise UsageError("schemas_required needs schemas; pass schemas=…")
@@ -242,6 +245,35 @@ from version 2; add Upcaster('order.placed', 2, …)
             return event
         return replace(event, payload=payload, schema_version=version)
 
+    def increasing_of(self, event_type: str) -> tuple[IncreasingField, ...]:
+        """Return the increasing fields of a type."""
+        if (known := self._increasing.get(event_type)) is None:
+            known = tuple(rule for rule in self.increasing if rule.presence().applies_to(event_type))
+            if len(self._increasing) < CHECKS_MAX:
+                self._increasing[event_type] = known
+        return known
+
+    def increasing_values(self, row: OutboxRow) -> list[tuple[IncreasingField, int]]:
+        """Return the increasing fields of a stored event with their values, without those that are no numbers."""
+        if not (rules := self.increasing_of(row.event_type)):
+            return []
+        payload = self._parse(row.payload)
+        if self.encryption is not None:
+            payload = self.encryption.decrypt(
+                PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key), payload
+            )
+        found = ((rule, rule.value(payload)) for rule in rules)
+        return [(rule, value) for rule, value in found if value is not None]
+
+    def mode_of(self, rule: Rule | IncreasingField) -> OnInvalid:
+        """Return the treatment of a rule."""
+        return treatment(rule.on_invalid or self.on_invalid)
+
+    def warn_of(self, row: OutboxRow, problem: str) -> None:
+        """Emit a warning about a stored event."""
+        version = str(row.schema_version)
+        self.observer.emit(InvalidPayloadPublished(row.event_id, row.event_type, version, problem))
+
     def schema_of(self, event_type: str, version: Version) -> PayloadSchema | None:
         """Return the loaded schema of a type and version."""
         checks = self._checks.get(_key(event_type, version))
@@ -269,7 +301,7 @@ from version 2; add Upcaster('order.placed', 2, …)
             yield PayloadProblem(found.path, found.text, self.on_invalid)
         for rule in checks.rules:
             if (broken := rule.problem(facts, payload)) is not None:
-                yield PayloadProblem(*broken, treatment(rule.on_invalid or self.on_invalid))
+                yield PayloadProblem(*broken, self.mode_of(rule))
 
     def _warn(self, facts: PayloadFacts, problem: PayloadProblem) -> None:
         version = str(facts.schema_version)

@@ -89,6 +89,51 @@ def required_fields(event_types: str, *paths: str, on_invalid: OnInvalid | str |
     return Rule(f"required fields {', '.join(paths)}", event_types, has_fields, on_invalid=on_invalid)
 
 
+@dataclass(frozen=True, slots=True)
+class IncreasingField:
+    """A field whose value must be above the value of the event before, in each stream; see `strictly_increasing`."""
+
+    name: str
+    event_types: str
+    field: str
+    on_invalid: OnInvalid | str | None = None
+
+    @property
+    def path(self) -> str:
+        """Return the path of the field in errors."""
+        return f"payload.{self.field}"
+
+    def presence(self) -> Rule:
+        """Return the rule that the field is a whole number, which staging can check, too."""
+
+        def is_number(_: PayloadFacts, payload: Any) -> RuleProblem | None:
+            return None if self.value(payload) is not None else RuleProblem(self.path, "it is not a whole number")
+
+        return Rule(self.name, self.event_types, is_number, self.path, self.on_invalid)
+
+    def value(self, payload: Any) -> int | None:
+        """Return the value of the field, None unless it is a whole number of 64 bits."""
+        found = field_of(payload, self.field)
+        return found if type(found) is int and -(2**63) <= found < 2**63 else None
+
+
+def strictly_increasing(
+    event_types: str, field: str, *, name: str | None = None, on_invalid: OnInvalid | str | None = None
+) -> IncreasingField:
+    """Return the rule that a whole number grows with every event of a key, for a type or a prefix.
+
+    The relay judges it, also for rows of other programs: a stream has one relay at a time, and the last value is kept
+    in the store. Staging checks only that the field is a number. The name must stay the same, because values are kept
+    under it.
+
+    >>> strictly_increasing("order.*", "revision").name
+    'order.* increasing revision'
+    """
+    rule = IncreasingField(name or f"{event_types} increasing {field}", event_types, field, on_invalid)
+    rule.presence()
+    return rule
+
+
 def treatment(word: OnInvalid | str) -> OnInvalid:
     """Return the treatment that a word names.
 

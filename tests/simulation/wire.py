@@ -136,6 +136,9 @@ class DistantStore:
     async def due(self, lease: Lease, events_max: int) -> Due:
         return await self._ask("due", self.inner.due, lease, events_max)
 
+    async def last_values(self, wanted: Sequence[tuple[str, Stream]]) -> dict[tuple[str, Stream], int]:
+        return await self._ask("last_values", self.inner.last_values, wanted)
+
     async def settle(self, lease: Lease, settlements: Settlements) -> int:
         def ids() -> tuple[object, ...]:
             return tuple((type(s.outcome).__name__, self.record.label(s.event)) for s in settlements.outcomes())

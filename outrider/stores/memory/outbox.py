@@ -156,6 +156,9 @@ class MemoryStore:
             room -= len(events)
         return Due(streams, None)
 
+    async def last_values(self, wanted: Sequence[tuple[str, Stream]]) -> dict[tuple[str, Stream], int]:
+        return {each: self.tables.last_values[each] for each in wanted if each in self.tables.last_values}
+
     async def settle(self, lease: Lease, settlements: Settlements) -> int:
         owned = self.fence(lease)
         settling = MemorySettlement(self)
@@ -164,6 +167,9 @@ class MemoryStore:
             if stream.lane in owned:
                 settling.loosen(stream)
         settling.streams()
+        for rule, stream, value in settlements.raised_values(owned):
+            known = self.tables.last_values
+            known[rule, stream] = max(value, known.get((rule, stream), value))
         return applied
 
     def resolve_topic(self, row: OutboxTableRow) -> None:

@@ -102,6 +102,7 @@ class Tables:
     """The time of each relay's last heartbeat less a lease, and plus a lease: it is alive between the two."""
     duties: dict[str, datetime] = field(default_factory=dict)
     operations: list[dict[str, Any]] = field(default_factory=list)
+    last_values: dict[tuple[str, Stream], int] = field(default_factory=dict)
 
     def known(self, event_id: UUID) -> bool:
         return event_id in self.ids or event_id in self.archive or event_id in self.dead

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from uuid import UUID
 
 from outrider.checks import CheckResult
@@ -28,7 +29,7 @@ from outrider.stores.mongo.documents import copied, to_event
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_admin import MongoMaintenance, MongoOutboxAdmin
 from outrider.stores.mongo.outbox_fetch import FILL_MAX, fill
-from outrider.stores.mongo.outbox_settle import depart
+from outrider.stores.mongo.outbox_settle import depart, value_identity
 from outrider.stores.mongo.schema import check_installed_version
 from outrider.stores.mongo.staging import read_setting
 
@@ -144,12 +145,20 @@ class MongoStore:
     async def due(self, lease: Lease, events_max: int) -> Due:
         return await outbox_fetch.due(self.database, lease, events_max)
 
+    async def last_values(self, wanted: Sequence[tuple[str, Stream]]) -> dict[tuple[str, Stream], int]:
+        ids = [value_identity(rule, stream) for rule, stream in wanted]
+        found = self.database["payload_last_value"].find({"_id": {"$in": ids}})
+        rows = await self.database.run(found.to_list())
+        return {(row["_id"]["rule"], Stream(*(row["_id"][n] for n in Stream._fields))): row["value"] for row in rows}
+
     async def settle(self, lease: Lease, settlements: Settlements) -> int:
-        if settlements.only_confirmed:
+        values = settlements.last_values
+        if settlements.only_confirmed and not values:
             return sum([await self._confirm(lease, part) for part in outbox_settle.of_events(settlements.confirmed)])
         *parts, last = [*outbox_settle.of_settlements(settlements.outcomes())] or [[]]
-        settled = sum([await self._settle(lease, Settlements.of(part)) for part in parts])
-        return settled + await self._settle(lease, Settlements.of(last, settlements.emptied))
+        settled = sum([await self._settle(lease, replace(Settlements.of(part), last_values=values)) for part in parts])
+        final = replace(Settlements.of(last, settlements.emptied), last_values=values)
+        return settled + await self._settle(lease, final)
 
     async def _confirm(self, lease: Lease, events: Sequence[OutboxRow]) -> int:
         if outbox_settle.fit(events):

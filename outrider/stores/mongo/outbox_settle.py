@@ -148,7 +148,18 @@ async def settle(
     maybe_empty |= {stream for stream in emptied if stream.lane in owned}
     await write(session, database, writes.blocks, maybe_empty, now)
     await ensure_blocked(session, database, writes.parked_streams - writes.blocks.keys(), now)
+    if values := settlements.raised_values(owned):
+        changes = [
+            UpdateOne({"_id": value_identity(rule, stream)}, {"$max": {"value": value}}, upsert=True)
+            for rule, stream, value in values
+        ]
+        await database["payload_last_value"].bulk_write(changes, session=session)
     return len(live)
+
+
+def value_identity(rule: str, stream: Stream) -> Document:
+    """Return the `_id` of the last value of an increasing field in a stream."""
+    return {"rule": rule, **stream._asdict()}
 
 
 def _lanes(settlements: Sequence[Settlement], emptied: Sequence[Stream]) -> set[int]:

@@ -339,6 +339,8 @@ PAYLOAD_COLLECTIONS = (
         "payload_schema",
         validator=_rules(("document", "registered_at", "registered_by"), document={"bsonType": "string"}),
     ),
+    # The last published value of an increasing field in each stream: `_id` is rule, lane, topic and key.
+    Collection("payload_last_value"),
 )
 
 

@@ -125,8 +125,13 @@ class PostgresStore:
         [[seconds]] = await self.database.fetch(self.sql["next_due"], list(lease.epochs))
         return Due(streams, seconds)
 
+    async def last_values(self, wanted: Sequence[tuple[str, Stream]]) -> dict[tuple[str, Stream], int]:
+        columns = [list(column) for column in zip(*((rule, *stream) for rule, stream in wanted), strict=True)]
+        rows = await self.database.fetch(self.sql["last_values"], *columns)
+        return {(rule, Stream(lane, topic, key)): value for rule, lane, topic, key, value in rows}
+
     async def settle(self, lease: Lease, settlements: Settlements) -> int:
-        if settlements.only_confirmed:
+        if settlements.only_confirmed and not settlements.last_values:
             # The common case is one statement, which needs no transaction.
             async with self.database.statement() as conn:
                 return await confirm(self, conn, lease, settlements.confirmed)

@@ -80,6 +80,9 @@ async def settle(store: PostgresStore, lease: Lease, settlements: Settlements) -
         applied += await writing.dead_letter([DeadLetterRow.of(s) for s in mine if isinstance(s.outcome, DeadLettered)])
         writing.maybe_empty += [stream for stream in settlements.emptied if stream.lane in owned]
         await writing.streams()
+        if values := settlements.raised_values(owned):
+            columns = zip(*((rule, *stream, value) for rule, stream, value in values), strict=True)
+            await conn.execute(store.sql["raise_values"], *map(list, columns))
         return applied
 
 

@@ -84,6 +84,9 @@ class SqliteStore:
     async def due(self, lease: Lease, events_max: int) -> Due:
         return await self.database.read(_due, lease, events_max, self.clock.now())
 
+    async def last_values(self, wanted: Sequence[tuple[str, Stream]]) -> dict[tuple[str, Stream], int]:
+        return await self.database.read(_last_values, wanted)
+
     async def settle(self, lease: Lease, settlements: Settlements) -> int:
         return await self.database.write(
             outbox_settle.settle, lease, settlements, now=self.clock.now(), archive=self.archive
@@ -112,6 +115,15 @@ class SqliteStore:
 def _release(conn: sqlite3.Connection, rows: list[dict[str, Any]]) -> None:
     # A cursor must stay on its thread: finalising it on another thread resets a statement that is in use here.
     conn.executemany(SQL["release"], rows)
+
+
+def _last_values(conn: sqlite3.Connection, wanted: Sequence[tuple[str, Stream]]) -> dict[tuple[str, Stream], int]:
+    found = {}
+    for rule, stream in wanted:
+        row = conn.execute(SQL["last_values"], {"rule": rule, **stream._asdict()}).fetchone()
+        if row is not None:
+            found[rule, stream] = int(row[0])
+    return found
 
 
 def _prepare(conn: sqlite3.Connection) -> int:

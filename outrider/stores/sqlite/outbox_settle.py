@@ -110,6 +110,8 @@ def settle(conn: sqlite3.Connection, lease: Lease, settlements: Settlements, *, 
     maybe_empty |= {stream for stream in settlements.emptied if stream.lane in owned}
     write_streams(conn, writes.blocks, maybe_empty, now)
     ensure_blocked(conn, {s.stream for s in live if isinstance(s.outcome, Park)}, now)
+    values = settlements.raised_values(owned)
+    conn.executemany(SQL["raise_values"], [{"rule": v.rule, **v.stream._asdict(), "value": v.value} for v in values])
     return len(live)
 
 

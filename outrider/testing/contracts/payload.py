@@ -13,11 +13,12 @@ from outrider.app import Outbox
 from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter
 from outrider.inbox.model import EventOutcome, Held, InboxBlockReason, InboxDeadLettered, StreamState
 from outrider.inbox.store import InboxStore
-from outrider.outbox.model import Criteria
+from outrider.outbox.model import Criteria, LastValue, Lease, Settlements
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.validation import StagingRules, validate_edit
 from outrider.payload.payloads import Payloads
+from outrider.payload.rules import strictly_increasing
 from outrider.payload.schemas import make_schema
 from outrider.payload.store import PayloadStore, StoredDocument, StoredKind
 from outrider.saga.model import Phase
@@ -85,6 +86,44 @@ class PayloadContract:
         assert await harness.store.admin.replay([ids[1]], "ann") == 1
         await harness.works(relay)
         assert numbers(broker.log) == [1, 2, 3]
+
+    async def test_a_value_that_must_increase_is_compared_with_the_last_one_of_its_key_by_every_relay(
+        self, bench: PayloadBench
+    ) -> None:
+        harness, broker = bench.harness, MemoryBroker(ordered=True)
+        payloads = Payloads(rules=[strictly_increasing("order.*", "n")])
+        for values in (((1, "A"), (5, "A"), (2, "B")), ((5, "A"), (3, "B"), (6, "A"))):
+            relay = bench.relay(broker, payloads)
+            for n, key in values:
+                await harness.insert(uuid4(), "order.changed", f'{{"n": {n}}}', key)
+            await harness.works(relay)
+            await harness.store.leave(relay.name)
+        assert (numbers(broker.log), numbers(broker.log, "B")) == ([1, 5], [2, 3])
+        [letter] = await harness.store.admin.dead_letters(Criteria())
+        assert letter["reason"] == "schema_validation_failed"
+        # Its stream waits behind the dead letter, and goes on from the last published value.
+        assert await harness.store.admin.discard([letter["event_id"]], "ann") == 1
+        await harness.works(bench.relay(broker, payloads))
+        assert numbers(broker.log) == [1, 5, 6]
+
+    async def test_a_last_value_never_falls_and_is_written_with_its_event_or_not_at_all(
+        self, bench: PayloadBench
+    ) -> None:
+        harness, relay = bench.harness, bench.relay(MemoryBroker(), PAYLOADS)
+        await harness.stage(*(Event("order.changed", {"n": n}, key="A", topic="orders") for n in range(3)))
+        await relay.heartbeat()
+        store, lease = harness.store, relay.lease
+        events = (await store.fetch(lease, dict.fromkeys(lease.epochs, 10))).events
+        stream = events[0].stream
+        for event, value in zip(events[:2], (9, 4), strict=True):
+            values = {event.event_id: [LastValue("rule", stream, value)]}
+            assert await store.settle(lease, Settlements([event], last_values=values)) == 1
+        wanted = ("rule", stream)
+        assert await store.last_values([wanted, ("other", stream)]) == {wanted: 9}
+        lost = Lease(lease.owner, {lane: epoch + 1 for lane, epoch in lease.epochs.items()})
+        values = {events[2].event_id: [LastValue("rule", stream, 99)]}
+        assert await store.settle(lost, Settlements([events[2]], last_values=values)) == 0
+        assert await store.last_values([wanted]) == {wanted: 9}
 
     async def test_a_schema_is_registered_once_and_replaced_on_request(self, bench: PayloadBench) -> None:
         first = make_schema("order.changed", 2, NUMBERED)

@@ -353,3 +353,15 @@ WHERE o.event_id = ANY ($2::uuid[]) AND {claimed} AND o.claimed_by = $1
 -- What a writer leaves to the relay.
 UPDATE {schema}.outbox AS o SET state = 'pending', claimed_by = NULL, claimed_until = NULL
 WHERE o.event_id = ANY ($2::uuid[]) AND o.state IN ({yield_optimistic_guard}) AND {claimed} AND o.claimed_by = $1
+
+-- name: last_values
+-- The last published values of increasing fields. Index: payload_last_value_pkey.
+SELECT v.rule, v.lane, v.topic, v.key, v.value
+FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[]) AS g (rule, lane, topic, key)
+JOIN {schema}.payload_last_value AS v USING (topic, key, lane, rule)
+
+-- name: raise_values
+-- In the transaction that settles the events, under its fence; a value never falls. Index: payload_last_value_pkey.
+INSERT INTO {schema}.payload_last_value AS v (rule, lane, topic, key, value)
+SELECT * FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::bigint[])
+ON CONFLICT (topic, key, lane, rule) DO UPDATE SET value = excluded.value WHERE v.value < excluded.value

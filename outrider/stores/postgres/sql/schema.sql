@@ -91,11 +91,11 @@ DROP TABLE {schema}.saga_barrier, {schema}.saga_audit_log, {schema}.saga_mailbox
 DROP FUNCTION {schema}.saga_audit_refuse();
 
 -- name: payload_unfinished
--- Schemas can be registered again.
+-- Schemas can be registered again, and a field starts anew.
 SELECT 0
 
 -- name: payload
-DROP TABLE {schema}.payload_schema;
+DROP TABLE {schema}.payload_last_value, {schema}.payload_schema;
 
 -- name: forget
 DELETE FROM {schema}.outrider_migration WHERE version = {version};

@@ -185,3 +185,12 @@ WHERE lane = :lane AND topic = :topic AND key = :key AND cause <> 'dead_letter'
         SELECT 1 FROM outbox
         WHERE outbox.lane = :lane AND outbox.topic = :topic AND stream_key = :key AND state IN ({waiting})
     );
+
+-- name: last_values
+-- The last published value of an increasing field; the primary key.
+SELECT value FROM payload_last_value WHERE topic = :topic AND key = :key AND lane = :lane AND rule = :rule;
+
+-- name: raise_values
+-- In the transaction that settles the events; a value never falls; the primary key.
+INSERT INTO payload_last_value (rule, lane, topic, key, value) VALUES (:rule, :lane, :topic, :key, :value)
+ON CONFLICT (topic, key, lane, rule) DO UPDATE SET value = max(value, excluded.value);

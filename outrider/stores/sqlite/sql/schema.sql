@@ -72,10 +72,11 @@ DROP TABLE saga_step;
 DROP TABLE saga_instance;
 
 -- name: payload_unfinished
--- Schemas can be registered again.
+-- Schemas can be registered again, and a field starts anew.
 SELECT 0;
 
 -- name: payload
+DROP TABLE payload_last_value;
 DROP TABLE payload_schema;
 
 -- name: forget
