@@ -126,7 +126,8 @@ class SagaStore(Protocol):
     async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
         """Remove ended sagas and old entries, in small batches. A saga that needs attention is kept.
 
-        A child is kept until its parent is completed, compensated or removed.
+        A child is kept until its parent is completed, compensated or removed. A parent is kept until its children are
+        removed, so that a new saga of its name starts children of its own.
         """
         ...
 

@@ -31,6 +31,7 @@ from outrider.saga.model import (
     Instance,
     JournalEntry,
     MessageKind,
+    NewSaga,
     Phase,
     SagaChange,
     SagaRecord,
@@ -157,7 +158,7 @@ class StagingFailed:
 
 
 class Unplannable(NamedTuple):
-    """Nothing was written, because the planner failed. The saga can only be stopped."""
+    """Nothing was written, because the planner failed or the name of a child is taken. The saga can only be stopped."""
 
     reason: str
 
@@ -249,7 +250,7 @@ class TurnTransaction:
 
     async def _write(
         self, tx: Any, turn_input: TurnInput, record: SagaRecord, plan: Plan, outcomes: Sequence[StepOutcome]
-    ) -> Saved | StepAtFault | StagingFailed:
+    ) -> Saved | StepAtFault | StagingFailed | Unplannable:
         deferred = turn_input.deferred(record)
         if self._is_unchanged(record, plan) and not deferred:
             return Saved(record, plan)
@@ -260,7 +261,8 @@ class TurnTransaction:
         release = plan.release and not deferred
         change = SagaChange(instance, entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
         await self._save(tx, change)
-        await self._send(tx, plan, instance)
+        if taken := await self._send(tx, plan, instance):
+            return Unplannable(name_taken(taken))
         staged = [*(_Staged(outcome.action, outcome.staged) for outcome in outcomes), *staged]
         failure = await self._stage(tx, turn_input, instance, [one for one in staged if one.events])
         return Saved(record, plan, change, deferred) if failure is None else failure
@@ -321,13 +323,18 @@ class TurnTransaction:
         self.saved_at = self.context.clock.boot_seconds()
         await self.context.store.save(tx, self.claim, change, self.context.settings.lease_seconds)
 
-    async def _send(self, tx: Any, plan: Plan, instance: Instance) -> None:
-        """Start children and deliver messages to other sagas, after the save, which has proved the claim."""
+    async def _send(self, tx: Any, plan: Plan, instance: Instance) -> NewSaga | None:
+        """Start children and deliver messages to other sagas, after the save, which has proved the claim.
+
+        Return a child that cannot be started, because its name is taken.
+        """
         for child in plan.children:
-            await self.context.store.start(tx, child)
+            if not await self.context.store.start(tx, child):
+                return child
         if plan.messages:
             messages = [message if message.body else message._replace(body=instance.state) for message in plan.messages]
             await self.context.store.deliver(tx, messages)
+        return None
 
     async def _stage(
         self, tx: Any, turn_input: TurnInput, instance: Instance, staged: Sequence[_Staged]
@@ -359,6 +366,14 @@ class TurnTransaction:
         """Tell whether the plan changes nothing and needs no save."""
         changes = plan.entries or plan.notes or plan.taken or plan.actions or plan.release
         return not changes and plan.instance == record.instance and self.seen.issuperset(plan.seen)
+
+
+def name_taken(child: NewSaga) -> str:
+    """Return the reason why a saga stops: its child has the name of another saga, which would never report to it."""
+    return (
+        f"{child.parent_step} cannot start its child: there is a saga {child.saga_type} {child.correlation_id} "
+        "already, which another program has started; compensate this saga, or retry when the other is removed"
+    )
 
 
 def require_claim(record: SagaRecord | None, claim: Claim) -> SagaRecord:

@@ -140,7 +140,7 @@ def compensate(journal: Journal, message: SagaMessage) -> CommandResult:
     """Compensate all steps that are done or may have happened. Running children are called off first."""
     if reason := _reason_against_compensation(journal, message):
         return CommandIgnored(reason)
-    if children.call_off(journal, _first_compensate(journal)):
+    if children.call_off(journal, _latest_compensate(journal)):
         return CommandDeferred()
     if journal.status is Status.FAILED and _pivot_is_out(journal):
         return CommandIgnored("the pivot is not settled, and the saga is stopped; use retry, then compensate again")
@@ -152,9 +152,12 @@ def compensate(journal: Journal, message: SagaMessage) -> CommandResult:
     return CommandApplied("compensates all steps that are done or may have happened")
 
 
-def _first_compensate(journal: Journal) -> SagaMessage | None:
-    """Return the command that is passed on to children. Of several, one is enough."""
-    return next((message for message in journal.unread if message.name == "compensate"), None)
+def _latest_compensate(journal: Journal) -> SagaMessage | None:
+    """Return the command that is passed on to children.
+
+    Of several, the latest is enough. An earlier one may have been ignored by a child whose pivot was under way.
+    """
+    return next((message for message in reversed(journal.unread) if message.name == "compensate"), None)
 
 
 def call_off(journal: Journal, _: SagaMessage) -> CommandResult:

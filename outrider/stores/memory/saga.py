@@ -204,16 +204,19 @@ class MemorySagas:
         )
 
     def _prune_sagas(self, before: datetime) -> int:
+        """Remove old sagas, children first: a pass for each generation."""
+        parents = {instance.parent_id for _, instance in self.tables.living()}
         old = [
             (row, instance)
             for row, instance in self.tables.living()
             if instance.ended_at and instance.ended_at < before and not instance.needs_attention
             if instance.parent_id is None or not self.tables.sagas.rows.get(instance.parent_id, SagaRow()).listens
+            if instance.saga_id not in parents
         ]
         for row, instance in old:
             row.instance, row.journal, row.messages, row.seen = None, {}, {}, set()
             self.tables.names.rows.pop((instance.saga_type, instance.correlation_id), None)
-        return len(old)
+        return len(old) + (self._prune_sagas(before) if old else 0)
 
     def _prune_notes(self, before: datetime) -> int:
         removed = 0

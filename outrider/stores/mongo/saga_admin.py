@@ -121,24 +121,38 @@ async def prune_participants(database: MongoDatabase, days: float) -> int:
 
 
 async def _prune_sagas(transactions: MongoTransactionSource, database: MongoDatabase, before: datetime) -> int:
-    """Remove ended sagas, oldest first. Sagas that another transaction is writing stay until the next time."""
+    """Remove ended sagas, children first: a pass for each generation, and each pass from the oldest."""
+    total = 0
+    while count := await _prune_generation(transactions, database, before):
+        total += count
+    return total
+
+
+async def _prune_generation(transactions: MongoTransactionSource, database: MongoDatabase, before: datetime) -> int:
+    """Remove ended sagas without children. Sagas that another transaction is writing stay until the next time."""
     total = 0
     ended = database["saga_instance"].find(ended_before(before), {"parent_id": 1}).sort("ended_at")
     async with ended.batch_size(SAGAS_MAX) as rows:
         while found := await rows.to_list(SAGAS_MAX):
-            ids = await _without_living_parent(database, found)
+            ids = await _removable(database, found)
             total += len(await skip_locked(transactions, _Removing(before), ids))
     return total
 
 
-async def _without_living_parent(database: MongoDatabase, rows: Sequence[Document]) -> list[UUID]:
-    """Return the ids of sagas, without the children of sagas that have not ended; the primary key."""
-    parents = [row["parent_id"] for row in rows if row.get("parent_id")]
+async def _removable(database: MongoDatabase, rows: Sequence[Document]) -> list[UUID]:
+    """Return the ids of sagas, without the children of sagas that have not ended and without those that have children.
+
+    A new saga of the name of a parent would start the same children. Indexes: the primary key, saga_instance_parent.
+    """
+    sagas, parents = database["saga_instance"], [row["parent_id"] for row in rows if row.get("parent_id")]
     living = set[UUID]()
     if parents:
-        found = database["saga_instance"].find({"_id": {"$in": parents}, "status": {"$nin": DEAF}}, {"_id": 1})
+        found = sagas.find({"_id": {"$in": parents}, "status": {"$nin": DEAF}}, {"_id": 1})
         living = {row["_id"] for row in await found.to_list()}
-    return [row["_id"] for row in rows if row.get("parent_id") not in living]
+    ids = [row["_id"] for row in rows if row.get("parent_id") not in living]
+    # The type is named because the index has no sagas without a parent.
+    having = set(await sagas.distinct("parent_id", {"parent_id": {"$in": ids, "$type": "binData"}}))
+    return [saga_id for saga_id in ids if saga_id not in having]
 
 
 def ended_before(moment: datetime) -> Document:

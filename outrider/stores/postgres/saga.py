@@ -168,10 +168,17 @@ class PostgresSagas:
         """Remove old rows. Also remove messages that came just after the end of their saga."""
         await self._database.execute(self._sql["drop_unread_messages"])
         return SagaPruned(
-            await in_batches(self._database, self._sql["prune_sagas"], saga_days),
+            await self._prune_sagas(saga_days),
             await in_batches(self._database, self._sql["prune_audit"], audit_days),
             await in_batches(self._database, self._sql["prune_participants"], participant_memory_days),
         )
+
+    async def _prune_sagas(self, days: float) -> int:
+        """Remove old sagas, children first: a pass for each generation."""
+        total = 0
+        while count := await in_batches(self._database, self._sql["prune_sagas"], days):
+            total += count
+        return total
 
     async def notify(self) -> None:
         """Notify workers, after a commit, of a new message or a new saga."""

@@ -261,7 +261,7 @@ class SqliteSagas:
         """Remove old rows. Also remove messages that came just after the end of their saga."""
         await self._own.write(drop_orphans)
         return SagaPruned(
-            await self._in_batches(prune_sagas, saga_days),
+            await self._prune_sagas(saga_days),
             await self._in_batches(prune_notes, audit_days),
             await self._in_batches(prune_participants, participant_memory_days),
         )
@@ -282,6 +282,13 @@ class SqliteSagas:
 
     def _now(self) -> float:
         return self.clock.now().timestamp()
+
+    async def _prune_sagas(self, days: float) -> int:
+        """Remove old sagas, children first: a pass for each generation."""
+        total = 0
+        while count := await self._in_batches(prune_sagas, days):
+            total += count
+        return total
 
     async def _in_batches(self, job: Callable[[sqlite3.Cursor, dict[str, Any]], int], days: float) -> int:
         facts = {"before": self._now() - days * DAY_SECONDS, "limit": PRUNE_MAX}

@@ -45,7 +45,7 @@ TurnName = tuple[UUID, Status, tuple[tuple[str, str, str], ...]]
 
 
 class ChildRules:
-    """A child knows its parent, and is removed after it."""
+    """A child knows its parent, is removed after the end of its parent, and before its parent."""
 
     async def test_a_child_is_stored_with_its_parent_and_found_by_it(self, bench: SagaBench) -> None:
         parent, other = new_saga("A-1"), new_saga("A-2")
@@ -75,6 +75,26 @@ class ChildRules:
         left = {saga.saga_id for saga in await bench.store.admin.find(SagaCriteria())}
         kept = (Status.RUNNING, Status.FAILED)
         assert left == {saga.saga_id for status in kept for saga in (parents[status], children[status])}
+
+    async def test_a_parent_is_kept_until_its_children_and_theirs_are_removed(self, bench: SagaBench) -> None:
+        parent = new_saga("A-1")
+        child = _child(parent.saga_id, "ship")
+        last = _child(child.saga_id, "pack")
+        await bench.start(parent, child, last)
+        records = {record.instance.saga_id: record for record in await bench.claim()}
+        await bench.release(records[parent.saga_id], status=Status.COMPLETED)
+        await bench.release(records[child.saga_id], status=Status.COMPLETED)
+        await bench.advance(seconds=DAY)
+        await bench.release(records[last.saga_id], status=Status.COMPLETED)
+        await bench.advance(seconds=9 * DAY - 60)
+        days = {"saga_days": 9, "audit_days": NEVER, "participant_memory_days": NEVER}
+        assert (await bench.store.prune(**days)).sagas == 0
+        async with bench.store.transaction() as tx:
+            assert not await bench.store.start(tx, parent), "its children would have the names of those that are left"
+        await bench.advance(seconds=120)
+        assert (await bench.store.prune(**days)).sagas == 3
+        async with bench.store.transaction() as tx:
+            assert [await bench.store.start(tx, saga) for saga in (parent, child, last)] == [True] * 3
 
     @pytest.mark.parametrize("end", ["completed", "bill", "compensate"])
     async def test_parents_and_children_end_together_though_a_worker_dies_before_and_after_each_commit(

@@ -144,6 +144,21 @@ async def test_a_running_child_is_told_once_however_many_commands_there_are() ->
     assert advance(shop.order.definition, later, [], random.Random(1)).messages == ()
 
 
+async def test_a_later_command_reaches_a_child_that_may_have_ignored_the_first() -> None:
+    shop = Shop()
+    await shop.start()
+    record = await shop.record()
+    told = []
+    for commands in ([1], [1, 2], [1, 2]):
+        plan = advance(shop.order.definition, commanded(record, *commands), [], random.Random(1))
+        changed = {(entry.step, entry.phase): entry for entry in (*record.journal, *plan.entries)}
+        record = record._replace(journal=tuple(changed.values()))
+        told.append([message.event_id for message in plan.messages if message.name == "compensate"])
+    (first,), (second,), later = told
+    assert first != second
+    assert later == []
+
+
 async def test_equal_records_give_equal_messages_and_each_message_of_a_turn_has_an_id_of_its_own() -> None:
     shop = Shop(for_each=lambda state: ["a", "b"])
     await shop.start()

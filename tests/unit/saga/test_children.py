@@ -11,7 +11,7 @@ from outrider.saga import Saga, SagaRegistry
 from outrider.saga.explain import explain
 from outrider.saga.model import Status, StepStatus
 from outrider.testing import SagaHarness
-from tests.support.child_shop import Order, Shop, broken
+from tests.support.child_shop import Order, Parcel, Shop, broken
 from tests.support.saga_shop import ONCE
 
 COMPLETED, COMPENSATED, RUNNING, FAILED = Status.COMPLETED, Status.COMPENSATED, Status.RUNNING, Status.FAILED
@@ -398,3 +398,19 @@ async def test_retention_keeps_a_child_until_its_parent_has_ended() -> None:
     await shop.command("retry")
     await shop.harness.advance(seconds=91 * 86_400)
     assert (await shop.harness.store.prune(**days)).sagas == 3
+
+
+async def test_a_parent_does_not_wait_for_a_saga_of_the_name_of_its_child_that_another_program_has_started() -> None:
+    shop = Shop()
+    await shop.harness.start(shop.shipping, Parcel("B-1"), shop.child_name)
+    await shop.start()
+    parent = (await shop.record()).instance
+    assert (parent.status, parent.needs_attention) == (FAILED, True)
+    assert str(parent.last_error).startswith("ship cannot start its child: there is a saga shipping")
+    await shop.command("retry")
+    assert await shop.statuses() == [FAILED]
+    await shop.command("compensate")
+    assert await shop.statuses() == [COMPENSATED]
+    # Each `create` is rolled back with the turn that cannot start the child, so there is nothing to undo.
+    assert shop.did == ["pack", "create", "create"]
+    assert (await shop.harness.saga(shop.child_name)).status is RUNNING

@@ -241,8 +241,9 @@ SELECT g.event_id, found.location FROM unnest($1::uuid[]) AS g (event_id) CROSS 
 WHERE {planned_anew}
 
 -- name: prune_sagas
--- A bounded step: sagas that ended long ago, with their journals and messages. A child stays until its parent has ended.
--- Indexes: saga_instance_age, saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
+-- A bounded step: sagas that ended long ago, with their journals and messages. A child stays until its parent has ended,
+-- and a parent as long as it has children: a new saga of its name would start the same children.
+-- Indexes: saga_instance_age, saga_instance_parent, saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
 WITH old AS MATERIALIZED (
     SELECT i.saga_id FROM {schema}.saga_instance AS i
     WHERE NOT i.needs_attention AND {planned_anew_by_age}
@@ -251,6 +252,7 @@ WITH old AS MATERIALIZED (
             SELECT p.status IN ('completed', 'compensated') FROM {schema}.saga_instance AS p
             WHERE p.saga_id = i.parent_id LIMIT 1
         ), true))
+        AND coalesce((SELECT false FROM {schema}.saga_instance AS c WHERE c.parent_id = i.saga_id LIMIT 1), true)
     ORDER BY i.ended_at LIMIT $2
     FOR UPDATE OF i SKIP LOCKED
 ), journal AS (

@@ -134,12 +134,14 @@ UNION ALL
 SELECT 'dead_letter' FROM outbox_dead_letter WHERE event_id = :event_id;
 
 -- name: prunable_sagas
--- A bounded number of those that ended long ago, without the children of sagas that have not ended; saga_instance_age
--- and the primary key.
+-- A bounded number of those that ended long ago, without the children of sagas that have not ended and without those that
+-- have children: a new saga of their name would start the same children; saga_instance_age, saga_instance_parent and the
+-- primary key.
 SELECT saga_id FROM saga_instance AS saga
 WHERE ended_at < :before AND NOT needs_attention AND (saga.parent_id IS NULL OR coalesce((
     SELECT status IN ('completed', 'compensated') FROM saga_instance AS parent WHERE parent.saga_id = saga.parent_id
 ), 1))
+AND NOT EXISTS (SELECT 1 FROM saga_instance AS child WHERE child.parent_id = saga.saga_id)
 ORDER BY ended_at LIMIT :limit;
 
 -- name: prune_journal

@@ -49,6 +49,10 @@ CREATE INDEX saga_instance_lost ON saga_instance (saga_type, definition_version,
 -- Those that may be pruned.
 CREATE INDEX saga_instance_age ON saga_instance (ended_at) WHERE ended_at IS NOT NULL AND NOT needs_attention;
 
+-- name: saga_instance_parent
+-- The children of a saga.
+CREATE INDEX saga_instance_parent ON saga_instance (parent_id) WHERE parent_id IS NOT NULL;
+
 -- name: saga_step
 -- The journal: one line for each step and phase.
 CREATE TABLE saga_step (
