@@ -7,7 +7,7 @@ crash an event is either settled and counted, or neither, and is judged again ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -32,10 +32,21 @@ class IncreasingFields:
     _last: dict[tuple[str, Stream], int | None] = field(default_factory=dict)
     _accepted: dict[UUID, int] = field(default_factory=dict)
     """The lane of each event that this pass has accepted; an event may be encoded twice."""
+    _values: dict[UUID, Sequence[LastValue]] = field(default_factory=dict)
+    """The values of accepted events until they are settled: a broker may answer after the pass."""
 
     def begin(self, lease: Lease) -> None:
         """Begin a pass: forget the values of its lanes, which may be of events that were not published."""
-        lanes = lease.epochs.keys()
+        self._forget(lease.epochs.keys())
+
+    def drop(self, lanes: Collection[int]) -> None:
+        """Forget the events of lanes that the relay has lost or released: the next owner judges them."""
+        self._forget(lanes)
+        self._values = {
+            event_id: values for event_id, values in self._values.items() if values[0].stream.lane not in lanes
+        }
+
+    def _forget(self, lanes: Collection[int]) -> None:
         self._last = {key: value for key, value in self._last.items() if key[1].lane not in lanes}
         self._accepted = {event_id: lane for event_id, lane in self._accepted.items() if lane not in lanes}
 
@@ -69,11 +80,13 @@ class IncreasingFields:
             self._last[rule.name, stream] = value if last is None else max(value, last)
         if values:
             self._accepted[event.event_id] = stream.lane
+            self._values[event.event_id] = [LastValue(rule.name, stream, value) for rule, value in values]
 
     def values_of(self, settlements: Settlements) -> dict[UUID, Sequence[LastValue]]:
-        """Return the values of the confirmed events, which the store writes with their outcomes."""
+        """Return the values of the confirmed events, which the store writes with their outcomes; forget them here."""
         found: dict[UUID, Sequence[LastValue]] = {}
-        for event, stream, outcome in settlements.outcomes():
-            if isinstance(outcome, Confirmed) and (values := self.payloads.increasing_values(event)):
-                found[event.event_id] = [LastValue(rule.name, stream, value) for rule, value in values]
+        for event, _, outcome in settlements.outcomes():
+            values = self._values.pop(event.event_id, None)
+            if values is not None and isinstance(outcome, Confirmed):
+                found[event.event_id] = values
         return found

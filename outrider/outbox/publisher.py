@@ -194,6 +194,8 @@ class BatchPublisher:
 
     def drop(self, lanes: set[int]) -> None:
         """Forget the events without an answer in lanes that the relay has lost or released."""
+        if self.increases is not None:
+            self.increases.drop(lanes)
         for late in self.unanswered.drop(lanes):
             self.breakers.answered(late.destination, len(late.run.events))
 

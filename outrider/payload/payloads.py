@@ -258,10 +258,9 @@ from version 2; add Upcaster('order.placed', 2, …)
         if not (rules := self.increasing_of(row.event_type)):
             return []
         payload = self._parse(row.payload)
-        if self.encryption is not None:
-            payload = self.encryption.decrypt(
-                PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key), payload
-            )
+        if self.encryption is not None and any(rule.value(payload) is None for rule in rules):
+            facts = PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key)
+            payload = self.encryption.decrypt(facts, payload)
         found = ((rule, rule.value(payload)) for rule in rules)
         return [(rule, value) for rule, value in found if value is not None]
 

@@ -12,7 +12,8 @@ from outrider import Event, InvalidEvent, Outbox
 from outrider.brokers.base import CONFIRMED, Nacked, PublishResult
 from outrider.errors import Transient
 from outrider.event import Message, OnDeadLetter
-from outrider.outbox.model import Criteria, Lease, Settlements
+from outrider.outbox.increases import IncreasingFields
+from outrider.outbox.model import Criteria, LastValue, Lease, Settlements
 from outrider.outbox.optimistic import OptimisticWriter
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
@@ -24,8 +25,10 @@ from outrider.telemetry.events import InvalidPayloadPublished
 from outrider.testing import ManualClock, MemoryBroker
 from outrider.testing.fakes import RecordingObserver
 from tests.support.memory_benches import MemoryHarness
+from tests.support.outbox_rows import staged
 
-PAYLOADS = Payloads(rules=[strictly_increasing("order.*", "revision")])
+RULE = strictly_increasing("order.*", "revision")
+PAYLOADS = Payloads(rules=[RULE])
 
 
 @pytest.fixture
@@ -208,3 +211,15 @@ async def test_the_optimistic_writer_leaves_increasing_fields_to_the_relay(harne
     assert not broker.log
     await harness.works(relay(harness, broker))
     assert published(broker) == [2]
+
+
+async def test_the_value_of_an_event_is_kept_for_a_late_answer_until_the_lane_is_lost(store: MemoryStore) -> None:
+    event = staged(1, "A", event_type="order.changed", payload=b'{"revision": 7}')
+    for lost, expected in ((False, [LastValue(RULE.name, event.stream, 7)]), (True, None)):
+        increases = IncreasingFields(PAYLOADS, store)
+        increases.check(event)
+        increases.begin(Lease("relay", {event.lane: 1}))
+        if lost:
+            increases.drop({event.lane})
+        assert increases.values_of(Settlements([event])).get(event.event_id) == expected
+        assert increases.values_of(Settlements([event])) == {}
