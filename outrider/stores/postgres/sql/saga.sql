@@ -191,15 +191,9 @@ WHERE {planned_anew}
 -- name: save
 -- A turn, whole. Without its claim or its version, nothing of it. $1..$4 are the fence.
 -- Indexes: saga_instance_pkey, saga_step_pkey, saga_mailbox_pkey.
-WITH {moment}, held AS (
-    UPDATE {schema}.saga_instance SET
-        state = $5::text::json, status = $6, current_step = $7, version = version + 1, last_error = $8,
-        retry_count = $9, needs_attention = $10, losses = $35, updated_at = {now},
-        ended_at = CASE WHEN $6 IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, {now}) END,
-        owner = CASE WHEN $11::boolean THEN NULL ELSE owner END, wake_at = {now} + $12::float8 * interval '1 second',
-        claimed_from = CASE WHEN NOT $11 THEN {now} - $12 * interval '1 second' END
-    WHERE saga_id = $1 AND owner = $2 AND epoch = $3 AND version = $4 AND {planned_anew_for_one}
-    RETURNING saga_id, traceparent
+WITH {moment}, held AS MATERIALIZED (
+    SELECT $1::uuid AS saga_id, traceparent
+    FROM {schema}.saga_save($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $35, $27, $28, {now}) AS traceparent
 ), journal AS (
     INSERT INTO {schema}.saga_step (
         saga_id, step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
@@ -215,11 +209,6 @@ WITH {moment}, held AS (
         uncertainty = excluded.uncertainty, undelivered = excluded.undelivered,
         command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id,
         unavailable_since = excluded.unavailable_since, data = excluded.data
-), gone AS (
-    DELETE FROM {schema}.saga_mailbox AS m USING held WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($27::bigint[])
-), marked AS (
-    UPDATE {schema}.saga_mailbox AS m SET seen = true FROM held
-    WHERE m.saga_id = held.saga_id AND m.message_id = ANY ($28::bigint[]) AND m.seen IS FALSE
 ), noted AS (
     INSERT INTO {schema}.saga_audit_log ({audit_columns})
     SELECT held.saga_id, {now}, g.old_status, g.new_status, g.step, g.what, g.actor, g.detail, held.traceparent

@@ -88,7 +88,8 @@ SELECT count(*) FROM {schema}.saga_instance WHERE ended_at IS NULL OR needs_atte
 -- name: saga
 DROP TABLE {schema}.saga_barrier, {schema}.saga_audit_log, {schema}.saga_mailbox, {schema}.saga_step,
     {schema}.saga_instance;
-DROP FUNCTION {schema}.saga_audit_refuse();
+DROP FUNCTION {schema}.saga_audit_refuse(), {schema}.saga_save(uuid, text, bigint, bigint, text, text, text, text, integer,
+    boolean, boolean, float8, integer, bigint[], bigint[], timestamptz);
 
 -- name: payload_unfinished
 -- Schemas can be registered again, and a field starts anew.

@@ -157,6 +157,38 @@ CREATE TABLE {schema}.saga_barrier (
     PRIMARY KEY (key, participant, phase)
 )
 
+-- name: saga_save
+-- The writes of a turn whose rows the planner finds: the instance, if claim and version are still the ones expected, and
+-- the messages that were taken or seen. The plans of a function are kept and never scan a table. A plan that was made while
+-- a table was empty would otherwise scan the table for each turn, once the table has filled.
+CREATE FUNCTION {schema}.saga_save(
+    of_saga uuid, of_owner text, of_epoch bigint, of_version bigint, new_state text, new_status text, new_step text,
+    new_error text, retries integer, attention boolean, release boolean, due_seconds float8, new_losses integer,
+    taken bigint[], read bigint[], now timestamptz, OUT traceparent text
+) RETURNS SETOF text LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    UPDATE {schema}.saga_instance AS i SET
+        state = new_state::json, status = new_status, current_step = new_step, version = i.version + 1,
+        last_error = new_error, retry_count = retries, needs_attention = attention, losses = new_losses,
+        updated_at = now,
+        ended_at = CASE WHEN new_status IN ('completed', 'compensated', 'failed') THEN coalesce(i.ended_at, now) END,
+        owner = CASE WHEN release THEN NULL ELSE i.owner END, wake_at = now + due_seconds * interval '1 second',
+        claimed_from = CASE WHEN NOT release THEN now - due_seconds * interval '1 second' END
+    WHERE i.saga_id = of_saga AND i.owner = of_owner AND i.epoch = of_epoch AND i.version = of_version
+    RETURNING i.traceparent INTO traceparent;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF cardinality(taken) > 0 THEN
+        DELETE FROM {schema}.saga_mailbox AS m WHERE m.saga_id = of_saga AND m.message_id = ANY (taken);
+    END IF;
+    IF cardinality(read) > 0 THEN
+        UPDATE {schema}.saga_mailbox AS m SET seen = true
+        WHERE m.saga_id = of_saga AND m.message_id = ANY (read) AND m.seen IS FALSE;
+    END IF;
+    RETURN NEXT;
+END $$
+
 -- name: saga_barrier_age
 -- Those that may be pruned, by age. This is the last step: a schema that has it has everything.
 CREATE INDEX saga_barrier_age ON {schema}.saga_barrier (at)
