@@ -103,6 +103,10 @@ def a_deadline_of_a_child_counts_after_its_steps_are_done(patch: pytest.MonkeyPa
     patch.setattr(planner, "_reason_to_give_up", late)
 
 
+def a_command_compensates_a_child_whose_parent_has_completed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Journal, "is_relied_on", property(lambda journal: journal.awaits_parent))
+
+
 def a_message_is_sent_before_its_turn_is_committed(patch: pytest.MonkeyPatch) -> None:
     async def send_apart(self: TurnTransaction, tx: Any, plan: Plan, instance: Instance) -> None:
         store = self.context.store
@@ -125,6 +129,7 @@ MUTATIONS: dict[Mutation, str] = {
     a_command_to_compensate_does_not_reach_children: "its first parent is running",
     a_child_that_is_called_off_goes_on: "was called off and goes on",
     a_deadline_of_a_child_counts_after_its_steps_are_done: "a child that was done compensates",
+    a_command_compensates_a_child_whose_parent_has_completed: "a child that was done compensates",
     a_message_is_sent_before_its_turn_is_committed: "is completed, and its",
 }
 

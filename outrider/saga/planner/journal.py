@@ -139,6 +139,11 @@ class Journal:
         return self.has_status((PARENT_STEP, Phase.ACTION), StepStatus.STARTED)
 
     @property
+    def is_relied_on(self) -> bool:
+        """Tell whether all steps of a child are done, and its parent has not begun to compensate them."""
+        return self.has_status((PARENT_STEP, Phase.ACTION), StepStatus.STARTED, StepStatus.DONE)
+
+    @property
     def is_compensating(self) -> bool:
         """Tell whether compensation has started. Before the start, compensations are at most planned."""
         if self.status is Status.FAILED:

@@ -164,13 +164,13 @@ def call_off(journal: Journal, _: SagaMessage) -> CommandResult:
     """Compensate because the parent is going to compensate, as after a deadline: when no step is under way."""
     if journal.is_compensating:
         return CommandApplied("compensates, because its parent is going to")
-    if journal.awaits_parent or journal.past_pivot:
+    if journal.is_relied_on or journal.past_pivot:
         return CommandIgnored("its steps are done, or its pivot is; its parent waits for its outcome")
     return CommandDeferred()
 
 
 def _reason_against_compensation(journal: Journal, message: SagaMessage) -> str | None:
-    if journal.awaits_parent:
+    if journal.is_relied_on:
         return f"its steps are done, and its parent relies on them; command {journal.record.instance.parent_id}"
     if journal.is_compensating:
         return "compensation has begun already; use retry for its failed steps"

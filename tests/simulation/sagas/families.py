@@ -62,6 +62,7 @@ class FamilyWorld:
         self.fates: dict[str, random.Random] = {}
         self.faults = self.rng.choice((0.0, 0.5, 1.0, 2.0))
         self.people = self.rng.choice((0.0, 0.1, 0.5))
+        self.haste, self.hasty = self.dice("haste"), list[asyncio.Task[None]]()
         self.weather = Weather()
         if self.faults:
             self.weather = Weather(
@@ -188,6 +189,7 @@ class FamilyWorld:
                     self.problems += [*self._at_rest(), *self.workers.errors]
         finally:
             await self.workers.clear()
+            await asyncio.gather(*self.hasty)
 
     def fail(self, problem: str) -> None:
         """Record a broken guarantee."""
@@ -203,8 +205,15 @@ class FamilyWorld:
         if record.instance.epoch != turn.claim.epoch:
             self.fail("a worker saved without its claim")
         if new is not old:
+            if new is Status.COMPLETED and self.haste.random() < self.people:
+                self.hasty += [self.loop.create_task(self._compensate_children(turn.claim.saga_id))]
             self.problems += _family_problems(record.instance, list(self.children(turn.claim.saga_id)))
             self.problems += _child_problems(turn.record, new, parent)
+
+    async def _compensate_children(self, parent_id: UUID) -> None:
+        """Command what comes too late: the parent has completed, and its children may not know it yet."""
+        for child in list(self.children(parent_id)):
+            await self._command(child.instance.saga_id, "compensate")
 
     async def _misbehave(self) -> None:
         """Freeze, kill, stop and replace workers, and let an operator give commands."""

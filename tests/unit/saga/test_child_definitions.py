@@ -11,7 +11,7 @@ import pytest
 
 from outrider.errors import UsageError
 from outrider.saga import Saga, SagaRegistry
-from outrider.saga.definition.children import PARENT_STEP
+from outrider.saga.definition.children import PARENT_COMPLETED, PARENT_STEP
 from outrider.saga.definition.fingerprint import definition_changed
 from outrider.saga.diagram import mermaid, mermaid_run
 from outrider.saga.explain import explain
@@ -157,6 +157,21 @@ async def test_a_later_command_reaches_a_child_that_may_have_ignored_the_first()
     (first,), (second,), later = told
     assert first != second
     assert later == []
+
+
+@pytest.mark.parametrize("command", ["compensate", "call_off"])
+async def test_a_child_whose_parent_has_completed_completes_whatever_was_commanded_meanwhile(command: str) -> None:
+    shop = Shop()
+    shop.order.wait("order.closed", name="close")
+    await shop.start()
+    await shop.collected()
+    record = commanded(await shop.child(), 1)
+    sent = record.messages[0]._replace(name=command)
+    key = f"{record.instance.saga_id}:{PARENT_STEP}"
+    told = SagaMessage(2, MessageKind.REPLY, PARENT_COMPLETED, key, b"{}", UUID(int=2), record.now)
+    plan = advance(shop.shipping.definition, record._replace(messages=(sent, told)), [], random.Random(1))
+    assert (plan.instance.status, plan.taken) == (Status.COMPLETED, (2, 1))
+    assert next(note.detail for note in plan.notes if note.what == f"operator {command}").startswith("ignored")
 
 
 async def test_equal_records_give_equal_messages_and_each_message_of_a_turn_has_an_id_of_its_own() -> None:
