@@ -21,6 +21,8 @@ from outrider.inbox.store import InboxStore
 from outrider.outbox.staging import Outbox, default, stage, stage_sync
 from outrider.outbox.store import OutboxStore
 from outrider.payload.store import PayloadStore, StoredSchemas
+from outrider.privacy.keys import KeyRing
+from outrider.privacy.store import PrivacyStore, StoredKeys
 from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.replies import ReplyHandler
 from outrider.saga.store import SagaStore
@@ -35,6 +37,7 @@ __all__ = [
     "open_broker",
     "open_inbox",
     "open_payloads",
+    "open_privacy",
     "open_sagas",
     "open_schema",
     "open_source",
@@ -42,6 +45,7 @@ __all__ = [
     "saga_inbox",
     "stage",
     "stage_sync",
+    "stored_keys",
     "stored_schemas",
 ]
 
@@ -150,6 +154,11 @@ ADAPTERS: dict[str, dict[str, Adapter]] = {
         "sqlite": Adapter(f"{_SQLITE}:SqlitePayloads", _file_path),
         "postgresql": Adapter(f"{_POSTGRES}.payload:PostgresPayloads.open", _pooled_dsn, ("schema",), "postgres"),
         "mongodb": Adapter(f"{_MONGO}:MongoPayloads.open", _unchanged, ("schema",), "mongo"),
+    },
+    "privacy": {
+        "sqlite": Adapter(f"{_SQLITE}:SqlitePrivacy", _file_path),
+        "postgresql": Adapter(f"{_POSTGRES}.privacy:PostgresPrivacy.open", _pooled_dsn, ("schema",), "postgres"),
+        "mongodb": Adapter(f"{_MONGO}:MongoPrivacy.open", _unchanged, ("schema",), "mongo"),
     },
     "schema": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteSchema", _file_path, ("lanes",)),
@@ -310,6 +319,21 @@ def stored_schemas(url: str, *, schema: str = "outrider") -> StoredSchemas:
     """
     find_adapter("payloads", url)
     return StoredSchemas(partial(open_payloads, url, schema=schema), redacted(url))
+
+
+async def open_privacy(url: str, *, schema: str = "outrider") -> PrivacyStore:
+    """Open the keys and stored payloads of a store, with the URLs of `open_store`."""
+    opened: PrivacyStore = await _open(open_adapter("privacy", url, schema=schema))
+    return opened
+
+
+def stored_keys(url: str, *, master: KeyRing, schema: str = "outrider") -> KeyRing:
+    """Return the ring of the keys that `outrider keys` keeps in a store, wrapped with a master key::
+
+    keys = stored_keys("postgresql://localhost/shop", master=KeyRing.from_environment("SHOP_MASTER_KEYS"))
+    """
+    find_adapter("privacy", url)
+    return KeyRing(StoredKeys(partial(open_privacy, url, schema=schema), redacted(url), master))
 
 
 def saga_inbox(sagas: SagaRegistry, *, outbox: Outbox | None = None, observer: Observer | None = None) -> Inbox:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import Progress, TextColumn
 
+from outrider import app as composition
 from outrider.cli.imports import find_payloads
 from outrider.cli.options import Json, StoreLocation, actor, expand_options
-from outrider.cli.output import NotDone, emit, say, show_table
+from outrider.cli.output import CHECK_RESULT, NotDone, emit, say, show_table
 from outrider.errors import InvalidPayload, KeysUnavailable, NotFound, UsageError
 from outrider.payload.model import PayloadFacts, Version, parse_version
 from outrider.payload.payloads import Payloads
 from outrider.privacy.encryption import FieldEncryption
 from outrider.privacy.keys import DataKey, KeyFacts
+from outrider.privacy.reencryption import Reencryption
+from outrider.privacy.store import CopyKind, StoredKeys
 
 app = typer.Typer(help="Keys that encrypt fields of payloads: make, add, rotate, list.", no_args_is_help=True)
 
-COLUMNS = ("id", "active", "created_at", "created_by", "activated_at", "master")
+COLUMNS = ("id", "active", "created_at", "created_by", "activated_at", "activated_by", "master")
 
 OfPayloads = Annotated[
     str | None,
@@ -70,6 +76,67 @@ def rotate(id: KeyId = None, *, location: StoreLocation, payloads: OfPayloads = 
         raise NotFound(f"the ring has no key {wanted}; see `outrider keys list`, or run: outrider keys add {wanted}")
     ring.reload()
     emit({"active": wanted}) if json else say(f"the key {wanted} is active; old events keep their keys")
+
+
+@app.command("rewrap")
+@expand_options
+def rewrap(*, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
+    """Wrap the keys of a store with the active master key. Values stay as they are. Then the old master can go."""
+    source = _encryption(location, payloads).keys.source
+    if not isinstance(source, StoredKeys):
+        raise UsageError(f"{source.where} has no master key; only keys in a store are wrapped")
+    count = asyncio.run(source.rewrap())
+    emit({"rewrapped": count}) if json else say(f"{count} keys have a new master key")
+
+
+@app.command("reencrypt")
+@expand_options
+def reencrypt(
+    *,
+    location: StoreLocation,
+    payloads: OfPayloads = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be encrypted again.")] = False,
+    json: Json = False,
+) -> None:
+    """Encrypt stored payloads again with the active key, in small steps; exit 1 if some do not open or are left.
+
+    It runs beside relays and consumers, and may be stopped: the next run goes on. Plain text that must be encrypted by
+    now is encrypted as well.
+    """
+    encryption = _encryption(location, payloads)
+
+    async def work() -> tuple[Reencryption, bool]:
+        chosen = location.read()
+        store = await composition.open_privacy(chosen.store_url(), schema=chosen.schema)
+        hidden = json or not sys.stderr.isatty()
+        columns = TextColumn("{task.completed} payloads examined")
+        try:
+            with Progress(columns, console=Console(stderr=True), disable=hidden, transient=True) as bar:
+                task, run = bar.add_task("", total=None), Reencryption(encryption, store, dry_run)
+                return run, await run.run(lambda count: bar.update(task, completed=count))
+        finally:
+            await store.close()
+
+    run, complete = asyncio.run(work())
+    _show_result(run, complete, json)
+    if run.failed or not (complete or dry_run):
+        raise typer.Exit(CHECK_RESULT)
+
+
+def _show_result(run: Reencryption, complete: bool, as_json: bool) -> None:
+    examined, written = ({str(kind): count[kind] for kind in CopyKind} for count in (run.examined, run.written))
+    rows = [each._asdict() for each in run.named]
+    verb = "to_write" if run.dry_run else "written"
+    if as_json:
+        emit({"examined": examined, verb: written, "complete": complete, "would_not_open": rows, "count": run.failed})
+        return
+    shown = [{"kind": kind, "examined": examined[kind], verb: written[kind]} for kind in examined]
+    show_table(["kind", "examined", verb], shown, empty="")
+    if rows:
+        show_table(["kind", "event_id", "event_type", "problem"], rows, empty="")
+        say(f"{run.failed} payloads do not open and stay as they are")
+    if not (complete or run.dry_run):
+        say("other processes still write with another key; run the command again in a minute")
 
 
 def opened(payloads: Payloads | None, facts: Mapping[str, Any], payload: Any) -> Any:

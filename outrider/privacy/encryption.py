@@ -13,6 +13,7 @@ import copy
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, UsageError
@@ -84,7 +85,6 @@ class FieldEncryption:
                 )
             self._prefixes.append((event_types, [_parse_path(event_types, path) for path in paths]))
         self._fields: dict[str, Fields] = {}
-        self._ciphers: dict[DataKey, Any] = {}
 
     def encrypt(self, facts: PayloadFacts, payload: Any) -> Any:
         """Return the payload with its sensitive fields encrypted. Raises InvalidEvent if a field cannot be."""
@@ -170,12 +170,11 @@ class FieldEncryption:
         return found
 
     def _seal(self, key: DataKey, facts: PayloadFacts, parts: Parts, value: Any) -> dict[str, Any]:
-        nonce, plain = os.urandom(NONCE_BYTES), _compact(value).encode("utf-8", "surrogatepass")
-        data = self._cipher(key).encrypt(nonce, plain, _associated(key.id, facts, parts))
-        return EncryptedValue(key.id, nonce, data).to_json()
+        plain = _compact(value).encode("utf-8", "surrogatepass")
+        return seal_bytes(key, plain, _associated(key.id, facts, parts)).to_json()
 
     def _open(self, facts: PayloadFacts, parts: Parts, value: dict[str, Any]) -> Any:
-        sealed = _parse_encrypted(value)
+        sealed = parse_encrypted(value)
         if sealed is None:
             text = "it is no whole encrypted value"
             if not _has_form(value):
@@ -185,18 +184,12 @@ class FieldEncryption:
         if key is None:
             text = f"it is encrypted with the key {sealed.key_id}, which {self.keys.where} does not have"
             raise KeyMissing(_shown(parts), text, DeadLetterReason.ENCRYPTION_FAILED)
-        cipher = self._cipher(key)
-        try:
-            plain = cipher.decrypt(sealed.nonce, sealed.data, _associated(key.id, facts, parts))
-        except _invalid_tag() as error:
-            text = f"it does not open with the key {key.id}: it was changed, or belongs to another event or field"
-            raise _invalid(parts, text) from error
+        plain = open_bytes(key, sealed, _associated(key.id, facts, parts))
+        if plain is None:
+            raise _invalid(
+                parts, f"it does not open with the key {key.id}: it was changed, or belongs to another event or field"
+            )
         return json.loads(plain.decode("utf-8", "surrogatepass"))
-
-    def _cipher(self, key: DataKey) -> Any:
-        if (found := self._ciphers.get(key)) is None:
-            found = self._ciphers[key] = _aesgcm(key.secret)
-        return found
 
     def _of(self, event_type: str) -> Fields:
         """Return the sensitive fields of a type. Types come from other programs, too, so the memory is bounded."""
@@ -333,7 +326,25 @@ def _change_encrypted(value: Any, parts: Parts, change: Callable[[dict[str, Any]
     return _changed(value, changed)
 
 
-def _parse_encrypted(value: Any) -> EncryptedValue | None:
+def seal_bytes(key: DataKey, plain: bytes, associated: bytes) -> EncryptedValue:
+    """Encrypt bytes with a fresh random nonce."""
+    nonce = os.urandom(NONCE_BYTES)
+    return EncryptedValue(key.id, nonce, _cipher(key.secret).encrypt(nonce, plain, associated))
+
+
+def open_bytes(key: DataKey, sealed: EncryptedValue, associated: bytes) -> bytes | None:
+    """Decrypt bytes; None if they were changed, or were encrypted with other associated data or another key."""
+    cipher = _cipher(key.secret)
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        plain: bytes = cipher.decrypt(sealed.nonce, sealed.data, associated)
+    except InvalidTag:
+        return None
+    return plain
+
+
+def parse_encrypted(value: Any) -> EncryptedValue | None:
     """Return the parts of an encrypted value, None for anything else.
 
     An object with another member is none: a plain value could hide in it.
@@ -351,7 +362,7 @@ def _has_form(value: dict[str, Any]) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    return _parse_encrypted(value) is not None
+    return parse_encrypted(value) is not None
 
 
 def _bytes(text: Any) -> bytes:
@@ -377,16 +388,11 @@ def _invalid(parts: Parts, text: str) -> InvalidPayload:
     return InvalidPayload(_shown(parts), text, DeadLetterReason.ENCRYPTION_FAILED)
 
 
-def _aesgcm(secret: bytes) -> Any:
+@lru_cache(maxsize=256)
+def _cipher(secret: bytes) -> Any:
     """Return the cipher of a key, or say how to install the package."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ModuleNotFoundError as error:
         raise UsageError("encryption needs cryptography; run: pip install 'outrider[encryption]'") from error
     return AESGCM(secret)
-
-
-def _invalid_tag() -> type[Exception]:
-    from cryptography.exceptions import InvalidTag
-
-    return InvalidTag

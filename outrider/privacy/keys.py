@@ -83,6 +83,7 @@ class KeyFacts(NamedTuple):
     created_at: datetime | None = None
     created_by: str | None = None
     activated_at: datetime | None = None
+    activated_by: str | None = None
     master: str | None = None
     """The id of the master key that wraps the key."""
 
@@ -280,7 +281,7 @@ class KeyRing:
             return self._ask()
         if time.monotonic() - max(self._read_at, self._failed_at) >= REFRESH_SECONDS and not self._asking.locked():
             # On a thread of its own: an event loop may be waiting for this call.
-            threading.Thread(target=self._refresh, name="outrider-keys", daemon=True).start()
+            threading.Thread(target=self._refresh, name="outrider-key-refresh", daemon=True).start()
         return known
 
     def _refresh(self) -> None:

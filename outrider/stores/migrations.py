@@ -41,6 +41,7 @@ _UNFINISHED = {
     "inbox": "events wait at consumers or are their dead letters",
     "saga": "sagas are under way or need a person",
     "payload": "schemas are in use",
+    "privacy": "keys may be in use",
 }
 
 

@@ -3,7 +3,8 @@
 from outrider.stores.mongo.inbox import MongoInbox
 from outrider.stores.mongo.outbox import MongoStore
 from outrider.stores.mongo.payload import MongoPayloads
+from outrider.stores.mongo.privacy import MongoPrivacy
 from outrider.stores.mongo.saga import MongoSagas
 from outrider.stores.mongo.schema import MongoSchema
 
-__all__ = ["MongoInbox", "MongoPayloads", "MongoSagas", "MongoSchema", "MongoStore"]
+__all__ = ["MongoInbox", "MongoPayloads", "MongoPrivacy", "MongoSagas", "MongoSchema", "MongoStore"]

@@ -344,6 +344,15 @@ PAYLOAD_COLLECTIONS = (
 )
 
 
+PRIVACY_COLLECTIONS = (
+    # The keys that encrypt fields, by id. Each is wrapped with a master key that is not in the database.
+    Collection(
+        "encryption_key",
+        validator=_rules(("wrapped", "created_at", "created_by"), wrapped={"bsonType": "string"}),
+    ),
+)
+
+
 def _step(version: int, migration: str, name: str, command: dict[str, Any]) -> MigrationStep:
     text = json_util.dumps(command, json_options=json_util.RELAXED_JSON_OPTIONS, ensure_ascii=False)
     return MigrationStep(version, migration, name, text, hashlib.sha256(text.encode()).hexdigest()[:16])
@@ -363,6 +372,7 @@ STEPS: tuple[MigrationStep, ...] = (
     *steps(2, "0002_inbox", INBOX_COLLECTIONS),
     *steps(3, "0003_saga", SAGA_COLLECTIONS),
     *steps(4, "0004_payload", PAYLOAD_COLLECTIONS),
+    *steps(5, "0005_privacy", PRIVACY_COLLECTIONS),
 )
 
 

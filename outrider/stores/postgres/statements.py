@@ -193,6 +193,16 @@ def load_payload(schema: str) -> dict[str, str]:
     return _load(schema, "payload")
 
 
+@cache
+def load_privacy(schema: str) -> dict[str, str]:
+    """Return the statements of keys and of reencryption by name.
+
+    >>> "insert_key" in load_privacy("outrider")
+    True
+    """
+    return _load(schema, "privacy")
+
+
 def _load(schema: str, *files: str) -> dict[str, str]:
     return queries.load(_PACKAGE, [f"sql/{file}.sql" for file in files], constants(schema))
 

@@ -3,7 +3,8 @@
 from outrider.stores.sqlite.inbox import SqliteInbox
 from outrider.stores.sqlite.outbox import SqliteStore
 from outrider.stores.sqlite.payload import SqlitePayloads
+from outrider.stores.sqlite.privacy import SqlitePrivacy
 from outrider.stores.sqlite.saga import SqliteSagas
 from outrider.stores.sqlite.schema import SqliteSchema
 
-__all__ = ["SqliteInbox", "SqlitePayloads", "SqliteSagas", "SqliteSchema", "SqliteStore"]
+__all__ = ["SqliteInbox", "SqlitePayloads", "SqlitePrivacy", "SqliteSagas", "SqliteSchema", "SqliteStore"]

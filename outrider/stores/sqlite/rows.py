@@ -105,6 +105,12 @@ def load_payload() -> dict[str, str]:
     return _load("payload")
 
 
+@cache
+def load_privacy() -> dict[str, str]:
+    """Return the statements of keys and of reencryption by name."""
+    return _load("privacy")
+
+
 def _load(*files: str) -> dict[str, str]:
     return queries.load(PACKAGE, [f"sql/{file}.sql" for file in files], _CONSTANTS)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -11,18 +15,26 @@ import pytest
 
 from outrider import Event
 from outrider.app import Outbox
-from outrider.event import Delivery
+from outrider.errors import KeysUnavailable, UsageError
+from outrider.event import DeadLetterReason, Delivery, OnDeadLetter
+from outrider.inbox.model import EventOutcome, Held, InboxDeadLettered
+from outrider.inbox.store import InboxStore
 from outrider.outbox.model import Criteria
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.validation import StagingRules, validate_edit
 from outrider.payload.payloads import Payloads
 from outrider.privacy.encryption import FieldEncryption
-from outrider.privacy.keys import KeyRing
+from outrider.privacy.keys import DataKey, EnvironmentKeys, KeyRing
+from outrider.privacy.reencryption import Reencryption
+from outrider.privacy.store import CopyKind, PrivacyStore, Rewrite, StoredKeys
+from outrider.saga.model import MessageKind, NewSagaMessage
+from outrider.saga.store import SagaStore
 from outrider.telemetry.events import Observers
 from outrider.telemetry.log_observer import LogObserver
 from outrider.testing.fakes import MemoryBroker
 from outrider.testing.harness import Harness
+from outrider.testing.saga_harness import new_saga
 from outrider.wire import decode
 
 CANARY = "canary@example.com"
@@ -91,3 +103,242 @@ class EncryptionContract:
         await harness.works(relay)
         assert [message.message_id for message in broker.log] == [str(event_id) for event_id in ids]
         assert CANARY.encode() not in broker.log[0].body
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyBench:
+    """The stores of one database."""
+
+    harness: Harness
+    privacy: PrivacyStore
+    inbox: InboxStore
+    sagas: SagaStore
+
+    async def copies(self, kind: CopyKind, size: int = 2) -> list[tuple[str, str]]:
+        """Read the ids and texts of all copies of a kind, in pages."""
+        found, after = list[tuple[str, str]](), None
+        while True:
+            page = await self.privacy.copies(kind, after, size)
+            assert len(page.copies) <= size
+            found += [(str(copy.event_id), copy.text or "") for copy in page.copies]
+            if (after := page.after) is None:
+                return found
+
+    async def fill(self, payloads: Payloads) -> None:
+        """Store five payloads of every kind."""
+        harness, outbox, broker = self.harness, Outbox(payloads=payloads), MemoryBroker()
+        relay = Relay(harness.store, broker, RelaySettings(workers=1), clock=harness.clock, payloads=payloads)
+        events = [Event("order.placed", order(), topic="orders", key=f"k{n}") for n in range(5)]
+        await harness.transact(lambda conn: outbox.stage(conn, *events))
+        await harness.works(relay)
+        dead = await harness.transact(lambda conn: outbox.stage(conn, *events))
+        for event_id in dead:
+            failure = {"kind": "by_hand", "error": "", "at": ""}
+            assert await harness.store.admin.dead_letter(event_id, "ann", failure, "skip")
+        await harness.transact(lambda conn: outbox.stage(conn, *events))
+        received = []
+        for message in broker.log * 2:
+            headers = {name: text.encode() for name, text in message.headers.items()}
+            key = message.headers["key"].encode()
+            received.append(decode(Delivery("orders", key, message.body, headers)))
+        letter = InboxDeadLettered(DeadLetterReason.POISON_MESSAGE, {"error": ""}, OnDeadLetter.SKIP, 0)
+        async with self.inbox.transaction() as tx:
+            await self.inbox.record_receipts(tx, "billing", received[:5], ordered=False)
+            await self.inbox.record_outcomes(tx, "billing", [EventOutcome(each, Held()) for each in received[:5]], {})
+        async with self.inbox.transaction() as tx:
+            await self.inbox.record_receipts(tx, "shipping", received[5:], ordered=False)
+            await self.inbox.record_outcomes(tx, "shipping", [EventOutcome(each, letter) for each in received[5:]], {})
+        saga, kind = new_saga("A-1"), MessageKind.REPLY
+        async with self.sagas.transaction() as tx:
+            await self.sagas.start(tx, saga)
+            mail = [
+                NewSagaMessage(
+                    saga.saga_id, kind, "order.placed", None, each.delivery.body, each.event_id, "order", "1"
+                )
+                for each in received[:5]
+            ]
+            assert await self.sagas.deliver(tx, mail) == 5
+
+
+class Killed(Exception):
+    """The end of a process in the middle of its work."""
+
+
+class InterruptedStore:
+    """A store that dies after some pages were written, before or after the commit of the next."""
+
+    def __init__(self, store: PrivacyStore, pages: int, *, committed: bool) -> None:
+        self._store, self._pages, self._committed = store, pages, committed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def rewrite(self, kind: CopyKind, rewrites: Sequence[Rewrite]) -> int:
+        """Write a page, or die."""
+        self._pages -= 1
+        if self._pages >= 0 or self._committed:
+            done = await self._store.rewrite(kind, rewrites)
+            if self._pages >= 0:
+                return done
+        raise Killed
+
+
+class PrivacyContract:
+    """All rules of a store of privacy. Subclass it, and give it a `bench` fixture, and one named `rings`."""
+
+    def master(self, monkeypatch: pytest.MonkeyPatch, *keys: DataKey) -> KeyRing:
+        """Return a ring of master keys in a variable."""
+        monkeypatch.setenv("MASTER_KEYS", " ".join(key.text for key in keys))
+        return KeyRing(EnvironmentKeys("MASTER_KEYS"))
+
+    def source(self, bench: PrivacyBench, master: KeyRing) -> StoredKeys:
+        """Return the keys of the store, with a store that stays open."""
+
+        class Opened:
+            async def keys(self) -> Any:
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(bench.privacy.keys(), loop))
+
+            async def close(self) -> None:
+                """Leave the store open: it belongs to the test."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(bench.privacy, name)
+
+        loop = asyncio.get_running_loop()
+
+        async def opening() -> Any:
+            return Opened()
+
+        return StoredKeys(opening, "the test", master)
+
+    async def test_keys_are_stored_wrapped_and_the_last_one_activated_encrypts(
+        self, bench: PrivacyBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        masters = [DataKey.new("m1"), DataKey.new("m2")]
+        source = self.source(bench, self.master(monkeypatch, masters[0]))
+        one, two = DataKey.new("one"), DataKey.new("two")
+        assert await source.add(one, "ann")
+        assert not await source.add(DataKey.new("one"), "bob")
+        assert await source.add(two, "bob")
+        ring = KeyRing(source)
+        assert (await asyncio.to_thread(ring.active), ring.find("two")) == (one, two)
+        assert await source.activate("two", "bob")
+        assert await source.activate("one", "cleo")
+        assert await source.activate("two", "dora")
+        assert not await source.activate("absent", "dora")
+        assert (await asyncio.to_thread(ring.reload)).active == "two"
+        stored = await bench.privacy.keys()
+        assert not any(key.text.partition(":")[2][:20] in repr(stored) for key in (one, two, *masters))
+        facts = [
+            (each.id, each.active, each.created_by, each.activated_by, each.master) for each in await source.facts()
+        ]
+        assert facts == [("two", True, "bob", "dora", "m1"), ("one", False, "ann", "cleo", "m1")]
+
+    async def test_a_new_master_key_takes_over_all_keys(
+        self, bench: PrivacyBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        masters, key = [DataKey.new("m1"), DataKey.new("m2")], DataKey.new("one")
+        assert await self.source(bench, self.master(monkeypatch, masters[0])).add(key, "ann")
+        both = self.source(bench, self.master(monkeypatch, *reversed(masters)))
+        assert (await asyncio.to_thread(both.read)).keys == {"one": key}
+        assert (await both.rewrap(), await both.rewrap()) == (1, 0)
+        new = self.source(bench, self.master(monkeypatch, masters[1]))
+        assert (await asyncio.to_thread(new.read)).keys == {"one": key}
+        old = self.source(bench, self.master(monkeypatch, masters[0]))
+        assert await asyncio.to_thread(old.read) == ({}, None)
+        with pytest.raises(UsageError, match="wrapped with the master key m2"):
+            await old.rewrap()
+        none = self.source(bench, self.master(monkeypatch))
+        assert await asyncio.to_thread(none.read) == ({}, None)
+        with pytest.raises(UsageError, match="has no master key"):
+            await none.add(key, "ann")
+
+    async def test_a_wrapped_key_that_was_changed_or_exchanged_is_refused(
+        self, bench: PrivacyBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = self.source(bench, self.master(monkeypatch, DataKey.new("m1")))
+        await source.add(DataKey.new("one"), "ann")
+        await source.add(DataKey.new("two"), "ann")
+        one, two = sorted(await bench.privacy.keys())
+        assert not await bench.privacy.rewrap_key("one", two.wrapped, one.wrapped)
+        assert await bench.privacy.rewrap_key("one", one.wrapped, two.wrapped)
+        with pytest.raises(KeysUnavailable, match="the key one was changed, or is of another ring"):
+            await asyncio.to_thread(source.read)
+
+    async def test_after_a_rotation_old_values_open_and_reencryption_brings_all_under_the_new_key(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing]
+    ) -> None:
+        old, both = (encrypting(ring) for ring in rings)
+        await bench.fill(old)
+        await self._opens(bench, both)
+        run = Reencryption(_cipher(both), bench.privacy, batch=2)
+        assert await run.run()
+        assert run.written == dict.fromkeys(CopyKind, 5)
+        assert run.failed == 0
+        assert await self._key_ids(bench) == {"new": 5 * len(CopyKind)}
+        await self._opens(bench, both)
+        again = Reencryption(_cipher(both), bench.privacy)
+        assert await again.run()
+        assert again.written.total() == 0
+
+    @pytest.mark.parametrize("committed", [False, True])
+    async def test_a_reencryption_that_was_killed_goes_on_where_it_ended(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing], committed: bool
+    ) -> None:
+        old, both = (encrypting(ring) for ring in rings)
+        await bench.fill(old)
+        store: Any = InterruptedStore(bench.privacy, 4, committed=committed)
+        with pytest.raises(Killed):
+            await Reencryption(_cipher(both), store, batch=2).run()
+        written = (await self._key_ids(bench))["new"]
+        assert 0 < written < 5 * len(CopyKind)
+        await self._opens(bench, both)
+        rest = Reencryption(_cipher(both), bench.privacy, batch=2)
+        assert await rest.run()
+        assert rest.written.total() == 5 * len(CopyKind) - written
+        assert await self._key_ids(bench) == {"new": 5 * len(CopyKind)}
+        await self._opens(bench, both)
+
+    async def test_a_copy_that_has_changed_meanwhile_is_not_overwritten(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing]
+    ) -> None:
+        await bench.fill(encrypting(rings[0]))
+        for kind in CopyKind:
+            page = await bench.privacy.copies(kind, None, 5)
+            stale = [Rewrite(copy._replace(text='{"old": 1}'), '{"new": 1}') for copy in page.copies]
+            assert await bench.privacy.rewrite(kind, stale) == 0
+        assert await self._key_ids(bench) == {"old": 5 * len(CopyKind)}
+
+    async def test_plain_text_that_must_be_encrypted_by_now_is_and_a_missing_key_is_named(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing]
+    ) -> None:
+        harness, cipher = bench.harness, _cipher(encrypting(rings[1]))
+        await harness.insert(uuid4(), "order.placed", json.dumps(order()), "A")
+        run = Reencryption(cipher, bench.privacy)
+        assert await run.run()
+        [(_, text)] = await bench.copies(CopyKind.EVENT)
+        assert CANARY not in text
+        lost = Reencryption(_cipher(encrypting(rings[0])), bench.privacy)
+        assert await lost.run()
+        [unopened] = lost.named
+        assert unopened.problem.startswith("payload.customer.email: it is encrypted with the key new, which the list")
+
+    async def _opens(self, bench: PrivacyBench, payloads: Payloads) -> None:
+        """Check that every stored copy opens, and that none holds the value."""
+        for kind in CopyKind:
+            page = await bench.privacy.copies(kind, None, 100)
+            assert len(page.copies) == 5, kind
+            for copy in page.copies:
+                assert CANARY not in (copy.text or "")
+                stored = Event(copy.event_type, json.loads(copy.text or ""), event_id=copy.event_id)
+                assert payloads.open(stored).payload == order()
+
+    async def _key_ids(self, bench: PrivacyBench) -> Counter[str]:
+        """Count the copies by the key of their values."""
+        texts = [text for kind in CopyKind for _, text in await bench.copies(kind)]
+        return Counter(json.loads(text)["customer"]["email"]["key"] for text in texts)
+
+
+def _cipher(payloads: Payloads) -> FieldEncryption:
+    assert isinstance(payloads.encryption, FieldEncryption)
+    return payloads.encryption

@@ -1,4 +1,4 @@
-"""The key ring of the contract."""
+"""The key rings of the contract."""
 
 from __future__ import annotations
 
@@ -11,3 +11,10 @@ from tests.support.key_rings import ListedKeys
 @pytest.fixture
 def keys() -> KeyRing:
     return KeyRing(ListedKeys(DataKey.new("first")))
+
+
+@pytest.fixture
+def rings() -> tuple[KeyRing, KeyRing]:
+    """A ring, and the ring after a rotation."""
+    old, new = DataKey.new("old"), DataKey.new("new")
+    return KeyRing(ListedKeys(old)), KeyRing(ListedKeys(new, old))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient
 
-from outrider.stores.mongo import MongoStore
+from outrider.stores.mongo import MongoInbox, MongoPrivacy, MongoSagas, MongoStore
 from outrider.testing import ManualClock
-from outrider.testing.contracts.privacy import EncryptionContract
+from outrider.testing.contracts.privacy import EncryptionContract, PrivacyBench, PrivacyContract
 from outrider.testing.harness import Harness
 from tests.contract.outbox.test_mongo import MongoHarness
 
@@ -25,3 +25,20 @@ class TestMongoEncryption(EncryptionContract):
             store = await MongoStore.open(mongo_default, clock=clock)
             yield MongoHarness(store, clock, client)
             await store.close()
+
+
+@pytest.mark.mongo
+class TestMongoPrivacy(PrivacyContract):
+    @pytest.fixture
+    async def bench(self, mongo_default: str) -> AsyncIterator[PrivacyBench]:
+        clock = ManualClock(start=datetime.now(UTC))
+        async with AsyncMongoClient[dict[str, Any]](mongo_default) as client:
+            store = await MongoStore.open(mongo_default, clock=clock)
+            others = (
+                await MongoPrivacy.open(mongo_default, clock=clock),
+                await MongoInbox.open(mongo_default, clock=clock),
+                await MongoSagas.open(mongo_default, clock=clock),
+            )
+            yield PrivacyBench(MongoHarness(store, clock, client), *others)
+            for each in (store, *others):
+                await each.close()

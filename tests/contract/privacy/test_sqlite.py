@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.stores.sqlite import SqliteStore
+from outrider.stores.sqlite import SqliteInbox, SqlitePrivacy, SqliteSagas, SqliteStore
 from outrider.testing import ManualClock
-from outrider.testing.contracts.privacy import EncryptionContract
+from outrider.testing.contracts.privacy import EncryptionContract, PrivacyBench, PrivacyContract
 from outrider.testing.harness import Harness
 from tests.contract.outbox.test_sqlite import SqliteHarness
 
@@ -22,3 +22,18 @@ class TestSqliteEncryption(EncryptionContract):
         store = SqliteStore(sqlite_path, clock=clock)
         yield SqliteHarness(store, clock, sqlite_path)
         await store.close()
+
+
+class TestSqlitePrivacy(PrivacyContract):
+    @pytest.fixture
+    async def bench(self, sqlite_path: Path) -> AsyncIterator[PrivacyBench]:
+        clock = ManualClock(start=datetime.now(UTC))
+        store = SqliteStore(sqlite_path, clock=clock)
+        others = (
+            SqlitePrivacy(sqlite_path, clock=clock),
+            SqliteInbox(sqlite_path, clock=clock),
+            SqliteSagas(sqlite_path, clock=clock),
+        )
+        yield PrivacyBench(SqliteHarness(store, clock, sqlite_path), *others)
+        for each in (store, *others):
+            await each.close()

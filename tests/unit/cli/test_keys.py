@@ -24,6 +24,7 @@ from tests.unit.cli.test_commands import Shell, bare, shell
 __all__ = ["bare", "shell"]
 
 MODULE = """
+from outrider.app import stored_keys
 from outrider.payload import Payloads
 from outrider.privacy import FieldEncryption, KeyRing
 
@@ -31,6 +32,8 @@ SENSITIVE = {"order.placed": ["customer.email"]}
 payloads = Payloads(encryption=FieldEncryption(keys=KeyRing.from_file(FILE), sensitive=SENSITIVE))
 fixed = Payloads(encryption=FieldEncryption(keys=KeyRing.from_environment("SHOP_KEYS"), sensitive=SENSITIVE))
 plain = Payloads()
+master = KeyRing.from_environment("SHOP_MASTER")
+stored = Payloads(encryption=FieldEncryption(keys=stored_keys(STORE, master=master), sensitive=SENSITIVE))
 """
 NAME = "shop_keys:payloads"
 PLAIN = {"customer": {"email": "ann@example.com"}}
@@ -38,7 +41,9 @@ PLAIN = {"customer": {"email": "ann@example.com"}}
 
 @pytest.fixture(autouse=True)
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "shop_keys.py").write_text(MODULE.replace("FILE", repr(str(tmp_path / "ring"))))
+    text = MODULE.replace("FILE", repr(str(tmp_path / "ring"))).replace("STORE", repr(f"sqlite:///{tmp_path}/store.db"))
+    (tmp_path / "shop_keys.py").write_text(text)
+    monkeypatch.delenv("SHOP_MASTER", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "shop_keys", raising=False)
 
@@ -49,8 +54,8 @@ def named(shell: Shell) -> Shell:
     return shell
 
 
-def stage(shell: Shell, payload: Any = PLAIN) -> str:
-    outbox = Outbox(payloads=find_payloads(NAME))
+def stage(shell: Shell, payload: Any = PLAIN, name: str = NAME) -> str:
+    outbox = Outbox(payloads=find_payloads(name))
     with closing(sqlite3.connect(shell.path, isolation_level=None)) as conn:
         conn.execute("BEGIN IMMEDIATE")
         [event_id] = outbox.stage_sync(conn, Event("order.placed", payload, topic="orders", key="A"))
@@ -147,3 +152,78 @@ async def _dead_letter(shell: Shell, event_id: str, body: bytes) -> None:
         await inbox.record_receipts(tx, "billing", [received], ordered=False)
         await inbox.record_outcomes(tx, "billing", [EventOutcome(received, letter)], {})
     await inbox.close()
+
+
+def key_ids(shell: Shell) -> list[str]:
+    """Return the keys of the values in the outbox, in order."""
+    with closing(sqlite3.connect(shell.path)) as conn:
+        rows = conn.execute("SELECT payload FROM outbox ORDER BY id").fetchall()
+    return [json.loads(text)["customer"]["email"]["key"] for (text,) in rows]
+
+
+def test_stored_payloads_are_encrypted_again_after_a_rotation(named: Shell) -> None:
+    named("keys", "add", "one")
+    ids = [stage(named), stage(named)]
+    named("keys", "add", "two")
+    named("keys", "rotate", "two")
+    counted = named.json("keys", "reencrypt", "--dry-run")
+    assert (counted["to_write"]["event"], counted["complete"]) == (2, False)
+    assert key_ids(named) == ["one", "one"]
+    done = named.json("keys", "reencrypt")
+    assert (done["written"]["event"], done["examined"]["event"], done["complete"]) == (2, 2, True)
+    assert key_ids(named) == ["two", "two"]
+    assert "archived event" in named("keys", "reencrypt").stdout
+    assert named.json("events", "show", ids[0], "--payload")["payload"] == PLAIN
+
+
+def test_a_payload_that_does_not_open_is_named_and_the_others_are_encrypted_again(named: Shell, tmp_path: Path) -> None:
+    named("keys", "add", "one")
+    lost = stage(named)
+    (tmp_path / "ring").unlink()
+    named("keys", "add", "two")
+    stage(named)
+    named("keys", "rotate")
+    failed = named.json("keys", "reencrypt", code=1)
+    assert [(row["event_id"], row["kind"]) for row in failed["would_not_open"]] == [(lost, "event")]
+    assert "the key one, which the file" in failed["would_not_open"][0]["problem"]
+    assert failed["written"]["event"] == 1
+    assert "1 payloads do not open" in named("keys", "reencrypt", code=1).stdout
+
+
+def test_keys_in_the_store_are_wrapped_with_a_master_key(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.environment["OUTRIDER_PAYLOADS"] = "shop_keys:stored"
+    assert "has no master key" in shell("keys", "add", "one", code=2).stderr
+    first, second = (shell.json("keys", "new", name)["entry"] for name in ("m1", "m2"))
+    monkeypatch.setenv("SHOP_MASTER", first)
+    sys.modules.pop("shop_keys")
+    shell("keys", "add", "one")
+    event_id = stage(shell, name="shop_keys:stored")
+    rotated = shell.json("keys", "rotate")["active"]
+    listed = shell.json("keys", "list")
+    assert [(row["id"], row["active"], row["master"]) for row in listed] == [
+        (rotated, True, "m1"),
+        ("one", False, "m1"),
+    ]
+    assert shell.json("keys", "reencrypt")["written"]["event"] == 1
+    assert key_ids(shell) == [rotated]
+    monkeypatch.setenv("SHOP_MASTER", f"{second} {first}")
+    sys.modules.pop("shop_keys")
+    assert shell.json("keys", "rewrap") == {"rewrapped": 2}
+    monkeypatch.setenv("SHOP_MASTER", second)
+    sys.modules.pop("shop_keys")
+    assert shell.json("events", "show", event_id, "--payload")["payload"] == PLAIN
+    assert "only keys in a store are wrapped" in shell("keys", "rewrap", "--payloads", NAME, code=2).stderr
+
+
+def test_a_relay_without_the_master_key_publishes_encrypted_events(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.environment["OUTRIDER_PAYLOADS"] = "shop_keys:stored"
+    monkeypatch.setenv("SHOP_MASTER", shell.json("keys", "new")["entry"])
+    shell("keys", "add", "one")
+    stage(shell, name="shop_keys:stored")
+    monkeypatch.delenv("SHOP_MASTER")
+    sys.modules.pop("shop_keys")
+    shell("relay", "--until-empty")
+    assert key_ids(shell) == []
+    assert shell.json("dead-letters", "list") == []

@@ -127,6 +127,6 @@ def test_an_old_reading_is_renewed_in_the_background(monkeypatch: pytest.MonkeyP
     source.keys.insert(0, NEW)
     assert ring.active() == OLD
     for thread in threading.enumerate():
-        if thread.name == "outrider-keys":
+        if thread.name == "outrider-key-refresh":
             thread.join()
     assert ring.active() == NEW

@@ -98,6 +98,13 @@ SELECT 0
 -- name: payload
 DROP TABLE {schema}.payload_last_value, {schema}.payload_schema;
 
+-- name: privacy_unfinished
+-- Values that a key has encrypted cannot be read without it.
+SELECT count(*) FROM {schema}.encryption_key
+
+-- name: privacy
+DROP TABLE {schema}.encryption_key;
+
 -- name: forget
 DELETE FROM {schema}.outrider_migration WHERE version = {version};
 

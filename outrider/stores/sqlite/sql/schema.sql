@@ -79,6 +79,13 @@ SELECT 0;
 DROP TABLE payload_last_value;
 DROP TABLE payload_schema;
 
+-- name: privacy_unfinished
+-- Values that a key has encrypted cannot be read without it.
+SELECT count(*) FROM encryption_key;
+
+-- name: privacy
+DROP TABLE encryption_key;
+
 -- name: forget
 DELETE FROM outrider_migration WHERE version = {version};
 

@@ -1,0 +1,115 @@
+"""Keys and stored payloads in MongoDB."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bson.binary import Binary
+from pymongo import UpdateOne
+from pymongo.errors import DuplicateKeyError
+
+from outrider.clock import Clock
+from outrider.privacy.store import CopyKind, CopyPage, Rewrite, WrappedKey
+from outrider.stores.mongo.database import Document, MongoDatabase
+from outrider.stores.mongo.handler_transactions import open_installed
+from outrider.stores.privacy_rows import stored_text, to_copies, to_keys
+
+VERSION = 5
+
+
+class CollectionCopies(NamedTuple):
+    """The collection of a kind of copies, its field with the payload, the name of the type, and which ones count."""
+
+    collection: str
+    field: str
+    event_type: str = "event_type"
+    counts: Mapping[str, Any] = {}
+
+
+COPIES: Mapping[CopyKind, CollectionCopies] = {
+    CopyKind.EVENT: CollectionCopies("outbox", "payload"),
+    CopyKind.DEAD_LETTER: CollectionCopies("outbox_dead_letter", "payload"),
+    CopyKind.HELD_EVENT: CollectionCopies("inbox_held", "body"),
+    CopyKind.CONSUMER_DEAD_LETTER: CollectionCopies("inbox_dead_letter", "body"),
+    CopyKind.SAGA_MESSAGE: CollectionCopies("saga_mailbox", "body", "name", {"kind": "reply"}),
+    CopyKind.ARCHIVED_EVENT: CollectionCopies("outbox_archive", "payload"),
+}
+"""The collections by kind; pages are in the order of `_id`."""
+
+
+class MongoPrivacy:
+    """The collection of keys in MongoDB, and all payloads. Open it with `await MongoPrivacy.open(url)`."""
+
+    def __init__(self, database: MongoDatabase) -> None:
+        self.database = database
+
+    @classmethod
+    async def open(cls, url: str, *, schema: str = "outrider", clock: Clock | None = None) -> MongoPrivacy:
+        """Connect to an installed store."""
+        return cls(await open_installed(url, schema, what="table of keys", version=VERSION, clock=clock))
+
+    async def keys(self) -> list[WrappedKey]:
+        rows = await self.database.run(self.database["encryption_key"].find().to_list())
+        names = ("_id", "wrapped", "rank", "created_at", "created_by", "activated_at", "activated_by")
+        return to_keys([tuple(row.get(name) for name in names) for row in rows])
+
+    async def insert_key(self, key_id: str, wrapped: str, actor: str) -> bool:
+        now, keys = await self.database.time(), self.database["encryption_key"]
+        made: Document = {"_id": key_id, "wrapped": wrapped, "created_at": now, "created_by": actor}
+        if not await self.database.run(keys.find({}, {"_id": 1}).limit(1).to_list()):
+            made |= {"rank": 1, "activated_at": now, "activated_by": actor}
+        try:
+            await self.database.run(keys.insert_one(made))
+        except Exception as error:
+            if isinstance(error.__cause__, DuplicateKeyError):
+                return False
+            raise
+        return True
+
+    async def activate_key(self, key_id: str, actor: str) -> bool:
+        ranks = [each.rank for each in await self.keys() if each.rank is not None]
+        facts = {"activated_at": await self.database.time(), "activated_by": actor}
+        change = {"$set": {"rank": max(ranks, default=0) + 1, **facts}}
+        changed = await self.database.run(self.database["encryption_key"].update_one({"_id": key_id}, change))
+        return bool(changed.matched_count)
+
+    async def rewrap_key(self, key_id: str, before: str, after: str) -> bool:
+        keys, wanted = self.database["encryption_key"], {"_id": key_id, "wrapped": before}
+        changed = await self.database.run(keys.update_one(wanted, {"$set": {"wrapped": after}}))
+        return bool(changed.matched_count)
+
+    async def copies(self, kind: CopyKind, after: tuple[Any, ...] | None, limit: int) -> CopyPage:
+        about = COPIES[kind]
+        wanted = {**about.counts, **({} if after is None else {"_id": {"$gt": after[0]}})}
+        fields = {"_id": 1, about.field: 1, about.event_type: 1}
+        found = self.database[about.collection].find(wanted, fields).sort("_id").limit(limit)
+        rows = await self.database.run(found.to_list())
+        return to_copies([_columns(row, about) for row in rows], limit, ("_id",))
+
+    async def rewrite(self, kind: CopyKind, rewrites: Sequence[Rewrite]) -> int:
+        about = COPIES[kind]
+        changes = [
+            UpdateOne(
+                {"_id": each.copy.key[0], about.field: _stored(kind, each.copy.text)},
+                {"$set": {about.field: _stored(kind, each.text)}},
+            )
+            for each in rewrites
+        ]
+        done = await self.database.run(self.database[about.collection].bulk_write(changes, ordered=False))
+        return int(done.matched_count)
+
+    async def close(self) -> None:
+        await self.database.close()
+
+
+def _columns(row: Mapping[str, Any], about: CollectionCopies) -> Document:
+    identity = row["_id"]
+    event_id = identity["event_id"] if isinstance(identity, Mapping) else identity
+    event_type = row.get(about.event_type) or ""
+    return {"_id": identity, "event_id": event_id, "event_type": event_type, "text": row[about.field]}
+
+
+def _stored(kind: CopyKind, text: str | None) -> Any:
+    stored = stored_text(kind, text)
+    return Binary(stored) if isinstance(stored, bytes) else stored

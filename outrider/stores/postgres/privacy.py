@@ -1,0 +1,58 @@
+"""Keys and stored payloads in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.privacy.store import CopyKind, CopyPage, Rewrite, WrappedKey
+from outrider.stores.postgres import statements
+from outrider.stores.postgres.database import PostgresDatabase
+from outrider.stores.postgres.handler_transactions import open_installed
+from outrider.stores.privacy_rows import SHAPES, stored_text, to_copies, to_keys
+from outrider.stores.queries import identifier
+
+
+class PostgresPrivacy:
+    """The table of keys in PostgreSQL, and all payloads. Open it with `await PostgresPrivacy.open(url)`."""
+
+    def __init__(self, database: PostgresDatabase, *, schema: str = "outrider") -> None:
+        self.database, self._sql = database, statements.load_privacy(identifier(schema))
+
+    @classmethod
+    async def open(
+        cls, url: str, *, schema: str = "outrider", pooled: bool = False, connections_max: int | None = None
+    ) -> PostgresPrivacy:
+        """Connect to an installed store. A missing installation and a replica are rejected.
+
+        `connections_max` is for the pools of relays and handlers; one connection is enough here.
+        """
+        installed = {"what": "table of keys", "last_step": "encryption_key"}
+        database = await open_installed(url, schema, **installed, connections_max=1, pooled=pooled)
+        return cls(database, schema=schema)
+
+    async def keys(self) -> list[WrappedKey]:
+        return to_keys([tuple(row) for row in await self.database.fetch(self._sql["keys"])])
+
+    async def insert_key(self, key_id: str, wrapped: str, actor: str) -> bool:
+        return bool(await self.database.fetch(self._sql["insert_key"], key_id, wrapped, actor))
+
+    async def activate_key(self, key_id: str, actor: str) -> bool:
+        return bool(await self.database.fetch(self._sql["activate_key"], key_id, actor))
+
+    async def rewrap_key(self, key_id: str, before: str, after: str) -> bool:
+        return bool(await self.database.fetch(self._sql["rewrap_key"], key_id, before, after))
+
+    async def copies(self, kind: CopyKind, after: tuple[Any, ...] | None, limit: int) -> CopyPage:
+        shape = SHAPES[kind]
+        rows = await self.database.fetch(self._sql[f"{shape.name}_copies"], *(after or shape.start), limit)
+        return to_copies([dict(row) for row in rows], limit, shape.key)
+
+    async def rewrite(self, kind: CopyKind, rewrites: Sequence[Rewrite]) -> int:
+        keys = [list(column) for column in zip(*(each.copy.key for each in rewrites), strict=True)]
+        before = [stored_text(kind, each.copy.text) for each in rewrites]
+        after = [stored_text(kind, each.text) for each in rewrites]
+        return len(await self.database.fetch(self._sql[f"rewrite_{SHAPES[kind].name}"], *keys, before, after))
+
+    async def close(self) -> None:
+        await self.database.close()

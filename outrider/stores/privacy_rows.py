@@ -1,0 +1,73 @@
+"""Pages of stored payloads: their keys, and the conversion of rows, the same in every store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from outrider.privacy.store import CopyKind, CopyPage, PayloadCopy, WrappedKey
+
+BODIES = (CopyKind.HELD_EVENT, CopyKind.CONSUMER_DEAD_LETTER)
+"""The kinds whose payload is the body of a message, in bytes."""
+
+
+class CopyShape(NamedTuple):
+    """The middle of the names of a kind's queries, the columns of its key, and the key before the first page."""
+
+    name: str
+    key: tuple[str, ...]
+    start: tuple[Any, ...]
+
+
+_NO_ID, _NO_TIME = UUID(int=0), datetime(1, 1, 1, tzinfo=UTC)
+
+SHAPES: Mapping[CopyKind, CopyShape] = {
+    CopyKind.EVENT: CopyShape("event", ("event_id",), (_NO_ID,)),
+    CopyKind.DEAD_LETTER: CopyShape("dead_letter", ("event_id",), (_NO_ID,)),
+    CopyKind.HELD_EVENT: CopyShape("held_event", ("event_id", "consumer"), (_NO_ID, "")),
+    CopyKind.CONSUMER_DEAD_LETTER: CopyShape("consumer_dead_letter", ("event_id", "consumer"), (_NO_ID, "")),
+    CopyKind.SAGA_MESSAGE: CopyShape("saga_message", ("saga_id", "event_id"), (_NO_ID, _NO_ID)),
+    CopyKind.ARCHIVED_EVENT: CopyShape("archived_event", ("event_id", "sent_at"), (_NO_ID, _NO_TIME)),
+}
+"""The pages of PostgreSQL by kind."""
+
+FILE_SHAPES: Mapping[CopyKind, CopyShape] = {
+    **{kind: CopyShape(shape.name, ("event_id",), ("",)) for kind, shape in SHAPES.items()},
+    CopyKind.HELD_EVENT: CopyShape("held_event", ("consumer", "event_id"), ("", "")),
+    CopyKind.CONSUMER_DEAD_LETTER: CopyShape("consumer_dead_letter", ("consumer", "event_id"), ("", "")),
+    CopyKind.SAGA_MESSAGE: CopyShape("saga_message", ("saga_id", "event_id"), ("", "")),
+}
+"""The pages of SQLite by kind. Ids are text there, and an archived event has its id for itself."""
+
+
+def to_copies(rows: Sequence[Mapping[str, Any]], limit: int, key: Sequence[str]) -> CopyPage:
+    """Return the page of some rows; a page that is not full is the last one."""
+    copies = [_copy(row, key) for row in rows]
+    return CopyPage(copies, copies[-1].key if len(copies) == limit else None)
+
+
+def _copy(row: Mapping[str, Any], key: Sequence[str]) -> PayloadCopy:
+    text, event_id = row["text"], row["event_id"]
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError:
+            text = None
+    own_id = event_id if isinstance(event_id, UUID) else UUID(event_id)
+    return PayloadCopy(tuple(row[name] for name in key), own_id, row["event_type"], text)
+
+
+def stored_text(kind: CopyKind, text: str | None) -> str | bytes | None:
+    """Return a text as a row of its kind holds it.
+
+    >>> stored_text(CopyKind.HELD_EVENT, "{}")
+    b'{}'
+    """
+    return text.encode() if kind in BODIES and text is not None else text
+
+
+def to_keys(rows: Sequence[Sequence[Any]]) -> list[WrappedKey]:
+    """Return the keys of some rows, from their columns."""
+    return [WrappedKey(*row) for row in rows]
