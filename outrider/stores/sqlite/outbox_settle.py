@@ -111,7 +111,10 @@ def settle(conn: sqlite3.Connection, lease: Lease, settlements: Settlements, *, 
     write_streams(conn, writes.blocks, maybe_empty, now)
     ensure_blocked(conn, {s.stream for s in live if isinstance(s.outcome, Park)}, now)
     values = settlements.raised_values(owned)
-    conn.executemany(SQL["raise_values"], [{"rule": v.rule, **v.stream._asdict(), "value": v.value} for v in values])
+    # Tables of an older version have no values to raise, and an outbox without such a rule goes on with them.
+    if values:
+        rows = [{"rule": v.rule, **v.stream._asdict(), "value": v.value} for v in values]
+        conn.executemany(SQL["raise_values"], rows)
     return len(live)
 
 
