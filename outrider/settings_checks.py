@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from outrider.errors import InvalidSetting
@@ -48,3 +49,13 @@ def check_ranges(settings: object, ranges: Mapping[str, Range], *, prefix: str =
         kinds = (int,) if allowed.whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not allowed.contains(value):
             raise InvalidSetting(f"{prefix}{name} = {value!r} cannot work; use {allowed}")
+
+
+def check_words(settings: object, words: Mapping[str, type[StrEnum]]) -> None:
+    """Replace words by members of their enumerations. Raises InvalidSetting for a word that is not known."""
+    for name, kind in words.items():
+        word: Any = getattr(settings, name)
+        try:
+            object.__setattr__(settings, name, kind(word))
+        except ValueError:
+            raise InvalidSetting(f"{name} = {word!r} is not known (valid: {', '.join(kind)})") from None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider.redaction import redacted
+from outrider.redaction import Redactor, redacted
 
+_CODE = re.compile(r"[A-Z0-9_]{1,40}")
 _PACKAGE = Path(__file__).parent
 _OTHERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -36,19 +38,19 @@ def user_frame(error: BaseException) -> str | None:
     return None
 
 
-def traceback_text(error: BaseException, characters_max: int = 8000) -> str:
-    """Return the traceback of an error and its causes, from the application's own code on, with secrets hidden.
+def traceback_text(error: BaseException, redactor: Redactor, characters_max: int = 8000) -> str:
+    """Return the traceback of an error and its causes, from the application's own code on, with redacted texts.
 
     The values of variables are never part of it. Of a long traceback, the beginning and the end are kept.
 
     >>> try:
     ...     {}["nope"]
     ... except KeyError as error:
-    ...     print(traceback_text(error).splitlines()[-1])
+    ...     print(traceback_text(error, Redactor()).splitlines()[-1])
     KeyError: 'nope'
     """
     report = traceback.TracebackException.from_exception(error, compact=True)
-    _shorten(report)
+    _shorten(report, redactor)
     text = redacted("".join(report.format()).rstrip())
     if len(text) <= characters_max:
         return text
@@ -56,8 +58,11 @@ def traceback_text(error: BaseException, characters_max: int = 8000) -> str:
     return f"{text[:head]}\n  [...]\n{text[len(text) - characters_max + head :]}"
 
 
-def _shorten(report: traceback.TracebackException | None) -> None:
-    """Drop the frames before the application's code, and make paths relative, in an error and its causes."""
+def _shorten(report: traceback.TracebackException | None, redactor: Redactor) -> None:
+    """Drop the frames before the application's code, make paths relative and redact texts, in an error and its causes.
+
+    Places and lines of code are kept as they are: the values of a payload may be words of the code.
+    """
     if report is None:
         return
     frames = list(report.stack)
@@ -65,20 +70,53 @@ def _shorten(report: traceback.TracebackException | None) -> None:
     for frame in frames:
         frame.filename = short_path(frame.filename)
     report.stack = traceback.StackSummary.from_list(frames[first:])
+    # A SyntaxError has its text in `msg`, and shows the line that could not be read.
+    for name in ("_str", "msg", "text"):
+        if text := getattr(report, name, None):
+            setattr(report, name, redactor.text(str(text)))
+    if notes := getattr(report, "__notes__", None):
+        report.__notes__ = [redactor.text(str(note)) for note in notes]
     for each in (report.__cause__, report.__context__, *(report.exceptions or ())):
-        _shorten(each)
+        _shorten(each, redactor)
 
 
-def text_of(error: BaseException) -> str:
-    """Return the text of an error, even if the error's `__str__` raises.
+def summary_of(error: BaseException, redactor: Redactor) -> str:
+    """Return the type of an error, the code of a database or broker, and the redacted text.
 
-    >>> text_of(ValueError("no such order"))
+    >>> summary_of(ValueError("no such order"), Redactor())
+    'ValueError: no such order'
+    """
+    kind, code, text = type(error).__name__, code_of(error), text_of(error, redactor)
+    named = f"{kind} [{code}]" if code else kind
+    return f"{named}: {text}" if text else named
+
+
+def text_of(error: BaseException, redactor: Redactor) -> str:
+    """Return the redacted text of an error, even if the error's `__str__` raises.
+
+    >>> text_of(ValueError("no such order"), Redactor())
     'no such order'
     """
     try:
-        return "; ".join([str(error), *getattr(error, "__notes__", [])])
+        text = "; ".join([str(error), *getattr(error, "__notes__", [])])
     except Exception as trouble:
         return f"(its text cannot be read: {type(trouble).__name__})"
+    return redactor.text(text) if text else ""
+
+
+def code_of(error: BaseException) -> str:
+    """Return the SQLSTATE or the code of a database or broker, of an error or of the error that it wraps.
+
+    >>> code_of(ValueError("7"))
+    ''
+    """
+    for each in (error, getattr(error, "orig", None)):
+        for name in ("sqlstate", "pgcode", "sqlite_errorname", "code"):
+            code = getattr(each, name, None)
+            # A code of the application may be a value, and a number is a code of a server.
+            if isinstance(code, int if name == "code" else str) and code and _CODE.fullmatch(str(code)):
+                return "" if isinstance(each, SystemExit) else str(code)
+    return ""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -17,6 +17,7 @@ from outrider.app import open_store
 from outrider.background import Background
 from outrider.errors import OutriderError
 from outrider.outbox.store import OutboxStore
+from outrider.redaction import without_values
 from outrider.telemetry.events import Handled, SagaAdvanced, TelemetryEvent
 
 PAUSE_SECONDS = 0.005
@@ -132,7 +133,7 @@ class _WakeLoop:
         except OutriderError as error:
             # Once per outage: a busy application would write a record every second.
             if not self._failing:
-                _log.warning("relays could not be woken", extra={"error": str(error)})
+                _log.warning("relays could not be woken", extra={"error": without_values(error)})
             self._failing = True
             return False
         self._failing = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -107,6 +108,8 @@ def consume(
     routes = list(inbox.select(consumer or []).values())
     for each in routes:
         each.payloads = each.payloads or find_payloads(chosen.payloads)
+        if "error_text" in chosen.origins:
+            each.settings = replace(each.settings, error_text=chosen.relay.error_text)
     if not routes:
         raise UsageError(f"{target} has no handlers; register some with @inbox.handler(...)")
     counts = asyncio.run(run(chosen, routes, until_idle, inbox.transactions, relay=relay))

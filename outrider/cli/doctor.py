@@ -24,6 +24,7 @@ from outrider.config import Config, hidden, load, redacted
 from outrider.errors import OutriderError, Transient
 from outrider.inbox.inbox import Inbox
 from outrider.inbox.router import Routes
+from outrider.redaction import without_values
 
 STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
 
@@ -243,7 +244,7 @@ def error_result(side: str, error: Exception) -> CheckResult:
     if isinstance(error, TimeoutError):
         return fail(f"{side}-answers", f"no end within {SIDE_SECONDS_MAX:g} s", "check the server and the network")
     check = f"{side}-answers" if isinstance(error, Transient) else f"{side}-usable"
-    text, separator, remedy = str(error).rpartition("; ")
+    text, separator, remedy = without_values(error).rpartition("; ")
     return fail(check, text if separator else remedy, remedy if separator else f"check the settings of the {side}")
 
 

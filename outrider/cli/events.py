@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ from outrider.cli.options import (
 from outrider.cli.output import emit, say, show_facts, show_table
 from outrider.errors import UsageError
 from outrider.outbox.model import STORED, TRANSITIONS, Criteria, State, allowed, mermaid
+from outrider.redaction import masked_headers
 
 app = typer.Typer(help="List and show events.", no_args_is_help=True)
 
@@ -65,8 +67,11 @@ def show(id: EventId, *, location: StoreLocation, payload: WithPayload = False, 
 
 
 def without_payload(facts: dict[str, Any]) -> dict[str, Any]:
-    """Leave the payload out: a terminal's history should not keep it."""
-    return {name: value for name, value in facts.items() if name != "payload"}
+    """Leave the payload out, and mask the application's headers: a terminal's history should not keep them."""
+    shown = {name: value for name, value in facts.items() if name != "payload"}
+    if isinstance(headers := shown.get("headers"), Mapping):
+        shown["headers"] = masked_headers(headers)
+    return shown
 
 
 def lifecycle(

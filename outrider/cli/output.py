@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -17,6 +16,8 @@ from typer.core import TyperGroup
 
 from outrider.config import redacted
 from outrider.errors import OutriderError, Transient, UsageError
+from outrider.redaction import Redactor
+from outrider.tracebacks import summary_of, traceback_text
 
 PIPE_WIDTH = 200
 """The width without a terminal: identifiers must survive `grep` and `cut`."""
@@ -24,6 +25,8 @@ PIPE_WIDTH = 200
 CHECK_RESULT, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 DEBUG = "OUTRIDER_DEBUG"
+
+TRACEBACK_CHARACTERS_MAX = 50_000
 
 
 def console() -> Console:
@@ -138,9 +141,9 @@ def _fail(error: BaseException, *, as_json: bool) -> int:
         text, code = f"{error.format_message()} (see --help)", USAGE
     else:
         hint = "" if os.environ.get(DEBUG) else f" (not expected; {DEBUG}=1 shows where it happened)"
-        text, code = f"{type(error).__name__}: {error}{hint}", CHECK_RESULT
+        text, code = f"{summary_of(error, Redactor())}{hint}", CHECK_RESULT
     if os.environ.get(DEBUG):
-        typer.echo(redacted("".join(traceback.format_exception(error))), err=True)
+        typer.echo(traceback_text(error, Redactor(), TRACEBACK_CHARACTERS_MAX), err=True)
     report(text, code, as_json=as_json)
     return code
 

@@ -134,7 +134,7 @@ def run(
         die_with_parent(parent)
     given = {"store": store, "broker": broker, "schema": schema, "log_level": log_level}
     chosen = config.load({"config": config_file, **given})
-    sagas, settings = find_sagas(target), SagaSettings(**numbers)
+    sagas, settings = find_sagas(target), SagaSettings(**numbers, error_text=chosen.relay.error_text)
     sagas.payloads = sagas.payloads or find_payloads(chosen.payloads)
     _check(chosen, sagas)
     if relay:
@@ -199,6 +199,8 @@ async def run_once(
 async def _consumers(chosen: Config, inbox: Inbox, observer: Observer) -> AsyncIterator[list[Consumer]]:
     """Make the consumers of replies. Sagas without replies need neither consumers nor a broker."""
     routes = list(inbox.select([]).values())
+    for each in routes:
+        each.settings = replace(each.settings, error_text=chosen.relay.error_text)
     if not routes:
         yield []
         return

@@ -17,8 +17,10 @@ from outrider.event import DeadLetterReason, Event
 from outrider.payload.model import PayloadFacts, parse_version
 from outrider.payload.payloads import Payloads
 from outrider.payload.store import PayloadStore, StoredDocument, StoredKind
+from outrider.redaction import ErrorText, Redactor
 from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.state.codec import decode as decode_state
+from outrider.tracebacks import text_of
 from outrider.wire import decode
 
 PAGE = 500
@@ -107,7 +109,8 @@ class StoredCheck:
         try:
             decode_state(saga.state_type, document.body)
         except (OutriderError, ValueError, RecursionError) as error:
-            return Unopened(document.kind, document.id, saga_type, str(error))
+            text = text_of(error, Redactor(ErrorText.REDACTED, document.body))
+            return Unopened(document.kind, document.id, saga_type, text)
         return None
 
 

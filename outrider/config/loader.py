@@ -33,7 +33,11 @@ from outrider.retry import RetryPolicy
 
 _FOREIGN = (f"{PREFIX}TEST_", f"{PREFIX}REQUIRE_", f"{PREFIX}DEBUG")
 
-_RELAY_SETTINGS = {"dead_letters.policy": "on_dead_letter", "dead_letters.topics": "dead_letter_policies"}
+_RELAY_SETTINGS = {
+    "dead_letters.policy": "on_dead_letter",
+    "dead_letters.topics": "dead_letter_policies",
+    "error_text": "error_text",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Config:
     payloads: str = ""
     """The `Payloads` of the application, as `module:object`; empty means that payloads are not checked."""
     relay: RelaySettings = field(default_factory=RelaySettings)
+    """The settings of the relay; `error_text` counts for consumers and saga workers as well."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """The origin of every setting that is not a default, by the path of the setting."""
 

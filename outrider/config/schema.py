@@ -18,6 +18,7 @@ from outrider.errors import InvalidSetting
 from outrider.event import OnDeadLetter
 from outrider.outbox.model import Retention
 from outrider.outbox.settings import RelaySettings
+from outrider.redaction import ErrorText
 from outrider.retry import RetryPolicy
 
 NUMBER_MAX = 1_000_000
@@ -280,6 +281,7 @@ def _table() -> dict[str, SettingKind]:
         "dead_letters.topics": PoliciesSetting(),
         "relay.topic_rule": TextSetting(),
         "payloads": TextSetting(),
+        "error_text": ChoiceSetting(tuple(ErrorText), ErrorText),
     }
     table |= {f"relay.{name}": NumberSetting(kind) for name, kind in RELAY_NUMBERS.items()}
     table |= {f"relay.retry.{name}": NumberSetting(kind, zero=name == "jitter") for name, kind in RETRY_NUMBERS.items()}

@@ -21,6 +21,7 @@ from outrider.drivers.connections import (
 )
 from outrider.errors import InvalidHandler, TransactionLost, Unreachable
 from outrider.handler_transactions import GENERATOR, TRANSACTION_ENDED, HandlerTransaction, returns_awaitable
+from outrider.redaction import without_values
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ class AsyncHandlerTransaction(HandlerTransaction):
             if work.forbidden(error):
                 raise InvalidHandler(TRANSACTION_ENDED) from error
             if await self._lost(error):
-                raise TransactionLost(f"the connection was lost under a handler ({error})") from error
+                raise TransactionLost(f"the connection was lost under a handler ({without_values(error)})") from error
             work.explain(error)
             raise
         finally:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError
+from outrider.redaction import without_values
 from outrider.stores.sqlite.database import translation as sqlite_translation
 from outrider.stores.sqlite.handler_transactions import run as run_sqlite
 
@@ -104,7 +105,7 @@ class RawAsyncpg:
             if self.closed:
                 raise
             error.add_note(BUSY)
-            raise Permanent(f"a handler left its connection in use ({error}); {BUSY}") from error
+            raise Permanent(f"a handler left its connection in use ({without_values(error)}); {BUSY}") from error
 
     async def probe(self) -> None:
         with suppress(Exception):
@@ -304,16 +305,16 @@ def translation(error: Exception) -> OutriderError:
     'Unreachable'
     """
     if lite := [each for each in chain(error) if isinstance(each, sqlite3.Error)]:
-        return sqlite_translation(lite[0]) or Permanent(f"SQLite: {type(lite[0]).__name__}: {lite[0]}")
+        return sqlite_translation(lite[0]) or Permanent(f"SQLite: {type(lite[0]).__name__}: {without_values(lite[0])}")
     if code := sqlstate_of(error):
         return _by_sqlstate(code, error)
     if any(_AWAY_NAMES.intersection(kind.__name__ for kind in type(each).__mro__) for each in chain(error)):
-        return Unreachable(f"{WHERE} does not answer ({type(error).__name__}: {error}); is it running?")
-    return Permanent(f"{WHERE}: {type(error).__name__}: {error}")
+        return Unreachable(f"{WHERE} does not answer ({type(error).__name__}: {without_values(error)}); is it running?")
+    return Permanent(f"{WHERE}: {type(error).__name__}: {without_values(error)}")
 
 
 def _by_sqlstate(code: str, error: Exception) -> OutriderError:
     for beginnings, kind, text in _BY_SQLSTATE:
         if code.startswith(beginnings):
-            return kind(text.format(where=WHERE, error=error))
-    return Permanent(f"{WHERE}: {type(error).__name__}: {error}")
+            return kind(text.format(where=WHERE, error=without_values(error)))
+    return Permanent(f"{WHERE}: {type(error).__name__}: {without_values(error)}")

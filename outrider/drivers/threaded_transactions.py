@@ -18,6 +18,7 @@ from outrider.drivers.async_transactions import OpenTransaction, in_time, limite
 from outrider.drivers.connections import is_farewell, translate_errors
 from outrider.errors import InvalidHandler, TransactionLost, Transient
 from outrider.handler_transactions import GENERATOR, TRANSACTION_ENDED, HandlerTransaction
+from outrider.redaction import without_values
 
 ASYNCHRONOUS = (
     "is asynchronous, and the transaction that it gets is not; write it as a plain `def`, which runs on a thread, or "
@@ -75,7 +76,7 @@ class ThreadedHandlerTransaction(HandlerTransaction):
             if work.forbidden(error):
                 raise InvalidHandler(TRANSACTION_ENDED) from error
             if _lost(work, error):
-                raise TransactionLost(f"the connection was lost under a handler ({error})") from error
+                raise TransactionLost(f"the connection was lost under a handler ({without_values(error)})") from error
             work.explain(error)
             raise
         finally:

@@ -21,7 +21,6 @@ from outrider.inbox.model import Applied, Held, Ignored, InboxDeadLettered, Left
 from outrider.inbox.router import Routes
 from outrider.inbox.store import InboxStore
 from outrider.inbox.transaction import NO_HANDLER, BatchOutcome, HandlerFailed, InboxTransaction
-from outrider.redaction import redacted
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
     ConsumerBroken,
@@ -35,7 +34,7 @@ from outrider.telemetry.events import (
     Observer,
 )
 from outrider.telemetry.health import StoreHealth
-from outrider.tracebacks import traceback_text, user_frame
+from outrider.tracebacks import summary_of, traceback_text, user_frame
 
 BACKOFF = RetryPolicy(base_seconds=0.2, cap_seconds=10)
 
@@ -199,7 +198,7 @@ class HandlerExecutor:
         """Count an attempt, unless the store is unavailable."""
         if await self._store.ping():
             return self._failures.count_attempt(failed)
-        return self.health.failed(str(failed))
+        return self.health.failed(self._failures.text(failed))
 
     def _committed(self, done: BatchOutcome, seconds: float) -> None:
         self.health.recovered()
@@ -275,7 +274,7 @@ class Failures:
         if failed.is_permanent or known.attempts >= retry.max_attempts:
             reason = DeadLetterReason.PERMANENT_FAILURE if failed.is_permanent else failed.reason
             policy = self.routes.settings.on_dead_letter
-            known.dead_letter = InboxDeadLettered(reason, _failure(failed), policy, known.attempts)
+            known.dead_letter = InboxDeadLettered(reason, self._failure(failed), policy, known.attempts)
             return 0.0
         delay = retry.delay_seconds(known.attempts, self.rng)
         self.observer.emit(
@@ -286,10 +285,24 @@ class Failures:
                 event_type=received.event_type,
                 attempt=known.attempts,
                 delay_seconds=round(delay, 3),
-                error=_short(str(failed)),
+                error=self.text(failed),
             )
         )
         return delay
+
+    def text(self, failed: HandlerFailed) -> str:
+        """Return the part of the text of a failure that may be logged and stored."""
+        redactor = failed.redactor(self.routes.settings.error_text)
+        return _storable(summary_of(failed.error, redactor))[:ERROR_CHARACTERS_MAX]
+
+    def _failure(self, failed: HandlerFailed) -> dict[str, Any]:
+        redactor = failed.redactor(self.routes.settings.error_text)
+        return {
+            "error": self.text(failed),
+            "kind": type(failed.error).__qualname__,
+            "where": user_frame(failed.error),
+            "traceback": _storable(traceback_text(failed.error, redactor)),
+        }
 
     @property
     def to_dead_letter(self) -> dict[UUID, InboxDeadLettered]:
@@ -301,20 +314,6 @@ class Failures:
         if self.failing:
             for received in events:
                 self.failing.pop(received.event_id, None)
-
-
-def _failure(failed: HandlerFailed) -> dict[str, Any]:
-    error = failed.error
-    return {
-        "error": _short(str(failed)),
-        "kind": type(error).__qualname__,
-        "where": user_frame(error),
-        "traceback": _storable(traceback_text(error)),
-    }
-
-
-def _short(text: str) -> str:
-    return _storable(redacted(text))[:ERROR_CHARACTERS_MAX]
 
 
 def _storable(text: str) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from outrider.errors import InvalidSetting
 from outrider.event import OnDeadLetter
 from outrider.inbox.model import InboxBlockReason
+from outrider.redaction import ErrorText
 from outrider.retry import RetryPolicy
-from outrider.settings_checks import Range, check_ranges
+from outrider.settings_checks import Range, check_ranges, check_words
 
 
 class Ordering(StrEnum):
@@ -50,6 +51,13 @@ RANGES = {
     "participant_memory_days": Range(above=0, optional=True),
 }
 
+WORDS = {
+    "ordering": Ordering,
+    "first_sequence": FirstSequence,
+    "on_dead_letter": OnDeadLetter,
+    "error_text": ErrorText,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
@@ -58,7 +66,7 @@ class ConsumerSettings:
     `in_flight_max` limits the events that are received and not yet acked. `held_per_stream_max` limits the held events
     of a stream in the database. With `batch_max` above 1, up to `batch_max` messages share a transaction.
     `participant_memory_days` is how long saga participants on this store remember their replies; with None, the saga
-    workers decide.
+    workers decide. `error_text` is the part of the texts of errors that is logged and stored.
 
     >>> ConsumerSettings(ordering="strict").ordered
     True
@@ -79,17 +87,13 @@ class ConsumerSettings:
     participant_memory_days: float | None = 90.0
     shutdown_timeout_seconds: float = 10.0
     maintenance_interval_seconds: float = 5.0
+    error_text: ErrorText = ErrorText.REDACTED
 
     def __post_init__(self) -> None:
         if not isinstance(retry := self.retry, RetryPolicy):
             raise InvalidSetting(f"retry = {retry!r} is no RetryPolicy; write retry=RetryPolicy(max_attempts=5)")
         check_ranges(self, RANGES)
-        for name, kind in (("ordering", Ordering), ("first_sequence", FirstSequence), ("on_dead_letter", OnDeadLetter)):
-            try:
-                object.__setattr__(self, name, kind(getattr(self, name)))
-            except ValueError:
-                valid = ", ".join(kind)
-                raise InvalidSetting(f"{name} = {getattr(self, name)!r} is not known (valid: {valid})") from None
+        check_words(self, WORDS)
         if self.batch_max > self.in_flight_max:
             raise InvalidSetting(
                 f"batch_max ({self.batch_max}) is more than in_flight_max ({self.in_flight_max}), so that no batch "

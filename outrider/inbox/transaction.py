@@ -33,7 +33,7 @@ from outrider.inbox.router import Route, Routes
 from outrider.inbox.sequencing import Decision, RejectEvent, decide, drop_uncountable_sequence
 from outrider.inbox.settings import Ordering
 from outrider.inbox.store import InboxStore
-from outrider.tracebacks import text_of
+from outrider.redaction import ErrorText, Redactor, header_values
 from outrider.wire import decode
 
 NO_HANDLER = Ignored("no handler of its type")
@@ -297,8 +297,15 @@ class HandlerFailed(OutriderError):
     """A handler failed; the transaction is rolled back."""
 
     def __init__(self, received: ReceivedEvent, error: BaseException, reason: DeadLetterReason) -> None:
-        super().__init__(f"{type(error).__name__}: {text_of(error)}")
+        # Without the text of the error, which may repeat the payload: `redactor` knows the part that may be kept.
+        super().__init__(type(error).__name__)
         self.received, self.error, self.reason = received, error, reason
+
+    def redactor(self, keep: ErrorText) -> Redactor:
+        """Return the redactor of the event's values, as received and as the handler got them."""
+        event, delivery = self.received.event, self.received.delivery
+        opened = [event.payload, header_values(event.headers)] if event else []
+        return Redactor(keep, delivery.body, *opened)
 
     @property
     def is_permanent(self) -> bool:

@@ -26,6 +26,7 @@ from outrider.outbox.model import CLAIM_SECONDS_MAX, PARK, OptimisticClaim, Stag
 from outrider.outbox.publisher import encode_checked, publish
 from outrider.outbox.store import OutboxStore
 from outrider.outbox.validation import StagingRules, load_schemas, validate_events
+from outrider.redaction import without_values
 from outrider.telemetry.events import Observer, Observers, OptimisticSent, StoreUnavailable
 from outrider.wire import encode
 
@@ -164,7 +165,7 @@ class OptimisticWriter:
             elif batch.staged:
                 await self._store.notify()
         except Transient as error:
-            self._observer.emit(StoreUnavailable(self._name, str(error)))
+            self._observer.emit(StoreUnavailable(self._name, without_values(error)))
 
     async def close(self) -> None:
         """Wait for the sends in progress."""

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -46,6 +46,7 @@ from outrider.outbox.model import DeadLettered, Defer, Lease, Outcome, Retry
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.unanswered import UnansweredEvents, UnansweredRun
 from outrider.payload.payloads import UNAVAILABLE_SECONDS, Payloads
+from outrider.redaction import Redactor, header_values
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import BreakerOpened, EventDeadLettered, Observer, Retried
 from outrider.wire import encode
@@ -187,7 +188,8 @@ class BatchPublisher:
             if late.epoch != lease.epochs[stream.lane]:
                 continue
             no_reply = no_answer(self.broker.capabilities.name, self.policy.settings.publish_timeout_seconds)
-            recorded = batch.record_late(late.run, late.final_results(no_reply), self._decide)
+            results = self._redacted(late.run.events, late.final_results(no_reply))
+            recorded = batch.record_late(late.run, results, self._decide)
             if late.group_size and recorded.failure is None:
                 self.breakers.grow_from(late.destination, late.group_size)
             self._apply([recorded], partial(_same, late.destination), late.group_size == 1, late.began)
@@ -278,7 +280,7 @@ class BatchPublisher:
         def destination(event: OutboxRow) -> str:
             return self.broker.destination(by_id[event.event_id])
 
-        recorded = batch.record(wave, results, self._decide)
+        recorded = batch.record(wave, self._redacted(wave.events, results), self._decide)
         deadline = began + self.policy.settings.publish_timeout_seconds
         for stream, _, events, failure, _, rest in recorded:
             if isinstance(failure, Unanswered):
@@ -289,6 +291,20 @@ class BatchPublisher:
         self._apply(recorded, destination, isolated and len(messages) == 1, began)
         if isolated and all(run.failure is None for run in recorded):
             self.breakers.grow(map(self.broker.destination, messages))
+
+    def _redacted(self, events: Sequence[OutboxRow], results: Sequence[PublishResult]) -> Sequence[PublishResult]:
+        """Return results with redacted texts. Events with the same text are redacted together: it may quote any."""
+        same_text: dict[str, list[OutboxRow]] = {}
+        for event, result in zip(events, results, strict=True):
+            if isinstance(result, Nacked | Rejected | Unknown):
+                same_text.setdefault(result.error, []).append(event)
+        if not same_text:
+            return results
+        texts = {text: self.policy.redactor(found).text(text) for text, found in same_text.items()}
+        return [
+            replace(result, error=texts[result.error]) if isinstance(result, Nacked | Rejected | Unknown) else result
+            for result in results
+        ]
 
     def _encode_all(self, events: Sequence[OutboxRow]) -> list[Message]:
         """Encode all events; if an event cannot be encoded, return an empty list, and the caller inspects the runs."""
@@ -393,7 +409,8 @@ class BatchPublisher:
         elif isinstance(error, InvalidPayload):
             self._fail(batch, run, Rejected(str(error), DeadLetterReason(error.reason)))
         else:
-            self._fail(batch, run, Rejected(f"cannot be encoded: {type(error).__name__}: {error}"))
+            text = self.policy.redactor(run.events[:1]).text(f"{type(error).__name__}: {error}")
+            self._fail(batch, run, Rejected(f"cannot be encoded: {text}"))
 
     def _stop_if_unpublishable(self, batch: Batch, run: StreamRun, message: Message) -> bool:
         """Stop a run that cannot be published now: the destination is down, or the head is poison."""
@@ -532,6 +549,11 @@ class FailurePolicy:
 
     settings: RelaySettings
     rng: random.Random
+
+    def redactor(self, events: Sequence[OutboxRow] = ()) -> Redactor:
+        """Return the redactor of error texts of the broker, which may quote these events."""
+        headers = [header_values(event.headers) for event in events if event.headers != b"{}"]
+        return Redactor(self.settings.error_text, *(event.payload for event in events), *headers)
 
     def outcome(self, event: OutboxRow, stream: Stream, result: FailedResult, now: datetime) -> Retry | DeadLettered:
         """Count a failed attempt of an event, and choose between a retry and dead-lettering."""

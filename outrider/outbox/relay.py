@@ -58,13 +58,13 @@ PROBES_MAX = 8
 
 
 async def probe(
-    broker: Broker, breakers: CircuitBreakers, clock: Clock, observer: Observer, seconds: float
+    broker: Broker, breakers: CircuitBreakers, clock: Clock, observer: Observer, policy: FailurePolicy
 ) -> float | None:
     """Probe the destinations that are due; return the seconds until the next probe, None if all are up.
 
-    A probe fails after `seconds` without an answer.
+    A probe fails without an answer within the time of a publish.
     """
-    server = broker.capabilities.name
+    server, seconds = broker.capabilities.name, policy.settings.publish_timeout_seconds
 
     async def probe_one(name: str) -> None:
         try:
@@ -73,7 +73,7 @@ async def probe(
         except Exception as error:
             # An adapter may raise anything; the destination is not known to work, and the breaker reports the error.
             late = isinstance(error, TimeoutError)
-            text = no_answer(server, seconds) if late else describe(error)
+            text = policy.redactor().text(no_answer(server, seconds) if late else describe(error))
             wait = breakers.probe_failed(name, text, clock.boot_seconds())
             observer.emit(BreakerOpened(name, text, wait, server))
         else:
@@ -115,12 +115,12 @@ class Relay:
         self.rng = rng or random.Random()
         self.broker = broker
         self.breakers = CircuitBreakers(self.settings.breaker_seconds_base, self.settings.breaker_seconds_max)
-        policy = FailurePolicy(self.settings, self.rng)
+        self._policy = FailurePolicy(self.settings, self.rng)
         self._unanswered = UnansweredEvents(self.clock, self._wake_worker_of)
         self.publisher = BatchPublisher(
             broker,
             self.breakers,
-            policy,
+            self._policy,
             self.clock,
             self.observer,
             store.lanes,
@@ -191,8 +191,7 @@ class Relay:
     async def probe(self) -> float | None:
         """Probe destinations that are down; return the seconds until the next probe, None if all are up."""
         down = bool(self.breakers.open_breakers())
-        seconds = self.settings.publish_timeout_seconds
-        wait = await probe(self.broker, self.breakers, self.clock, self.observer, seconds)
+        wait = await probe(self.broker, self.breakers, self.clock, self.observer, self._policy)
         if down and not self.breakers.is_open(""):
             self.wake()
         return wait

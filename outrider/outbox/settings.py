@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 from outrider.errors import InvalidSetting
 from outrider.event import OnDeadLetter
 from outrider.outbox.model import Retention
+from outrider.redaction import ErrorText
 from outrider.retry import RetryPolicy
-from outrider.settings_checks import Range, check_ranges
+from outrider.settings_checks import Range, check_ranges, check_words
 
 LEASE_MARGIN = 0.9
 """The safe part of a lease, by the relay's own clock, from the sending of the renewal on."""
@@ -32,6 +33,8 @@ RANGES = {
 class RelaySettings:
     """Limits and times of a relay; the defaults suit most.
 
+    `error_text` is the part of the broker's error texts that is logged and stored.
+
     >>> RelaySettings(lease_seconds=2, publish_timeout_seconds=0.9).policy_of("orders")
     <OnDeadLetter.BLOCK: 'block'>
     """
@@ -50,9 +53,11 @@ class RelaySettings:
     on_dead_letter: OnDeadLetter = OnDeadLetter.BLOCK
     dead_letter_policies: Mapping[str, OnDeadLetter] = field(default_factory=dict)
     retention: Retention = field(default_factory=Retention)
+    error_text: ErrorText = ErrorText.REDACTED
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
+        check_words(self, {"error_text": ErrorText})
         if self.publish_timeout_seconds >= self.lease_seconds / 2:
             raise InvalidSetting(
                 f"publish_timeout_seconds ({self.publish_timeout_seconds}) must be less than half of lease_seconds "

@@ -17,6 +17,7 @@ from outrider.errors import OutriderError, Transient
 from outrider.outbox.lane_ownership import LaneOwnership
 from outrider.outbox.model import Lease, Settlements
 from outrider.outbox.store import OutboxStore
+from outrider.redaction import without_values
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import Observer, SettleFailed, SettleRecovered
 
@@ -111,4 +112,4 @@ class UnsettledLanes:
         for lane in owned:
             self._failures[lane] = failures
             self._held[lane] = UnsettledLane(parts[lane], retry_at)
-        self.observer.emit(SettleFailed(lease.owner, tuple(sorted(owned)), failures, pause, str(error)))
+        self.observer.emit(SettleFailed(lease.owner, tuple(sorted(owned)), failures, pause, without_values(error)))

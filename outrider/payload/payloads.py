@@ -28,6 +28,7 @@ from outrider.payload.models import json_parser
 from outrider.payload.rules import IncreasingField, Rule, treatment
 from outrider.payload.schemas import Validate, accept, compile_schema, source_of
 from outrider.payload.upcasters import Upcast, Upcaster, UpcasterChains
+from outrider.redaction import ErrorText, Redactor
 from outrider.telemetry.events import InvalidPayloadPublished, Observer, SchemaSourceUnavailable
 from outrider.telemetry.log_observer import LogObserver
 
@@ -300,7 +301,10 @@ from version 2; add Upcaster('order.placed', 2, …)
             yield PayloadProblem(found.path, found.text, self.on_invalid)
         for rule in checks.rules:
             if (broken := rule.problem(facts, payload)) is not None:
-                yield PayloadProblem(*broken, self.mode_of(rule))
+                path, text = broken
+                # A rule of the application may quote the payload, and only here the payload is known as plain text.
+                text = Redactor(ErrorText.REDACTED, payload).text(text)
+                yield PayloadProblem(path, text, self.mode_of(rule))
 
     def _warn(self, facts: PayloadFacts, problem: PayloadProblem) -> None:
         version = str(facts.schema_version)

@@ -16,13 +16,14 @@ from uuid import UUID
 from outrider.errors import Permanent
 from outrider.event import Event, uuid7
 from outrider.outbox.staging import Outbox, default
+from outrider.redaction import UNREDACTED
 from outrider.saga.definition.saga import SagaRegistry, saga_id_of
 from outrider.saga.definition.steps import Step, StepKind
 from outrider.saga.definition.validation import Function
 from outrider.saga.execution.step_executor import KEY_HEADER
 from outrider.saga.model import MessageKind, NewSagaMessage
 from outrider.telemetry.events import Observer, Observers, ReplyOfUnknownSaga, ReplyWithoutSaga
-from outrider.tracebacks import text_of, user_frame
+from outrider.tracebacks import summary_of, user_frame
 
 COPY = "copy saga_id and saga_key from the command, or use Participant"
 
@@ -124,7 +125,7 @@ def _correlation_id(correlate: Function, event: Event) -> str | None:
         found: str | None = correlate(event)
     except Exception as error:
         name, location = getattr(correlate, "__qualname__", repr(correlate)), user_frame(error)
-        error_text = f"{type(error).__name__}: {text_of(error)}" + (f" ({location})" if location else "")
+        error_text = summary_of(error, UNREDACTED) + (f" ({location})" if location else "")
         remedy = f"let it return None for a {event.event_type} that belongs to no saga"
         raise Permanent(f"correlate={name} raised {error_text}; {remedy}") from error
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import InvalidSetting
-from outrider.settings_checks import Range, check_ranges
+from outrider.redaction import ErrorText
+from outrider.settings_checks import Range, check_ranges, check_words
 
 HIGHEST, DAYS_MAX = 1_000_000, 36_500
 """Upper limits far beyond any sensible value, and small enough for all clocks and calendars."""
@@ -41,7 +42,8 @@ class SagaSettings:
 
     `concurrency` is the number of sagas that a worker runs at a time. Sagas that wait for a reply or a deadline do not
     count. A call may take longer than `lease_seconds`, because claims are renewed. After `breaker_failures` unavailable
-    results of a step in a row, one saga at a time probes its service, and the others wait.
+    results of a step in a row, one saga at a time probes its service, and the others wait. `error_text` is the part of
+    the texts of errors that is logged and stored.
 
     >>> SagaSettings(lease_seconds=6).renew_seconds
     2.0
@@ -59,9 +61,11 @@ class SagaSettings:
     breaker_failures: int = 5
     breaker_seconds_base: float = 1.0
     breaker_seconds_max: float = 60.0
+    error_text: ErrorText = ErrorText.REDACTED
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
+        check_words(self, {"error_text": ErrorText})
         self._check_relations()
 
     def _check_relations(self) -> None:

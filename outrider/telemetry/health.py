@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from outrider.redaction import without_values
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import Observer, TelemetryEvent
 
@@ -32,7 +33,7 @@ class StoreHealth:
         """Record a failure; return the seconds to wait before the next attempt."""
         self.failures += 1
         if self.failures == 1:
-            self.observer.emit(self.down(error))
+            self.observer.emit(self.down(without_values(error)))
         return self.backoff.delay_seconds(self.failures, self.rng)
 
     def recovered(self) -> None:

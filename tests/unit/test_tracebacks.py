@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outrider.redaction import Redactor
 from outrider.tracebacks import traceback_text
 
 
@@ -33,14 +34,14 @@ def test_causes_are_part_of_a_traceback_and_values_are_not() -> None:
         except OSError as error:
             raise LookupError("no customer") from error
     except LookupError as error:
-        text = traceback_text(error)
+        text = traceback_text(error, Redactor())
     assert text.index("OSError: at postgresql://me:***@db") < text.index("LookupError: no customer")
-    assert "a value" not in traceback_text(raised(ValueError("short")))
+    assert "a value" not in traceback_text(raised(ValueError("short")), Redactor())
     assert 'File "tests/unit/test_tracebacks.py"' in text
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
-    text = traceback_text(raised(ValueError("\n".join(["long"] * 10_000) + "end")), 400)
+    text = traceback_text(raised(ValueError("\n".join(["long"] * 10_000) + "end")), Redactor(), 400)
     assert text.startswith("Traceback (most recent call last):")
     assert "\n  [...]\n" in text
     assert text.endswith("end")
@@ -49,7 +50,7 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
 
 @pytest.mark.parametrize("error", [Unprintable(), RecursionError(), ExceptionGroup("two", [ValueError(), OSError()])])
 def test_any_error_has_a_traceback(error: Exception) -> None:
-    assert type(error).__name__ in traceback_text(raised(error))
+    assert type(error).__name__ in traceback_text(raised(error), Redactor())
 
 
 async def test_a_handler_that_took_too_long_shows_where_it_was() -> None:
@@ -59,4 +60,4 @@ async def test_a_handler_that_took_too_long_shows_where_it_was() -> None:
     with pytest.raises(TimeoutError) as caught:
         async with asyncio.timeout(0):
             await wait(None)
-    assert ", in wait\n" in traceback_text(caught.value)
+    assert ", in wait\n" in traceback_text(caught.value, Redactor())

@@ -19,6 +19,7 @@ from outrider.brokers.embedded.log import LogEntry
 from outrider.brokers.offsets import AHEAD_MAX, OffsetTracker
 from outrider.errors import Transient
 from outrider.event import Delivery
+from outrider.redaction import without_values
 
 WAIT_SECONDS = 0.1
 LOOK_SECONDS = 0.02
@@ -75,7 +76,7 @@ class EmbeddedSource:
                 await self._commit(progress)
         except Transient as error:
             # Deliveries without a committed position come again, and the receipts absorb them.
-            log.warning("the position of the consumer could not be committed", extra={"error": str(error)})
+            log.warning("the position of the consumer could not be committed", extra={"error": without_values(error)})
         finally:
             await self._log.close()
 

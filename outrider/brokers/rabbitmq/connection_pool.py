@@ -21,6 +21,7 @@ from outrider.brokers.rabbitmq.connection import AmqpConnection, connect
 from outrider.brokers.rabbitmq.settings import RabbitSettings
 from outrider.errors import OutriderError, Transient
 from outrider.event import Message
+from outrider.redaction import without_values
 
 PUBLISHERS_MAX = 256
 
@@ -329,7 +330,7 @@ class ConnectionPool:
             pooled = await self._connect()
         except OutriderError as error:
             self._retry_at = asyncio.get_running_loop().time() + RETRY_SECONDS
-            log.info("another connection could not be opened", extra={"has": len(self), "error": str(error)})
+            log.info("another connection could not be opened", extra={"has": len(self), "error": without_values(error)})
         else:
             self._connections.append(pooled)
             self._start("close idle", self._close_idle)

@@ -31,6 +31,7 @@ from outrider.brokers.rabbitmq.settings import PER_TOPIC, RabbitSettings
 from outrider.checks import CheckResult
 from outrider.errors import InvalidSetting, Transient, UsageError
 from outrider.event import Delivery
+from outrider.redaction import without_values
 
 WAIT_SECONDS = 0.2
 
@@ -145,7 +146,7 @@ class RabbitSource:
                 # Any answer will do: the server answers after it has processed the acks.
                 await connection.call(self._channel, commands.Basic.Qos(prefetch_count=self._prefetch))
         except Transient as error:
-            log.info("acks may be lost; their messages will be delivered again", extra={"error": str(error)})
+            log.info("acks may be lost; their messages will be delivered again", extra={"error": without_values(error)})
         finally:
             await connection.close()
 

@@ -16,6 +16,7 @@ from uuid import UUID, uuid5
 from outrider.errors import AlreadyStarted, InvalidHandler, InvalidState, UsageError
 from outrider.outbox.staging import Outbox, default
 from outrider.payload.payloads import Payloads
+from outrider.redaction import UNREDACTED
 from outrider.retry import RetryPolicy
 from outrider.saga.definition.children import CHILD_DONE, PARENT_STEP, ChildSaga, ChildSpec, check_children
 from outrider.saga.definition.fingerprint import fingerprint
@@ -574,7 +575,7 @@ def _compute(state_type: type[Any], function: Function, stored: bytes, *items: A
         return function(state, *items)
     except (Exception, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:
         place = user_frame(error)
-        text = f"{type(error).__name__}: {text_of(error)}" + (f" ({place})" if place else "")
+        text = f"{type(error).__name__}: {text_of(error, UNREDACTED)}" + (f" ({place})" if place else "")
         raise InvalidHandler(f"raised {text}") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from outrider.errors import ConcurrencyError, Transient
+from outrider.redaction import Redactor
 from outrider.retry import RetryPolicy
 from outrider.saga.definition.saga import Saga
 from outrider.saga.execution.step_executor import CANCELLED, StepExecutor, StepOutcome
@@ -39,6 +40,7 @@ from outrider.telemetry.events import (
     SagaStepRolledBack,
     TelemetryEvent,
 )
+from outrider.tracebacks import text_of
 
 CANCEL_SECONDS = 5.0
 """The time a cancelled call has to stop."""
@@ -77,7 +79,9 @@ class SagaRunner:
         self.claimed_until = float("-inf")
         self.was_suspect = instance.is_suspect
         self._context, self._instance, self._stop_reason = context, instance, stop
-        self._executor = StepExecutor(context.store, saga, context.leaked, context.observer, context.payloads)
+        self._executor = StepExecutor(
+            context.store, saga, context.leaked, context.observer, context.payloads, context.settings.error_text
+        )
         self._turns = TurnTransaction(context, self._executor, self.claim, instance.version)
         self._record: SagaRecord | None = self._executor.opened(record)
         self._inputs: list[Input] = [Claimed()]
@@ -91,6 +95,11 @@ class SagaRunner:
     def is_suspect(self) -> bool:
         """Tell whether the saga was lost with its workers and has not passed its step since."""
         return self._instance.is_suspect
+
+    @property
+    def redactor(self) -> Redactor:
+        """Return the redactor of error texts of the saga."""
+        return self._executor.redactor(self._instance)
 
     @property
     def has_calls(self) -> bool:
@@ -197,10 +206,10 @@ class SagaRunner:
         The store has begun the transaction and read the saga, so the store is reachable; the step itself may be the
         cause.
         """
-        saga = self._instance.saga_id, self._instance.saga_type
-        self._context.observer.emit(SagaStepRolledBack(*saga, local.step, local.phase, times, str(error)))
+        saga, said = (self._instance.saga_id, self._instance.saga_type), text_of(error, self.redactor)
+        self._context.observer.emit(SagaStepRolledBack(*saga, local.step, local.phase, times, said))
         if times >= ROLLED_BACK_MAX:
-            text = f"the store has failed under it {times} times in a row, the last time so: {error}"
+            text = f"the store has failed under it {times} times in a row, the last time so: {said}"
             turn_input.override(local, Raised(local.step, local.phase, text))
         return PAUSES.delay_seconds(times, self._context.rng)
 

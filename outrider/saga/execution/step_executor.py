@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import traceback
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from outrider.errors import (
 )
 from outrider.event import Event
 from outrider.payload.payloads import Payloads
+from outrider.redaction import ErrorText, Redactor
 from outrider.saga.context import Reply, StepContext
 from outrider.saga.definition.saga import Saga
 from outrider.saga.definition.steps import Step as DefinedStep
@@ -51,7 +51,7 @@ from outrider.saga.state.codec import decode
 from outrider.saga.state.roundtrip import LoadedState, load_state
 from outrider.saga.store import SagaStore
 from outrider.telemetry.events import Observer, SagaStepRaised, SagaTaskLeaked
-from outrider.tracebacks import short_path, text_of, user_frame
+from outrider.tracebacks import short_path, summary_of, text_of, traceback_text, user_frame
 
 KEY_HEADER = "saga_key"
 
@@ -121,23 +121,17 @@ def definition_site(function: Any) -> str:
     return f"{name} ({short_path(code.co_filename)}:{code.co_firstlineno})" if code else name
 
 
-def describe(error: BaseException) -> str:
-    """Describe an error and its source location.
+def describe(error: BaseException, redactor: Redactor) -> str:
+    """Describe an error and its source location, with a redacted text.
 
-    >>> describe(KeyError("order"))
+    >>> describe(KeyError("order"), Redactor())
     "KeyError: 'order'"
     """
-    said = _text(error)
+    said = _text(error, redactor)
     if isinstance(error, BaseExceptionGroup):
-        said = f"{said}, the first of them {_text(error.exceptions[0])}"
+        said = f"{said}, the first of them {_text(error.exceptions[0], redactor)}"
     place = None if isinstance(error, StepRejected | StepUnavailable) else user_frame(error)
     return f"{said[:TEXT_CHARACTERS_MAX]} ({place})" if place else said[:TEXT_CHARACTERS_MAX]
-
-
-def raised(instance: Instance, action: Step, error: BaseException) -> SagaStepRaised:
-    """Return the telemetry event of a raised exception, with the traceback."""
-    trace = "".join(traceback.format_exception(error))
-    return SagaStepRaised(instance.saga_id, instance.saga_type, action.step, action.phase, trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +143,15 @@ class StepExecutor:
     leaked: LeakedTasks
     observer: Observer
     payloads: Payloads | None = None
+    error_text: ErrorText = ErrorText.REDACTED
+
+    def redactor(self, instance: Instance, action: Step | None = None) -> Redactor:
+        """Return the redactor of error texts of a saga: the values of its state, and those that the action got."""
+        texts = [instance.state]
+        if action is not None:
+            texts.append((action.item or "null").encode())
+            texts.append(action.message.body if isinstance(action, ApplyReply) else (action.result or "null").encode())
+        return Redactor(self.error_text, *texts)
 
     def opened(self, record: SagaRecord) -> SagaRecord:
         """Return a saga with its replies as code of the current version reads them.
@@ -209,7 +212,7 @@ class StepExecutor:
             )
         if (raised := task.result()) is not None:
             return StepOutcome(action, self._failure(instance, action, raised, late=late))
-        return self._succeeded(action, run, before, returned)
+        return self._succeeded(instance, action, run, before, returned)
 
     async def local(self, instance: Instance, action: LocalAction, tx: Any) -> StepOutcome:
         """Run the function of a step in the transaction that saves its result. Raises TransactionLost."""
@@ -230,7 +233,7 @@ class StepExecutor:
             )
         if raised is not None:
             return StepOutcome(action, self._failure(instance, action, raised, late=late))
-        return self._succeeded(action, run, before, returned)._replace(before=instance.state)
+        return self._succeeded(instance, action, run, before, returned)._replace(before=instance.state)
 
     async def _run_in_task(
         self, work: Awaitable[Any], seconds: float | None, instance: Instance, action: LocalAction, tx: Any
@@ -303,19 +306,19 @@ class StepExecutor:
             },
         )
 
-    def cannot_stage(self, action: Step, error: BaseException) -> InvalidResult:
+    def cannot_stage(self, instance: Instance, action: Step, error: BaseException) -> InvalidResult:
         """Return the result for an event that cannot be staged. The text names the function that staged the event."""
-        said = describe(error)
+        said = describe(error, self.redactor(instance, action))
         function = self._function(action)
         return InvalidResult(
             action.step, action.phase, f"{said}; staged for {definition_site(function)}" if function else said
         )
 
-    def failed_on_save(self, action: LocalAction, error: BaseException) -> Result:
+    def failed_on_save(self, instance: Instance, action: LocalAction, error: BaseException) -> Result:
         """Return the result for an error of a local function that the store detected only when saving."""
         if isinstance(error, InvalidHandler):
             return InvalidResult(action.step, action.phase, f"{definition_site(self._function(action))} {error}")
-        return Raised(action.step, action.phase, describe(error))
+        return Raised(action.step, action.phase, describe(error, self.redactor(instance, action)))
 
     def _function(self, action: Step) -> Function | None:
         if isinstance(action, ApplyReply):
@@ -330,7 +333,7 @@ class StepExecutor:
         try:
             before = load_state(self.saga.state_type, instance.state)
         except RAISED as error:
-            return invalid(action, error)
+            return invalid(action, error, self.redactor(instance, action))
         run = StepContext(
             before.state, instance.saga_id, action.key, action.attempt, instance.correlation_id, action.phase
         )
@@ -339,6 +342,7 @@ class StepExecutor:
 
     def _succeeded(
         self,
+        instance: Instance,
         action: CallAction | LocalAction,
         run: StepContext[Any],
         before: LoadedState[Any],
@@ -349,13 +353,16 @@ class StepExecutor:
             after = before.dump(run.state)
             result = result_text(returned[-1] if returned else None) if is_result else None
         except RAISED as error:
-            return StepOutcome(action, invalid(action, error))
+            return StepOutcome(action, invalid(action, error, self.redactor(instance, action)))
         return StepOutcome(action, Succeeded(action.step, action.phase, result), before.text, after, tuple(run.staged))
 
     def _failure(self, instance: Instance, action: Step, error: BaseException, *, late: bool = False) -> Result:
+        redactor = self.redactor(instance, action)
         if not isinstance(error, StepRejected | StepUnavailable):
-            self.observer.emit(raised(instance, action, error))
-        return failure(action, error, late=late)
+            trace = traceback_text(error, redactor)
+            saga = instance.saga_id, instance.saga_type
+            self.observer.emit(SagaStepRaised(*saga, action.step, action.phase, trace))
+        return failure(action, error, redactor, late=late)
 
 
 async def _called(function: Function, run: StepContext[Any], returned: list[Any]) -> None:
@@ -478,42 +485,44 @@ class LeakedTasks:
         self.observer.emit(SagaTaskLeaked(*saga, action.step, action.phase, action.attempt, len(self.tasks)))
 
 
-def failure(action: Step, error: BaseException, *, late: bool = False) -> Result:
+def failure(action: Step, error: BaseException, redactor: Redactor, *, late: bool = False) -> Result:
     """Return the result of an exception: invalid, declined, unavailable, raised, or unknown after a timeout."""
     if isinstance(error, INVALID):
-        return invalid(action, error)
+        return invalid(action, error, redactor)
     if isinstance(error, Permanent):
-        return RejectedResult(action.step, action.phase, describe_failure(action, error))
+        return RejectedResult(action.step, action.phase, describe_failure(action, error, redactor))
     if late:
         return TimedOut(action.step, action.phase)
     if isinstance(error, StepUnavailable) and isinstance(action, CallAction | LocalAction):
-        text = describe_failure(action, error)
+        text = describe_failure(action, error, redactor)
         return UnavailableResult(action.step, action.phase, text, error.retry_after_seconds or 0.0)
-    return Raised(action.step, action.phase, describe_failure(action, error), reply=isinstance(action, ApplyReply))
+    return Raised(
+        action.step, action.phase, describe_failure(action, error, redactor), reply=isinstance(action, ApplyReply)
+    )
 
 
-def invalid(action: Step, error: BaseException) -> InvalidResult:
+def invalid(action: Step, error: BaseException, redactor: Redactor) -> InvalidResult:
     """Return the result for an invalid state or invalid events. Another attempt would fail in the same way."""
-    return InvalidResult(action.step, action.phase, describe_failure(action, error))
+    return InvalidResult(action.step, action.phase, describe_failure(action, error, redactor))
 
 
-def describe_failure(action: Step, error: BaseException) -> str:
+def describe_failure(action: Step, error: BaseException, redactor: Redactor) -> str:
     """Describe an error, with the function of the step and the source location.
 
     >>> from outrider.saga.model import Phase
-    >>> describe_failure(CallAction("charge", Phase.ACTION, 1, "key"), ValueError("no such card"))
+    >>> describe_failure(CallAction("charge", Phase.ACTION, 1, "key"), ValueError("no such card"), Redactor())
     'ValueError: no such card'
     """
-    text = describe(error)
+    text = describe(error, redactor)
     # A rejection and an outage are messages of the author, not errors.
     return text if isinstance(error, StepRejected | StepUnavailable) else f"{_prefix(action)}{text}"
 
 
-def _text(error: BaseException) -> str:
-    text, kind = text_of(error), type(error).__name__
+def _text(error: BaseException, redactor: Redactor) -> str:
+    text = text_of(error, redactor)
     if text and isinstance(error, Permanent | UsageError | StepUnavailable):
         return text
-    return f"{kind}: {text}" if text else kind
+    return summary_of(error, redactor)
 
 
 def _prefix(action: Step) -> str:

@@ -187,6 +187,8 @@ class TurnTransaction:
     version: int | None
     """The version that must be stored, or None to accept any version."""
     seen: frozenset[int] = frozenset()
+    instance: Instance | None = None
+    """The saga as it was last read."""
     saved_at: float = float("-inf")
     """The worker's clock at the last save request. The saved claim lasts at least one lease from this time."""
 
@@ -213,7 +215,8 @@ class TurnTransaction:
             # constraint.
             if turn_input.local is None:
                 raise
-            return StepAtFault(turn_input.local, self.executor.failed_on_save(turn_input.local, error))
+            assert self.instance is not None
+            return StepAtFault(turn_input.local, self.executor.failed_on_save(self.instance, turn_input.local, error))
         if result.change:
             self.version = result.record.instance.version + 1
             self.seen = frozenset(result.plan.seen)
@@ -224,6 +227,7 @@ class TurnTransaction:
         record = turn_input.record or await self._load(tx, lock=turn_input.local is not None)
         if record is None:
             return Conflict()
+        self.instance = record.instance
         if turn_input.stop is not None:
             return await self._stop(tx, record, turn_input.stop)
         outcomes = list(turn_input.outcomes)
@@ -239,7 +243,8 @@ class TurnTransaction:
         try:
             record, plan = self._plan(turn_input, record, outcomes, undelivered)
         except RAISED as error:
-            return Unplannable(f"{UNPLANNABLE}: {describe(error)}")
+            redactor = self.executor.redactor(record.instance)
+            return Unplannable(f"{UNPLANNABLE}: {describe(error, redactor)}")
         return await self._write(tx, turn_input, record, plan, outcomes)
 
     async def _stop(self, tx: Any, record: SagaRecord, reason: str) -> Saved:
@@ -287,7 +292,15 @@ class TurnTransaction:
             *failed_reply_inputs(turn_input, record),
         ]
         outages = self.context.outages.current(record.instance.saga_type)
-        plan = advance(self.executor.saga.definition, record, inputs, self.context.rng, undelivered, outages=outages)
+        plan = advance(
+            self.executor.saga.definition,
+            record,
+            inputs,
+            self.context.rng,
+            undelivered,
+            outages=outages,
+            error_text=self.context.settings.error_text,
+        )
         plan = replace(plan, notes=(*clashes, *plan.notes)) if clashes else plan
         plan = plan if turn_input.leaving is None else hand_over(plan, record, turn_input.leaving)
         self.context.outages.started(record.instance.saga_type, plan.actions)
@@ -359,7 +372,7 @@ class TurnTransaction:
             except Transient:
                 raise
             except RAISED as error:
-                return StepAtFault(action, self.executor.cannot_stage(action, error))
+                return StepAtFault(action, self.executor.cannot_stage(instance, action, error))
         return None
 
     def _is_unchanged(self, record: SagaRecord, plan: Plan) -> bool:

@@ -219,9 +219,8 @@ class SagaWorker:
             task.cancel()
 
     async def _run(self, runner: SagaRunner) -> None:
-        saga_id = runner.claim.saga_id
         try:
-            with self._report_release(saga_id):
+            with self._report_release(runner):
                 await runner.run()
         finally:
             self._remove(runner)
@@ -233,17 +232,19 @@ class SagaWorker:
             self._released(runner)
 
     @contextmanager
-    def _report_release(self, saga_id: UUID) -> Iterator[None]:
+    def _report_release(self, runner: SagaRunner) -> Iterator[None]:
         """Report why a saga was dropped. The saga becomes due again only after its lease, so there is no busy loop."""
+        saga_id = runner.claim.saga_id
         try:
             yield
         except asyncio.CancelledError:
             self.observer.emit(SagaReleased(self.name, saga_id, LOST))
             raise
         except RAISED as error:
+            said = describe(error, runner.redactor)
             if not isinstance(error, Transient):
-                self._failing.add(saga_id, describe(error))
-            self.observer.emit(SagaReleased(self.name, saga_id, describe(error)))
+                self._failing.add(saga_id, said)
+            self.observer.emit(SagaReleased(self.name, saga_id, said))
         else:
             self._failing.clear(saga_id)
 

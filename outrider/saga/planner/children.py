@@ -54,7 +54,8 @@ def start(journal: Journal, step: Step, entry: JournalEntry) -> None:
         new = child.saga.child_of(instance, entry.step, compute(child.input, instance.state, *items))
     except (InvalidHandler, InvalidState) as error:
         name = getattr(child.input, "__name__", "input")
-        text = f"the input of its child, {name}, {error}; correct input= at {step.line}, then retry the saga"
+        said = journal.text_of(error)
+        text = f"the input of its child, {name}, {said}; correct input= at {step.line}, then retry the saga"
         return journal.settle(entry, StepStatus.FAILED, text)
     journal.children.append(new)
     return journal.start(entry, f" starts {child.name}: {new.saga_id}")

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid5
 
+from outrider.redaction import ErrorText, Redactor
 from outrider.saga.definition.children import CALL_OFF, PARENT_STEP
 from outrider.saga.definition.steps import Definition, Step, StepAction, StepKind, base_name
 from outrider.saga.model import (
@@ -40,6 +41,7 @@ from outrider.saga.planner.actions import (
     key_of,
     wanted,
 )
+from outrider.tracebacks import text_of
 
 ERROR_CHARACTERS_MAX = 1000
 
@@ -84,6 +86,8 @@ class Journal:
     """Commands that have not left the outbox at their deadline."""
     outages: Mapping[StepKey, Outage] = field(default_factory=dict)
     """Steps that are not tried now, because their service is unavailable."""
+    error_text: ErrorText = ErrorText.REDACTED
+    """The part of the reasons of participants that is kept."""
     probed: set[StepKey] = field(default_factory=set)
     """Steps of which this turn starts the one attempt that probes their service."""
     status: Status = field(init=False)
@@ -112,6 +116,10 @@ class Journal:
         self.lines = {(entry.step, entry.phase): entry for entry in self.record.journal}
         self.base = self.definition
         self.expand()
+
+    def text_of(self, error: BaseException) -> str:
+        """Return the part of the text of an error that may be written."""
+        return text_of(error, Redactor(self.error_text, self.record.instance.state))
 
     def expand(self) -> None:
         """Add the items of the lists in the journal to the steps, and the last wait of a child."""

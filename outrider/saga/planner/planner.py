@@ -24,6 +24,7 @@ from typing import Any
 from uuid import UUID
 
 from outrider.errors import InvalidHandler, InvalidState
+from outrider.redaction import ErrorText
 from outrider.saga.definition.fingerprint import definition_changed
 from outrider.saga.definition.steps import ITEMS_MAX, Definition, Step, base_name
 from outrider.saga.definition.validation import Function
@@ -86,12 +87,14 @@ def advance(
     undelivered: Mapping[UUID, Undelivered] = NOTHING,
     *,
     outages: Mapping[StepKey, Outage] = NO_OUTAGES,
+    error_text: ErrorText = ErrorText.REDACTED,
 ) -> Plan:
     """Plan a turn. The first turn after a claim gets the input `Claimed()` and starts interrupted steps again.
 
     Messages and time of the record must be of the same moment: with an old mailbox and a new time, a reply would be
     missed. `undelivered` has the `overdue` commands that have not left the outbox, because such commands count no
-    attempt. `outages` has the steps that are not tried now, because their service is unavailable.
+    attempt. `outages` has the steps that are not tried now, because their service is unavailable. `error_text` is the
+    part of the reasons of participants that is kept.
 
     ```python
     plan = advance(order.definition, record, [Claimed()], random.Random())
@@ -105,6 +108,7 @@ def advance(
         unreadable=frozenset(_unreadable(inputs)),
         undelivered=undelivered,
         outages=outages,
+        error_text=error_text,
     )
     if error := _find_unknown_steps(journal.definition, record) or definition_changed(definition, record):
         return _stop(journal, error)
@@ -245,7 +249,7 @@ def _start_or_skip(journal: Journal, step: Step, entry: JournalEntry) -> None:
         if not isinstance(runs, bool):
             raise InvalidHandler(f"returned a {type(runs).__name__}; return True or False")
     except (InvalidHandler, InvalidState) as error:
-        text = f"its condition {name} {error}; correct when= at {step.line}, then retry the saga"
+        text = f"its condition {name} {journal.text_of(error)}; correct when= at {step.line}, then retry the saga"
         return journal.settle(entry, StepStatus.FAILED, text)
     if runs:
         if step.for_each:
@@ -278,7 +282,7 @@ def _freeze_items(journal: Journal, step: Step, entry: JournalEntry) -> None:
         data, count = frozen_items(_compute(journal, step.for_each))
     except (InvalidHandler, InvalidState) as error:
         name = getattr(step.for_each, "__name__", "for_each")
-        text = f"its list {name} {error}; correct for_each= at {step.line}, then retry the saga"
+        text = f"its list {name} {journal.text_of(error)}; correct for_each= at {step.line}, then retry the saga"
         return journal.settle(entry, StepStatus.FAILED, text)
     started = replace(entry, status=StepStatus.STARTED, attempts=1, started_at=journal.now, error=None, data=data)
     journal.write(started, f"{count} items")
@@ -330,7 +334,8 @@ def _advance_items(journal: Journal, step: Step) -> None:
             results_so_far = [entry.data if entry and entry.data else "null" for entry in entries.values()]
             journal.set_fields({step.into: [json.loads(text) for text in results_so_far]})
     except InvalidState as error:
-        text = f"the results of its items do not fit: {error}; correct into= at {step.line}, then retry the saga"
+        said = journal.text_of(error)
+        text = f"the results of its items do not fit: {said}; correct into= at {step.line}, then retry the saga"
         return journal.settle(group, StepStatus.FAILED, text)
     journal.settle(group, StepStatus.DONE, f"{len(names)} items")
     return None

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from outrider.redaction import ErrorText, Redactor
 from outrider.saga.definition.children import FAMILY_MESSAGES
 from outrider.saga.definition.steps import FAMILY, Step, StepKind
 from outrider.saga.model import JournalEntry, MessageKind, Phase, SagaMessage, StepStatus, Uncertainty
@@ -129,13 +130,21 @@ def _take(journal: Journal, entry: JournalEntry, message: SagaMessage) -> None:
     journal.audit_late_reply(entry)
     command = journal.action(entry).command
     if command is not None and message.name == command.rejection:
-        journal.reject(entry, rejection_of(message, journal.kind(entry)))
+        reason = rejection_of(message, journal.kind(entry), journal.record.instance.state, journal.error_text)
+        journal.reject(entry, reason)
     else:
         journal.settle(entry, StepStatus.DONE, f"answered by {message.name}")
 
 
-def rejection_of(message: SagaMessage, kind: StepKind = StepKind.REQUEST) -> str:
+def rejection_of(
+    message: SagaMessage,
+    kind: StepKind = StepKind.REQUEST,
+    state: bytes = b"null",
+    error_text: ErrorText = ErrorText.REDACTED,
+) -> str:
     """Describe a rejection, with the `reason` of the payload if there is a reason.
+
+    A reason is a text for people, and is redacted as the text of an error: it may quote the payload and the state.
 
     >>> from datetime import UTC, datetime
     >>> from uuid import UUID
@@ -147,7 +156,9 @@ def rejection_of(message: SagaMessage, kind: StepKind = StepKind.REQUEST) -> str
         payload = json.loads(message.body)
     except (ValueError, RecursionError):
         payload = None
-    reason = payload.get("reason") if isinstance(payload, dict) else None
+    reason = payload.pop("reason", None) if isinstance(payload, dict) else None
+    if reason:
+        reason = Redactor(error_text, state, payload).text(reason if isinstance(reason, str) else json.dumps(reason))
     texts = {StepKind.CHILD: "its child has compensated itself", StepKind.PARENT: "its parent compensates"}
     return texts.get(kind, f"answered by {message.name}") + (f": {reason}" if reason else "")
 

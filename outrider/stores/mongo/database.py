@@ -31,6 +31,7 @@ from pymongo.write_concern import WriteConcern
 
 from outrider.clock import Clock
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError, WriteConflict
+from outrider.redaction import without_values
 from outrider.stores.queries import identifier
 
 P = ParamSpec("P")
@@ -399,7 +400,7 @@ def _translate(error: BaseException) -> str:
     text = str(error).split(", Timeout: ", 1)[0].split(", full error: ", 1)[0]
     if isinstance(error, mongo.BulkWriteError) and (found := error.details.get("writeErrors")):
         text = found[0]["errmsg"]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{type(error).__name__}: {without_values(text)}" if text else type(error).__name__
 
 
 def check_url(url: str) -> str:

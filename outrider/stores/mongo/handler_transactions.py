@@ -28,6 +28,7 @@ from outrider.errors import (
     WriteConflict,
 )
 from outrider.handler_transactions import TRANSACTION_ENDED, HandlerTransaction, returns_awaitable
+from outrider.redaction import without_values
 from outrider.stores.mongo.database import (
     Documents,
     Expression,
@@ -290,7 +291,7 @@ def translate_errors(where: str, *, after_others: bool = False) -> Iterator[None
     except TimeoutError as error:
         raise Transient(f"{where} did not answer in time; try again") from error
     except BSONError as error:
-        raise Permanent(f"{where}: {type(error).__name__}: {error}") from error
+        raise Permanent(f"{where}: {type(error).__name__}: {without_values(error)}") from error
 
 
 def is_lost(error: BaseException) -> bool:

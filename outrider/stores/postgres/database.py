@@ -12,6 +12,7 @@ import asyncpg
 
 from outrider.errors import OutriderError, Permanent, Transient, Unreachable, UsageError
 from outrider.outbox.model import Lease
+from outrider.redaction import without_values
 from outrider.stores.migrations import check_version
 from outrider.telemetry.events import ConnectionsScarce
 from outrider.telemetry.log_observer import LogObserver
@@ -47,26 +48,31 @@ def translated(where: str) -> Iterator[None]:
     except (OutriderError, asyncio.CancelledError):
         raise
     except _UNINSTALLED as error:
-        raise UsageError(f"the outbox is not installed in {where} ({error}); run: outrider db migrate") from error
+        raise UsageError(
+            f"the outbox is not installed in {where} ({without_values(error)}); run: outrider db migrate"
+        ) from error
     except asyncpg.ReadOnlySQLTransactionError as error:
         raise UsageError(f"{where} is a read replica; point the store at the primary") from error
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-        raise UsageError(f"{where} rejected the connection: {error}; check user, password and database") from error
+        raise UsageError(
+            f"{where} rejected the connection: {without_values(error)}; check user, password and database"
+        ) from error
     except asyncpg.ProtocolViolationError as error:
         remedy = "behind a pooler such as PgBouncer, add pooled=true to the store's URL"
-        raise UsageError(f"{where} does not accept the protocol ({error}); {remedy}") from error
+        raise UsageError(f"{where} does not accept the protocol ({without_values(error)}); {remedy}") from error
     except _TRANSIENT as error:
-        raise Transient(f"{where}: {error}") from error
+        raise Transient(f"{where}: {without_values(error)}") from error
     except _AWAY as error:
         raise Unreachable(f"{where} does not answer ({_translate(error)}); is it running?") from error
     except asyncpg.InsufficientPrivilegeError as error:
-        raise UsageError(f"{where}: {error}; grant the role USAGE on the schema and rights on its tables") from error
+        said = without_values(error)
+        raise UsageError(f"{where}: {said}; grant the role USAGE on the schema and rights on its tables") from error
     except asyncpg.PostgresError as error:
-        raise Permanent(f"{where}: {type(error).__name__}: {error}") from error
+        raise Permanent(f"{where}: {type(error).__name__}: {without_values(error)}") from error
 
 
 def _translate(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {without_values(error)}" if str(error) else type(error).__name__
 
 
 STATEMENT_SECONDS = 60.0

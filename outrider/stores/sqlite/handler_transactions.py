@@ -27,6 +27,7 @@ from outrider.handler_transactions import (
     TransactionSource,
     WrappedTransaction,
 )
+from outrider.redaction import without_values
 from outrider.stores.sqlite.database import installation, open_existing, translated, translation
 
 P = ParamSpec("P")
@@ -289,7 +290,7 @@ def _translate() -> Iterator[None]:
         with translated():
             yield
     except sqlite3.Error as error:
-        raise Permanent(f"SQLite: {type(error).__name__}: {error}") from error
+        raise Permanent(f"SQLite: {type(error).__name__}: {without_values(error)}") from error
 
 
 def _check_installed(conn: sqlite3.Connection, what: str, installed: str) -> None:
