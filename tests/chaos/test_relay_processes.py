@@ -34,6 +34,7 @@ async def _write(conn: Any, rounds: range) -> None:
 
 
 EMPTY = "an empty outbox", "SELECT count(*) = 0 FROM outrider.outbox"
+OWNED = "every lane to have an owner", "SELECT count(owner) = count(*) FROM outrider.outbox_lane"
 STARTED = "relays to start", "SELECT count(*) >= $1 FROM outrider.outbox_relay"
 SENT = "some progress", "SELECT count(*) >= $1 FROM outrider.outbox_archive"
 
@@ -130,7 +131,7 @@ async def test_a_relay_frozen_in_a_fetch_loses_its_lanes_at_the_end_of_its_lease
     await conn.execute(FILL, EVENTS)
     # One worker reads all lanes at once, more than fits into the buffers between the server and a relay without pooler.
     async with relays(url, at(logs[0]), tmp_path, 1, *QUICK, "--workers", "1") as [frozen]:
-        await _reach(conn, STARTED, 1)
+        await _reach(conn, OWNED)
         await _freeze_in_a_fetch(conn, frozen)
         async with relays(url, at(logs[1]), tmp_path, 1, *QUICK):
             await _reach(conn, EMPTY)

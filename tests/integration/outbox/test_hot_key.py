@@ -22,7 +22,7 @@ from tests.support.running_relay import SignallingObserver
 
 pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
 
-HOT, OTHERS = 6000, 200
+HOT, OTHERS = 4000, 200
 HOT_BEFORE, HOT_BETWEEN_MAX = 300, 2000
 
 
