@@ -21,6 +21,7 @@ from outrider.inbox.model import Applied, Held, Ignored, InboxDeadLettered, Left
 from outrider.inbox.router import Routes
 from outrider.inbox.store import InboxStore
 from outrider.inbox.transaction import NO_HANDLER, BatchOutcome, HandlerFailed, InboxTransaction
+from outrider.redaction import without_values
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
     ConsumerBroken,
@@ -191,7 +192,7 @@ class HandlerExecutor:
                 await asyncio.sleep(CONFLICTS.delay_seconds(conflicts, self._rng))
             except InvalidHandler as error:
                 # To continue would be worse: the receipt may claim an effect that does not exist.
-                self._observer.emit(ConsumerBroken(self._routes.consumer, str(error)))
+                self._observer.emit(ConsumerBroken(self._routes.consumer, without_values(error)))
                 raise
 
     async def _count_attempt(self, failed: HandlerFailed) -> float:

@@ -150,6 +150,10 @@ def test_with_type_only_codes_and_known_words_are_kept(text: str, left: str) -> 
     assert Redactor(ErrorText.TYPE, {"code": "SECRET_CODE_X"}).text(text) == left
 
 
+def test_a_mask_and_the_characters_beside_it_spell_no_value() -> None:
+    assert Redactor(ErrorText.REDACTED, ["*** left"]).text("jane@example.com left early") == "*** early"
+
+
 def test_of_a_long_text_both_ends_are_kept_and_no_half_of_a_value() -> None:
     value = "canary-" * 30
     for offset in range(0, 300, 7):

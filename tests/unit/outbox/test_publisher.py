@@ -16,7 +16,7 @@ from outrider.outbox import lane_ownership
 from outrider.outbox.model import Criteria, Lease, Settlements
 from outrider.outbox.publisher import TRIALS_MAX, publish
 from outrider.stores.memory import MemoryStore
-from outrider.telemetry.events import EventDeadLettered, PassCompleted
+from outrider.telemetry.events import BreakerOpened, EventDeadLettered, PassCompleted
 from outrider.testing import ManualClock, MemoryBroker
 from outrider.testing.harness import Harness, numbers, order, orders
 from tests.support.memory_benches import MemoryHarness
@@ -225,6 +225,24 @@ async def test_an_adapter_that_breaks_its_contract_loses_no_event(harness: Harne
     await harness.works_for(relay, seconds=60, step_seconds=1)
     assert not harness.observer.of(EventDeadLettered)
     assert numbers(broker.log, "A") == numbers(broker.log, "B") == [1]
+
+
+async def test_a_text_that_several_events_share_is_redacted_with_the_values_of_all(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, name in (("A", "Ann Canary"), ("B", "Bob Canary"), ("C", "Cy")):
+        await harness.stage(Event("order.placed", {"name": name}, topic="orders", key=key))
+    broker = MemoryBroker()
+
+    async def raises(messages: Sequence[Message]) -> Sequence[PublishResult]:
+        raise OSError(f"broken by {messages[-1].body!r} after {messages[0].body!r} and Bob Canary")
+
+    monkeypatch.setattr(broker, "publish", raises)
+    await harness.works(harness.relay(broker))
+    errors = [event.error for event in harness.observer.of(BreakerOpened)]
+    assert errors
+    assert all(error.startswith("OSError: broken by ") and error.endswith("and ***") for error in errors)
+    assert not [error for error in errors if "Canary" in error]
 
 
 async def test_a_cancelled_future_of_the_client_is_no_cancellation_of_ours() -> None:

@@ -121,6 +121,15 @@ def test_a_condition_that_raises_waits_for_a_person_and_is_computed_again_after_
     assert case.progress("a") is StepStatus.SKIPPED
 
 
+def test_the_error_of_a_condition_is_written_without_values_of_the_state() -> None:
+    case = case_of(conditional(call("a"), broken))
+    case.stored.instance = replace(case.stored.instance, state=b'{"document": "passport"}')
+    case.order("retry")
+    [error] = [entry.error for entry in case.plan.entries]
+    assert error is not None
+    assert "condition broken raised KeyError: '***'" in error
+
+
 def test_a_step_whose_condition_raised_is_not_compensated() -> None:
     case = case_of(local("a"), conditional(call("b"), broken))
     case.succeeds("a")

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from outrider.redaction import ErrorText
 from outrider.saga.model import MessageKind, Phase, SagaMessage, Status, StepStatus
 from outrider.saga.planner.planner import ApplyReply, InvalidResult, Plan, Raised
 from outrider.saga.planner.replies import REPLIES_MAX, rejection_of, surplus
@@ -340,6 +341,14 @@ def test_an_answer_in_the_turn_that_begins_to_compensate_its_step_does_not_repla
 def test_a_rejection_with_an_unreadable_payload_is_a_rejection() -> None:
     message = SagaMessage(1, MessageKind.REPLY, "no", None, b"[" * 100_000, UUID(int=1), EPOCH)
     assert rejection_of(message) == "answered by no"
+
+
+def test_the_reason_of_a_rejection_is_kept_without_values_of_its_payload_and_of_the_state() -> None:
+    body = b'{"reason": "Jane Doe of room 4711 has not paid", "name": "Jane Doe"}'
+    message = SagaMessage(1, MessageKind.REPLY, "no", None, body, UUID(int=1), EPOCH)
+    state = b'{"room": 4711}'
+    assert rejection_of(message, state=state) == "answered by no: *** of room *** has not paid"
+    assert rejection_of(message, state=state, error_text=ErrorText.FULL).endswith("Jane Doe of room 4711 has not paid")
 
 
 def test_a_participant_that_answers_under_the_id_of_the_command_is_heard() -> None:
