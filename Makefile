@@ -77,7 +77,7 @@ services: .venv/.stamp ## Start throw-away servers, print their URLs, stop on Ct
 	@$(BIN)/python -m outrider.testing.servers $(ARGS)
 
 clean: ## Remove everything that make created
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage build dist
+	@rm -rf .venv .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage build dist
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 .venv/bin/python:

@@ -19,6 +19,8 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from pymongo import AsyncMongoClient, MongoClient
 
 from outrider.stores.mongo import MongoSchema
@@ -40,6 +42,10 @@ pytest.register_assert_rewrite(
     *(f"tests.support.{name}_comparison" for name in ("inbox", "outbox", "saga")),
     *(f"tests.support.{name}" for name in ("inbox_locks", "kafka_client", "postgres_plans", "rabbitmq_client")),
 )
+
+# How long an example takes depends on what else the machine does.
+hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("any machine")
 
 REQUIRE_VARIABLE = "OUTRIDER_REQUIRE_SERVICES"
 LOGS_VARIABLE = "OUTRIDER_TEST_LOGS"

@@ -51,8 +51,8 @@ class EncryptedValue(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that stands in the payload."""
-        nonce, data = (base64.b64encode(part).decode() for part in (self.nonce, self.data))
-        return {MARK: FORM, "key": self.key_id, "nonce": nonce, "data": data}
+        nonce, data = binascii.b2a_base64(self.nonce, newline=False), binascii.b2a_base64(self.data, newline=False)
+        return {MARK: FORM, "key": self.key_id, "nonce": nonce.decode("ascii"), "data": data.decode("ascii")}
 
 
 class FieldEncryption:
@@ -137,7 +137,7 @@ class FieldEncryption:
         payload = json.loads(text)
         if self.plaintext_path(facts, payload) is not None:
             whole = self.encrypt(facts, self.decrypt(facts, payload))
-            return json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return _compact(whole)
         if (key := self.keys.active()) is None:
             raise UsageError(f"{self.keys.where} has no key; make one with: outrider keys add")
         fresh: list[tuple[str, str]] = []
@@ -156,7 +156,7 @@ class FieldEncryption:
             for before, after in fresh:
                 text = text.replace(before, after)
             return text
-        return json.dumps(changed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return _compact(changed)
 
     def key_ids(self, payload: Any) -> set[str]:
         """Return the ids of the keys of all encrypted values in a payload."""
@@ -373,11 +373,23 @@ def _bytes(text: Any) -> bytes:
 
 
 def _associated(key_id: str, facts: PayloadFacts, parts: Parts) -> bytes:
-    return json.dumps(["outrider", FORM, key_id, str(facts.event_id), facts.event_type, *parts]).encode()
+    return f"{_associated_event(key_id, str(facts.event_id), facts.event_type)}{_associated_path(parts)}".encode()
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+@lru_cache(maxsize=16)
+def _associated_event(key_id: str, event_id: str, event_type: str) -> str:
+    """Return the beginning of a JSON list, which is the same for all fields of an event."""
+    return json.dumps(["outrider", FORM, key_id, event_id, event_type])[:-1]
+
+
+@lru_cache(maxsize=256)
+def _associated_path(parts: Parts) -> str:
+    """Return the end of that list."""
+    return "".join(f", {json.dumps(part)}" for part in parts) + "]"
+
+
+_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""Encodes a value as JSON without spaces. `json.dumps` with these options would make an encoder for each value."""
 
 
 def _shown(parts: Parts) -> str:
