@@ -110,6 +110,7 @@ def _no_server_in_a_quick_run(request: pytest.FixtureRequest, monkeypatch: pytes
 def pytest_configure(config: pytest.Config) -> None:
     """Name the folder of kept logs here, so that all workers inherit it, and find the servers of the run."""
     os.environ.setdefault(LOGS_VARIABLE, str(servers.kept_logs()))
+    os.environ.setdefault("OUTRIDER_ACTOR", "cli:tester")
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES_MIN:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if hasattr(config, "workerinput"):

@@ -13,6 +13,7 @@ import typer
 
 import outrider
 from outrider.cli import (
+    audit,
     config,
     consume,
     db,
@@ -51,6 +52,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(dead_letters.app, name="dlq", hidden=True)
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(saga.app, name="saga")
+app.add_typer(audit.app, name="audit")
 app.add_typer(schema.app, name="schema")
 app.add_typer(docs.app, name="docs")
 app.add_typer(keys.app, name="keys")

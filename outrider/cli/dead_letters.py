@@ -20,6 +20,7 @@ from outrider.cli.events import without_payload
 from outrider.cli.imports import find_payloads
 from outrider.cli.keys import with_plain_payload
 from outrider.cli.options import (
+    As,
     Consent,
     DeadLetterFilter,
     Decision,
@@ -102,6 +103,7 @@ def add(
     policy: Annotated[
         str, typer.Option("--policy", help="block: its stream waits; skip: its stream continues.")
     ] = "block",
+    as_name: As = None,
     json: Json = False,
 ) -> None:
     """Move an undelivered event to the dead letters."""
@@ -110,7 +112,7 @@ def add(
 
     async def dead_letter_event(store: OutboxStore) -> bool:
         await store.admin.event(wanted)  # Raises NotFound for an id that no table holds.
-        moved = await store.admin.dead_letter(wanted, actor(), failure, chosen)
+        moved = await store.admin.dead_letter(wanted, actor(as_name, as_json=json), failure, chosen)
         await store.notify()
         return moved
 
@@ -136,6 +138,7 @@ def edit(
     topic: Annotated[
         str | None, typer.Option("--topic", help="The new topic; the event leaves its stream, which then continues.")
     ] = None,
+    as_name: As = None,
     json: Json = False,
 ) -> None:
     """Change payload, headers or topic of a dead letter before its replay. The operations log names the operator."""
@@ -147,7 +150,7 @@ def edit(
     async def changed(store: OutboxStore) -> bool:
         for dead_letter in await store.admin.dead_letters(Criteria(event_ids=(wanted,), limit=1)):
             valid = validate_edit(dead_letter, rules, payload=payload, headers=headers, topic=topic)
-            done = await store.admin.edit(wanted, actor(), valid)
+            done = await store.admin.edit(wanted, actor(as_name, as_json=json), valid)
             await store.notify()
             return done
         return False
@@ -176,7 +179,7 @@ def replay(
         return
 
     async def send(store: OutboxStore, found: list[UUID]) -> int:
-        operator = actor()
+        operator = actor(consent.as_name, as_json=consent.json)
 
         async def replay_batch(batch: Sequence[UUID]) -> int:
             replayed = await store.admin.replay(batch, operator)
@@ -208,7 +211,7 @@ def discard(
         return
 
     async def remove(store: OutboxStore, found: list[UUID]) -> int:
-        operator = actor()
+        operator = actor(consent.as_name, as_json=consent.json)
         discarded = await in_batches(
             found, None, lambda batch: store.admin.discard(batch, operator), quiet=consent.json
         )

@@ -13,6 +13,7 @@ from outrider.cli import options
 from outrider.cli.imports import find_payloads
 from outrider.cli.keys import opened
 from outrider.cli.options import (
+    As,
     Consent,
     ConsumerName,
     Decision,
@@ -96,7 +97,9 @@ def replay(ids: Ids = None, *, location: StoreLocation, matching: InboxFilter, c
     decision = Decision("replay", "replayed", LISTING, criteria.ids, matching, consent, "id", text)
     decision.apply(
         lambda: _find(location, criteria),
-        lambda chosen: with_inbox(location, lambda store: store.admin.replay(chosen, actor())),
+        lambda chosen: with_inbox(
+            location, lambda store: store.admin.replay(chosen, actor(consent.as_name, as_json=consent.json))
+        ),
     )
 
 
@@ -108,7 +111,9 @@ def discard(ids: Ids = None, *, location: StoreLocation, matching: InboxFilter, 
     decision = Decision("discard", "discarded", LISTING, criteria.ids, matching, consent, "id")
     decision.apply(
         lambda: _find(location, criteria),
-        lambda chosen: with_inbox(location, lambda store: store.admin.discard(chosen, actor())),
+        lambda chosen: with_inbox(
+            location, lambda store: store.admin.discard(chosen, actor(consent.as_name, as_json=consent.json))
+        ),
     )
 
 
@@ -131,6 +136,7 @@ def skip_gap(
     key: Annotated[str, typer.Option("--key", help="The stream's key.")],
     band: Annotated[str, typer.Option("--band", help="high, normal or low.")] = "normal",
     yes: Yes = False,
+    as_name: As = None,
     json: Json = False,
 ) -> None:
     """Stop waiting for a missing predecessor: the stream goes on with its first held event."""
@@ -138,7 +144,7 @@ def skip_gap(
         raise UsageError(f"{band!r} is not a band; use {', '.join(BAND_NAMES)}")
     confirm(f"give up on the missing events of {key} on {topic}", yes=yes, as_json=json)
     stream = InboxStream(topic, key, BAND_NAMES.index(band))
-    if not with_inbox(location, lambda store: store.admin.skip_gap(consumer, stream, actor())):
+    if not with_inbox(location, lambda store: store.admin.skip_gap(consumer, stream, actor(as_name, as_json=json))):
         raise NotDone(f"{consumer} is not waiting for a predecessor of {key} on {topic}; see `outrider inbox streams`")
     emit({"skipped_gap": key}) if json else say(f"{key} on {topic} continues")
 

@@ -13,7 +13,7 @@ from rich.progress import Progress, TextColumn
 
 from outrider import app as composition
 from outrider.cli.imports import find_payloads
-from outrider.cli.options import Json, StoreLocation, actor, expand_options
+from outrider.cli.options import As, Json, StoreLocation, actor, expand_options
 from outrider.cli.output import CHECK_RESULT, NotDone, emit, say, show_table
 from outrider.errors import InvalidPayload, KeysUnavailable, NotFound, UsageError
 from outrider.payload.model import PayloadFacts, Version, parse_version
@@ -53,10 +53,17 @@ def list_keys(*, location: StoreLocation, payloads: OfPayloads = None, json: Jso
 
 @app.command("add")
 @expand_options
-def add(id: KeyId = None, *, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
+def add(
+    id: KeyId = None,
+    *,
+    location: StoreLocation,
+    payloads: OfPayloads = None,
+    as_name: As = None,
+    json: Json = False,
+) -> None:
     """Add a new key that only decrypts, until `rotate` makes it active. The first key is active at once."""
     ring, key = _encryption(location, payloads).keys, DataKey.new(id)
-    if not asyncio.run(ring.source.add(key, actor())):
+    if not asyncio.run(ring.source.add(key, actor(as_name, as_json=json))):
         raise NotDone(f"the ring has a key {key.id} already; choose another id")
     ring.reload()
     emit({"added": key.id}) if json else say(f"the key {key.id} is added")
@@ -64,13 +71,20 @@ def add(id: KeyId = None, *, location: StoreLocation, payloads: OfPayloads = Non
 
 @app.command("rotate")
 @expand_options
-def rotate(id: KeyId = None, *, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
+def rotate(
+    id: KeyId = None,
+    *,
+    location: StoreLocation,
+    payloads: OfPayloads = None,
+    as_name: As = None,
+    json: Json = False,
+) -> None:
     """Let a key of the ring encrypt from now on; without an id, add a new key first. Old keys still decrypt."""
     ring, key = _encryption(location, payloads).keys, DataKey.new()
-    source, wanted = ring.source, id or key.id
+    source, wanted, operator = ring.source, id or key.id, actor(as_name, as_json=json)
 
     async def make_active() -> bool:
-        return (id is not None or await source.add(key, actor())) and await source.activate(wanted, actor())
+        return (id is not None or await source.add(key, operator)) and await source.activate(wanted, operator)
 
     if not asyncio.run(make_active()):
         raise NotFound(f"the ring has no key {wanted}; see `outrider keys list`, or run: outrider keys add {wanted}")

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import getpass
 import inspect
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import typer
 
 from outrider import app
 from outrider.cli.imports import find_topic_rule
-from outrider.cli.output import NotDone, emit, say
+from outrider.cli.output import NotDone, emit, say, warn
 from outrider.config import Config, load, nearest
 from outrider.errors import UsageError
 from outrider.event import DeadLetterReason
@@ -59,6 +60,10 @@ LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+As = Annotated[
+    str | None, typer.Option("--as", metavar="NAME", help="Your name, for the audit log; else OUTRIDER_ACTOR.")
+]
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 All = Annotated[bool, typer.Option("--all", help="Choose all dead letters.")]
@@ -78,6 +83,9 @@ Reason = Annotated[str | None, typer.Option("--reason", help="Only dead letters 
 EventId = Annotated[str, typer.Argument(metavar="EVENT_ID")]
 
 WithPayload = Annotated[bool, typer.Option("--payload", help="Show the payload too.")]
+
+ACTOR_VARIABLE = "OUTRIDER_ACTOR"
+"""The variable with the name of the operator."""
 
 CHOSEN_MAX = 10_000
 """The maximum of dead letters per command; the next run takes the next dead letters."""
@@ -132,6 +140,7 @@ class Consent(NamedTuple):
 
     everything: All = False
     yes: Yes = False
+    as_name: As = None
     json: Json = False
 
 
@@ -232,12 +241,17 @@ def reason_of(text: str | None) -> str | None:
     return one_of(text, DeadLetterReason, "a reason")
 
 
-def actor() -> str:
-    """Return the name of the operator for the operations log."""
+def actor(given: str | None, *, as_json: bool) -> str:
+    """Return the name of the operator for the audit log: as given, or the user of the system, with a warning."""
+    if name := (given or os.environ.get(ACTOR_VARIABLE, "")).strip():
+        return name
+    remedy = f"say who you are with --as NAME or {ACTOR_VARIABLE}"
     try:
-        return f"cli:{getpass.getuser()}"
+        user = f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # A container may run as a number without a name.
-        return "cli:unknown"
+        raise UsageError(f"the audit log needs a name, and this user of the system has none; {remedy}") from None
+    warn(f"recorded as {user}, the user of the system; {remedy}", as_json=as_json)
+    return user
 
 
 def confirm(deed: str, *, yes: bool, as_json: bool) -> None:

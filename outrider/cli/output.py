@@ -110,6 +110,11 @@ def report(text: str, code: int, *, as_json: bool) -> None:
     typer.echo(shown, err=True)
 
 
+def warn(text: str, *, as_json: bool) -> None:
+    """Print a warning on standard error."""
+    typer.echo(json.dumps({"warning": text}, ensure_ascii=False) if as_json else f"outrider: {text}", err=True)
+
+
 class Group(TyperGroup):
     """The root command. Errors are caught here, so the console script, `python -m` and the test runner agree."""
 

@@ -54,6 +54,8 @@ Type = Annotated[str | None, typer.Option("--type", help="Only sagas of this typ
 
 WithState = Annotated[bool, typer.Option("--state", help="Show the state, and the bodies of messages, too.")]
 
+HIDDEN = ("state", "audit_lines", "audit_hash")
+
 EVENTS_MAX = 20
 
 FACTS = ("event_id", "state", "event_type", "topic", "attempts", "created_at", "dead_lettered_at", "reason", "failure")
@@ -265,7 +267,7 @@ def _status(text: str | None) -> str | None:
 
 
 def _without_state(instance: Instance) -> dict[str, Any]:
-    return {name: value for name, value in asdict(instance).items() if name != "state"}
+    return {name: value for name, value in asdict(instance).items() if name not in HIDDEN}
 
 
 def _with_attention(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

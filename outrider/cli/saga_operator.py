@@ -10,6 +10,7 @@ import asyncio
 import json as jsonlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -17,7 +18,7 @@ import typer
 
 from outrider import app as root
 from outrider.cli.imports import find_sagas
-from outrider.cli.options import ConfigFile, Json, SchemaName, StoreLocation, StoreUrl, Yes, actor, confirm
+from outrider.cli.options import As, ConfigFile, Json, SchemaName, StoreLocation, StoreUrl, Yes, actor, confirm
 from outrider.cli.output import NotDone, emit, say
 from outrider.errors import NotFound, UsageError
 from outrider.saga.definition.saga import SagaRegistry, saga_id_of
@@ -69,6 +70,19 @@ AtStep = Annotated[str | None, typer.Option("--step", help="Only sagas whose cur
 AtMost = Annotated[int, typer.Option("--limit", min=1, max=MOST, help="Maximal number of sagas.")]
 
 
+class OperatorCommand(NamedTuple):
+    """A command to sagas: the verb, the name of the operator, and the fields to set in the state."""
+
+    verb: str
+    actor: str
+    fields: Mapping[str, Any] = MappingProxyType({})
+
+    def message(self, saga_id: UUID) -> NewSagaMessage:
+        """Return the command as a message to a saga."""
+        text: dict[str, Any] = {"actor": self.actor, **({"set": self.fields} if self.fields else {})}
+        return NewSagaMessage(saga_id, MessageKind.OPERATOR, self.verb, None, jsonlib.dumps(text).encode(), uuid4())
+
+
 class OperatorInput(NamedTuple):
     """The sagas that accepted an operator command, and the rejected sagas with the reasons."""
 
@@ -88,13 +102,14 @@ def retry(
     step: AtStep = None,
     limit: AtMost = 1000,
     yes: Yes = False,
+    as_name: As = None,
     json: Json = False,
 ) -> None:
     """Try again what has failed, with a new budget; an attempt that waits for its time is due now."""
     chosen = SagaSelection.of(
         "retry", ids, saga_type, attention=attention, everything=everything, step=step, limit=limit
     )
-    _send_command(StoreLocation(config, store, schema), "retry", chosen, yes=yes, json=json)
+    _send_command(StoreLocation(config, store, schema), "retry", chosen, as_name, yes=yes, json=json)
 
 
 def compensate(
@@ -109,13 +124,14 @@ def compensate(
     step: AtStep = None,
     limit: AtMost = 1000,
     yes: Yes = False,
+    as_name: As = None,
     json: Json = False,
 ) -> None:
     """Give sagas up: compensate everything that is done or may have happened. After the pivot it is ignored."""
     chosen = SagaSelection.of(
         "compensate", ids, saga_type, attention=attention, everything=everything, step=step, limit=limit
     )
-    _send_command(StoreLocation(config, store, schema), "compensate", chosen, yes=yes, json=json)
+    _send_command(StoreLocation(config, store, schema), "compensate", chosen, as_name, yes=yes, json=json)
 
 
 def mark_done(
@@ -127,12 +143,14 @@ def mark_done(
     saga_type: OfType = None,
     settings: Set = None,
     sagas: Definitions = None,
+    as_name: As = None,
     json: Json = False,
 ) -> None:
     """Go on as if what failed were done, because you have settled it by hand; else as if what it waits for had come."""
     location, fields = StoreLocation(config, store, schema), read_fields(settings or ())
     typed, known = saga_ids(ids, saga_type), find_sagas(sagas) if sagas else None
-    sent = with_store(location, lambda opened: send_command(opened, "mark_done", typed, saga_type, fields, known))
+    command = OperatorCommand("mark_done", actor(as_name, as_json=json), fields)
+    sent = with_store(location, lambda opened: send_command(opened, command, typed, saga_type, known))
     _report("mark_done", typed, sent, json=json)
 
 
@@ -160,29 +178,30 @@ def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _send_command(location: StoreLocation, command: str, chosen: SagaSelection, *, yes: bool, json: bool) -> None:
+def _send_command(
+    location: StoreLocation, verb: str, chosen: SagaSelection, as_name: str | None, *, yes: bool, json: bool
+) -> None:
+    command = OperatorCommand(verb, actor(as_name, as_json=json))
     if chosen.many:
         _send_commands(location, command, chosen, yes=yes, json=json)
     else:
         typed = saga_ids(chosen.ids, chosen.saga_type)
-        _report(
-            command,
-            typed,
-            with_store(location, lambda store: send_command(store, command, typed, chosen.saga_type)),
-            json=json,
-        )
+        sent = with_store(location, lambda store: send_command(store, command, typed, chosen.saga_type))
+        _report(verb, typed, sent, json=json)
 
 
-def _send_commands(location: StoreLocation, command: str, chosen: SagaSelection, *, yes: bool, json: bool) -> None:
+def _send_commands(
+    location: StoreLocation, command: OperatorCommand, chosen: SagaSelection, *, yes: bool, json: bool
+) -> None:
     meant: list[Instance] = with_store(location, lambda store: chosen.find(store.admin))
     found, rest = meant[: chosen.limit], meant[chosen.limit :]
     if found:
-        confirm(f"{command} {len(found)} of the type {chosen.saga_type}", yes=yes, as_json=json)
+        confirm(f"{command.verb} {len(found)} of the type {chosen.saga_type}", yes=yes, as_json=json)
     count = with_store(location, lambda store: send_commands(store, command, [saga.saga_id for saga in found]))
     if json:
-        emit({"command": command, "sent": count, "found": len(found), "limit": chosen.limit})
+        emit({"command": command.verb, "sent": count, "found": len(found), "limit": chosen.limit})
     else:
-        say(f"{command} is sent to {count} sagas of the type {chosen.saga_type}; the next worker applies it")
+        say(f"{command.verb} is sent to {count} sagas of the type {chosen.saga_type}; the next worker applies it")
     if rest:
         raise NotDone(
             f"only {chosen.limit} were taken on; raise --limit, or run the command again once these have moved"
@@ -199,12 +218,11 @@ def _report(command: str, typed: dict[UUID, str], sent: OperatorInput, *, json: 
         raise NotDone("; ".join(sent.rejections))
 
 
-async def send_command(  # noqa: PLR0917 - what is set and checked comes with one of the verbs only
+async def send_command(
     store: SagaStore,
-    command: str,
+    command: OperatorCommand,
     typed: dict[UUID, str],
     saga_type: str | None,
-    fields: Mapping[str, Any] | None = None,
     known: SagaRegistry | None = None,
 ) -> OperatorInput:
     """Send an operator command to every saga that can still apply the command, in one transaction."""
@@ -213,26 +231,26 @@ async def send_command(  # noqa: PLR0917 - what is set and checked comes with on
     sent = OperatorInput([], [])
     async with store.transaction() as tx:
         for saga_id, text in typed.items():
-            if rejection := _rejection(sagas.get(saga_id), command, text, saga_type):
+            if rejection := _rejection(sagas.get(saga_id), command.verb, text, saga_type):
                 sent.rejections.append(rejection)
                 continue
-            _check(sagas[saga_id], fields or {}, known)
-            if await store.deliver(tx, [_message(saga_id, command, fields)]):
+            _check(sagas[saga_id], command.fields, known)
+            if await store.deliver(tx, [command.message(saga_id)]):
                 sent.saga_ids.append(saga_id)
             else:
-                sent.rejections.append(f"{text} rejects the command {command}: it has ended meanwhile")
+                sent.rejections.append(f"{text} rejects the command {command.verb}: it has ended meanwhile")
     if sent.saga_ids:
         await store.notify()
     return sent
 
 
-async def send_commands(store: SagaStore, command: str, saga_ids: Sequence[UUID]) -> int:
+async def send_commands(store: SagaStore, command: OperatorCommand, saga_ids: Sequence[UUID]) -> int:
     """Send the same operator command to many sagas; return how many can still apply the command."""
     count = 0
     for start in range(0, len(saga_ids), MESSAGES_MAX):
         async with store.transaction() as tx:
             count += await store.deliver(
-                tx, [_message(saga_id, command) for saga_id in saga_ids[start : start + MESSAGES_MAX]]
+                tx, [command.message(saga_id) for saga_id in saga_ids[start : start + MESSAGES_MAX]]
             )
     await store.notify()
     return count
@@ -258,11 +276,6 @@ def _rejection(instance: Instance | None, command: str, text: str, saga_type: st
     if (because := ENDED.get(instance.status)) is not None:
         return f"{text} rejects the command {command}: {because}"
     return None
-
-
-def _message(saga_id: UUID, command: str, fields: Mapping[str, Any] | None = None) -> NewSagaMessage:
-    text: dict[str, Any] = {"actor": actor(), **({"set": fields} if fields else {})}
-    return NewSagaMessage(saga_id, MessageKind.OPERATOR, command, None, jsonlib.dumps(text).encode(), uuid4())
 
 
 def saga_id(text: str, saga_type: str | None) -> UUID:

@@ -15,7 +15,7 @@ from rich.progress import Progress, TextColumn
 
 from outrider import app as composition
 from outrider.cli.imports import find_payloads, find_sagas, imported
-from outrider.cli.options import Json, StoreLocation, actor, expand_options
+from outrider.cli.options import As, Json, StoreLocation, actor, expand_options
 from outrider.cli.output import CHECK_RESULT, NotDone, emit, say, show_table
 from outrider.cli.schema_check import StoredCheck, Unopened
 from outrider.errors import NotFound, UsageError
@@ -53,17 +53,20 @@ def register(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the schema of this version; events in flight see the change.")
     ] = False,
+    as_name: As = None,
     json: Json = False,
 ) -> None:
     """Keep the schema of an event type in the store, for `Payloads(schemas=stored_schemas(URL))`."""
     schema = make_schema(event_type, required_version(version, event_type), _document(source))
     compile_schema(schema)
 
+    operator = actor(as_name, as_json=json)
+
     async def write(store: PayloadStore) -> bool:
         if replace:
-            await store.replace(schema, actor())
+            await store.replace(schema, operator)
             return True
-        return await store.register(schema, actor()) or await _is_same(store, schema)
+        return await store.register(schema, operator) or await _is_same(store, schema)
 
     if not _with_payloads(location, write):
         raise NotDone(f"{schema.name} has another schema already; register a new version, or add --replace")

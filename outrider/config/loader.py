@@ -31,7 +31,7 @@ from outrider.outbox.settings import RelaySettings
 from outrider.redaction import has_secret
 from outrider.retry import RetryPolicy
 
-_FOREIGN = (f"{PREFIX}TEST_", f"{PREFIX}REQUIRE_", f"{PREFIX}DEBUG")
+_FOREIGN = (f"{PREFIX}TEST_", f"{PREFIX}REQUIRE_", f"{PREFIX}DEBUG", f"{PREFIX}ACTOR", f"{PREFIX}AUDIT_KEY")
 
 _RELAY_SETTINGS = {
     "dead_letters.policy": "on_dead_letter",

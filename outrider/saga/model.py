@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from outrider.audit_chain import first_hash
+
 
 class Status(StrEnum):
     """The status of a saga."""
@@ -143,6 +145,15 @@ class Instance:
     """The saga that started this child and waits for its outcome."""
     parent_step: str | None = None
     """The step of the parent that started this child, or one of its items."""
+    audit_lines: int = 1
+    """The number of lines of the saga's audit chain."""
+    audit_hash: bytes | None = None
+    """The hash of the last line; None for the first line, whose hash is not stored."""
+
+    @property
+    def audit_head(self) -> bytes:
+        """Return the hash with which the next line of the audit chain continues."""
+        return self.audit_hash or first_hash(self.saga_id, self.started_at, self.traceparent)
 
     @property
     def is_suspect(self) -> bool:
@@ -220,7 +231,7 @@ class NewSagaMessage(NamedTuple):
 
 
 class AuditEntry(NamedTuple):
-    """An entry for the audit log: the change, the step and the actor. The store adds the time."""
+    """An entry for the audit log: the change, the step and the actor. The store adds the time and the hash."""
 
     old_status: Status | None
     new_status: Status
@@ -265,6 +276,8 @@ class SagaChange:
     notes: Sequence[AuditEntry] = ()
     release: bool = False
     wake_seconds: float | None = None
+    at: datetime | None = None
+    """The database time of the turn, which its audit lines have; None for the time of the last change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +307,16 @@ class ParticipantEntry(NamedTuple):
     fresh: bool
     barred: bool
     reply: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCriteria:
+    """The filter of a search in the audit log. All given values must match."""
+
+    saga_id: UUID | None = None
+    actor: str | None = None
+    since: datetime | None = None
+    limit: int = 50
 
 
 class SagaPruned(NamedTuple):

@@ -9,7 +9,7 @@ All adapters keep these rules, and the contract suite checks the rules:
 4. A claim is a time: `wake_at` is the time at which the instance is next due. A claim moves `wake_at` one lease ahead,
    so the instance of a dead worker becomes due again by itself. A claim further ahead than its lease is from before the
    clock was set back, and counts as ended.
-5. The audit log is append only.
+5. The audit log is append only: a line leaves only after an anchor that says so, in the same transaction.
 6. A claim that takes an instance from a lost worker counts a loss, and limits the number of suspects.
 """
 
@@ -21,8 +21,10 @@ from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
+from outrider.audit_chain import AuditAnchor, AuditHead, AuditLine
 from outrider.handler_transactions import TransactionSource
 from outrider.saga.model import (
+    AuditCriteria,
     Claim,
     Instance,
     NewSaga,
@@ -58,12 +60,53 @@ class SagaAdmin(Protocol):
         ...
 
 
+class SagaAudit(Protocol):
+    """The audit log of all sagas, for a list and for the verification of its chains."""
+
+    async def find(self, criteria: AuditCriteria) -> list[AuditLine]:
+        """List lines, the latest first."""
+        ...
+
+    async def lines(self, after: tuple[UUID, int], limit: int) -> list[AuditLine]:
+        """Return a page of all lines, ordered by saga and place, after a saga and place."""
+        ...
+
+    async def heads(self, saga_ids: Collection[UUID]) -> list[AuditHead]:
+        """Return the heads of the chains of some sagas, ordered by saga; those of removed sagas first, by anchor."""
+        ...
+
+    async def chain(self, saga_id: UUID) -> tuple[list[AuditHead], list[AuditLine]]:
+        """Return the heads and all lines of one saga, as of one moment."""
+        ...
+
+    async def missing(self, limit: int) -> list[UUID]:
+        """Return sagas, there or removed, without any line."""
+        ...
+
+    async def anchors(self, after: int, limit: int) -> list[AuditAnchor]:
+        """Return a page of the anchors, in order, after a number."""
+        ...
+
+    async def anchor_heads(self, number: int) -> list[AuditHead] | None:
+        """Return the heads that an anchor covers; None once another anchor says that their lines were removed."""
+        ...
+
+    async def remove_lines(self, days: float) -> int:
+        """Remove the lines of sagas that were removed together, once all are old; return the number of lines."""
+        ...
+
+
 class SagaStore(Protocol):
     """The store interface of a saga worker."""
 
     admin: SagaAdmin
     one_at_a_time: bool
     """Whether a handler transaction blocks all other store access, including renewals."""
+
+    @property
+    def audit(self) -> SagaAudit:
+        """The audit log of all sagas."""
+        ...
 
     @property
     def transactions(self) -> TransactionSource:
@@ -125,6 +168,8 @@ class SagaStore(Protocol):
 
     async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
         """Remove ended sagas and old entries, in small batches. A saga that needs attention is kept.
+
+        The audit lines of sagas that were removed together are removed together, once all are old.
 
         A child is kept until its parent is completed, compensated or removed. A parent is kept until its children are
         removed, so that a new saga of its name starts children of its own.

@@ -11,10 +11,12 @@ from base64 import b64decode, b64encode
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from outrider.audit_chain import AuditAnchor, AuditHead, AuditLine, close_anchor, first_hash, seal
 from outrider.errors import InvalidHandler
 from outrider.event import Delivery, InboxStream, ReceivedEvent
 from outrider.handler_transactions import TRANSACTION_ENDED
@@ -29,7 +31,6 @@ from outrider.inbox.model import (
     StreamState,
 )
 from outrider.saga.model import (
-    AuditEntry,
     Instance,
     JournalEntry,
     MessageKind,
@@ -47,9 +48,6 @@ TOPIC_BYTES_MAX = 400
 AUDIT_FACTS = ("at", "old_status", "new_status", "step", "what", "actor", "detail", "traceparent")
 
 T = TypeVar("T")
-
-STARTED = AuditEntry(None, Status.STARTED, None, "started", "application")
-"""The first entry of every audit log."""
 
 
 def clean(text: str) -> str:
@@ -271,7 +269,8 @@ class SagaWriteSet(NamedTuple):
     entries: list[JournalEntry]
     taken: list[int]
     seen: list[int]
-    notes: list[AuditEntry]
+    lines: list[AuditLine]
+    """The new lines of the audit chain."""
     due_seconds: float | None
     """The time from now until the saga is due or the claim ends."""
 
@@ -279,13 +278,17 @@ class SagaWriteSet(NamedTuple):
     def of(cls, turn: SagaChange, lease_seconds: float) -> SagaWriteSet:
         last = {(e.step, e.phase): replace(e, error=_cleaned(e.error)) if e.error else e for e in turn.entries}
         taken = set(turn.taken)
+        lines = _audit_lines(turn)
+        to = replace(turn.instance, losses=0) if turn.release else turn.instance
+        if lines:
+            to = replace(to, audit_lines=lines[-1].line, audit_hash=lines[-1].hash)
         return cls(
-            replace(turn.instance, losses=0) if turn.release else turn.instance,
+            to,
             _cleaned(turn.instance.last_error),
             list(last.values()),
             sorted(taken),
             sorted(set(turn.seen) - taken),
-            [_clean_note(note) for note in turn.notes],
+            lines,
             turn.wake_seconds if turn.release else lease_seconds,
         )
 
@@ -299,9 +302,47 @@ def entry_row(entry: JournalEntry) -> tuple[Any, ...]:
     )
 
 
-def _clean_note(note: AuditEntry) -> AuditEntry:
-    # Operators choose their own names, and a name may contain any character of a terminal.
-    return note._replace(what=clean(note.what), actor=clean(note.actor), detail=clean(note.detail))
+def _audit_lines(turn: SagaChange) -> list[AuditLine]:
+    if not turn.notes:
+        return []
+    to = turn.instance
+    lines = [
+        # Operators choose their own names, and a name may contain any character of a terminal.
+        AuditLine(
+            to.saga_id,
+            place=0,
+            line=number,
+            at=turn.at or to.updated_at,
+            old_status=note.old_status and note.old_status.value,
+            new_status=note.new_status.value,
+            step=note.step,
+            what=clean(note.what),
+            actor=clean(note.actor),
+            detail=clean(note.detail),
+            traceparent=to.traceparent,
+        )
+        for number, note in enumerate(turn.notes, to.audit_lines + 1)
+    ]
+    return seal(lines, to.audit_head, to.state)
+
+
+def head_of(instance: Instance, place: int | None = None) -> AuditHead:
+    """Return the head of the audit chain of a saga."""
+    return AuditHead(instance.saga_id, instance.audit_lines, instance.audit_head, place=place)
+
+
+def head_of_row(row: Sequence[Any]) -> AuditHead:
+    """Return a head from its columns, followed by time and trace of a start for a chain of one line."""
+    saga_id, lines, hash, anchor, place, started_at, traceparent = row
+    return AuditHead(saga_id, lines, hash or first_hash(saga_id, started_at, traceparent), anchor, place)
+
+
+def close_sagas(
+    last: AuditAnchor | None, closed: Sequence[tuple[Instance, int | None]], now: datetime
+) -> tuple[AuditAnchor, list[AuditHead]]:
+    """Return the anchor and the heads of sagas that are removed together; each with the place of its last line."""
+    heads = [head_of(instance, place) for instance, place in closed]
+    return close_anchor(last, heads, now, max(instance.updated_at for instance, _ in closed)), heads
 
 
 def _cleaned(text: str | None) -> str | None:

@@ -436,6 +436,7 @@ class SagaBench(ABC):
     async def save_in(self, tx: Any, record: SagaRecord, *, claim: Claim | None = None, **turn: Any) -> datetime:
         """Save a turn in a given transaction."""
         parts = {name: turn.pop(name) for name in list(turn) if name in SagaChange.__slots__}
+        parts.setdefault("at", record.now)
         made = SagaChange(replace(record.instance, **turn), **parts)
         return await self.store.save(tx, claim or claim_of(record), made, LEASE_SECONDS)
 

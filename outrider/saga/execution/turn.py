@@ -249,7 +249,7 @@ class TurnTransaction:
 
     async def _stop(self, tx: Any, record: SagaRecord, reason: str) -> Saved:
         plan = stopped(record, reason)
-        change = SagaChange(plan.instance, (), plan.taken, plan.seen, plan.notes, plan.release)
+        change = SagaChange(plan.instance, (), plan.taken, plan.seen, plan.notes, plan.release, at=record.now)
         await self._save(tx, change)
         return Saved(record, plan, change)
 
@@ -264,7 +264,8 @@ class TurnTransaction:
             return built
         instance, entries, staged = built
         release = plan.release and not deferred
-        change = SagaChange(instance, entries, plan.taken, plan.seen, plan.notes, release, plan.wake_seconds)
+        messages = plan.taken, plan.seen
+        change = SagaChange(instance, entries, *messages, plan.notes, release, plan.wake_seconds, record.now)
         await self._save(tx, change)
         if taken := await self._send(tx, plan, instance):
             return Unplannable(name_taken(taken))

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from outrider.audit_chain import first_line
 from outrider.errors import ConcurrencyError
 from outrider.handler_transactions import TransactionSource
 from outrider.saga.model import (
     ENDED,
-    AuditEntry,
     Claim,
     Instance,
     NewSaga,
@@ -34,10 +34,11 @@ from outrider.saga.model import (
     Undelivered,
 )
 from outrider.saga.store import SagaAdmin
+from outrider.stores.memory.audit import MemoryAudit
 from outrider.stores.memory.outbox import MemoryListener, MemoryStore
 from outrider.stores.memory.tables import ParticipantRow, Passages, SagaRow, SagaTables
 from outrider.stores.memory.transaction import MemoryTransaction, MemoryTransactionSource
-from outrider.stores.rows import AUDIT_FACTS, STARTED, SagaWriteSet, in_turn
+from outrider.stores.rows import AUDIT_FACTS, SagaWriteSet, in_turn
 
 
 async def deliver(tx: MemoryTransaction, messages: Sequence[NewSagaMessage]) -> int:
@@ -76,8 +77,7 @@ async def save(tx: MemoryTransaction, claim: Claim, turn: SagaChange, lease_seco
             message_id: messages for message_id, messages in row.messages.items() if message_id not in writes.taken
         }
         row.seen |= row.messages.keys() & set(writes.seen)
-        for note in writes.notes:
-            _note(row, note, now)
+        tables.add_lines(row, writes.lines)
 
     tables.sagas.write(tx, claim.saga_id, apply)
     return now
@@ -101,7 +101,7 @@ async def start(tx: MemoryTransaction, saga: NewSaga) -> bool:
 
     def insert(row: SagaRow) -> None:
         row.instance = instance
-        _note(row, STARTED, now)
+        tables.add_lines(row, [first_line(saga.saga_id, now, saga.traceparent)])
 
     tables.sagas.write(tx, saga.saga_id, insert)
     tables.names.write(tx, name, lambda ids: ids.add(saga.saga_id))
@@ -124,6 +124,7 @@ class MemorySagas:
         self.transactions: TransactionSource = MemoryTransactionSource(self.transaction)
         self.tables = store.sagas
         self.admin: SagaAdmin = MemorySagaAdmin(self.tables, self.now)
+        self.audit = MemoryAudit(self.tables, self.now)
 
     def now(self) -> datetime:
         """Return the time by the store's clock."""
@@ -198,12 +199,12 @@ class MemorySagas:
                     message_id: messages for message_id, messages in row.messages.items() if message_id in row.seen
                 }
         return SagaPruned(
-            self._prune_sagas(now - timedelta(days=saga_days)),
-            self._prune_notes(now - timedelta(days=audit_days)),
+            self._prune_sagas(now - timedelta(days=saga_days), now),
+            await self.audit.remove_lines(audit_days),
             self.tables.prune_participants(now - timedelta(days=participant_memory_days)),
         )
 
-    def _prune_sagas(self, before: datetime) -> int:
+    def _prune_sagas(self, before: datetime, now: datetime) -> int:
         """Remove old sagas, children first: a pass for each generation."""
         parents = {instance.parent_id for _, instance in self.tables.living()}
         old = [
@@ -213,21 +214,11 @@ class MemorySagas:
             if instance.parent_id is None or not self.tables.sagas.rows.get(instance.parent_id, SagaRow()).listens
             if instance.saga_id not in parents
         ]
+        self.audit.close(old, now)
         for row, instance in old:
             row.instance, row.journal, row.messages, row.seen = None, {}, {}, set()
             self.tables.names.rows.pop((instance.saga_type, instance.correlation_id), None)
-        return len(old) + (self._prune_sagas(before) if old else 0)
-
-    def _prune_notes(self, before: datetime) -> int:
-        removed = 0
-        for saga_id, row in list(self.tables.sagas.rows.items()):
-            if row.instance is None:
-                stored = [line for line in row.audit if line["at"] >= before]
-                removed += len(row.audit) - len(stored)
-                row.audit = stored
-                if not stored:
-                    del self.tables.sagas.rows[saga_id]
-        return removed
+        return len(old) + (self._prune_sagas(before, now) if old else 0)
 
     async def notify(self) -> None:
         """Wake workers now. Every relevant commit wakes workers too."""
@@ -290,7 +281,7 @@ class MemorySagaAdmin:
 
     async def audit(self, saga_id: UUID, limit: int = 1000) -> list[dict[str, Any]]:
         audit = self._tables.sagas.rows.get(saga_id, SagaRow()).audit
-        return [dict(line) for line in audit[:limit]]
+        return [{name: getattr(line, name) for name in AUDIT_FACTS} for line in audit[:limit]]
 
     def _stuck(self, row: SagaRow, saga: Instance, seconds: float) -> bool:
         """Return whether a saga is stuck: without a worker although overdue or with unseen messages."""
@@ -329,17 +320,13 @@ def _saved(known: Instance, writes: SagaWriteSet, release: bool, now: datetime) 
         retry_count=to.retry_count,
         needs_attention=to.needs_attention,
         losses=to.losses,
+        audit_lines=to.audit_lines,
+        audit_hash=to.audit_hash,
         updated_at=now,
         ended_at=(known.ended_at or now) if to.status in ENDED else None,
         owner=None if release else known.owner,
         wake_at=None if due is None else now + timedelta(seconds=due),
     )
-
-
-def _note(row: SagaRow, note: AuditEntry, now: datetime) -> None:
-    assert row.instance is not None, "a trail begins with its saga"
-    line = now, *note, row.instance.traceparent
-    row.audit.append(dict(zip(AUDIT_FACTS, line, strict=True)))
 
 
 async def enter(tx: MemoryTransaction, participant: str, key: str, phase: Phase) -> ParticipantEntry:

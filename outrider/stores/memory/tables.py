@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 from uuid import UUID
 
+from outrider.audit_chain import AuditAnchor, AuditHead, AuditLine
 from outrider.event import SKIPPED_TYPE, InboxStream, OutboxRow, ReceivedEvent, Stream, uuid7
 from outrider.inbox.model import InboxDeadLettered, StreamState
 from outrider.outbox import model
@@ -285,7 +286,7 @@ class SagaRow:
     journal: dict[Line, JournalEntry] = field(default_factory=dict)
     messages: dict[int, SagaMessage] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
-    audit: list[dict[str, Any]] = field(default_factory=list)
+    audit: list[AuditLine] = field(default_factory=list)
     claimed_from: datetime | None = None
     """One lease before the claim, or its last renewal. Before that time, the claim is dead as well."""
 
@@ -323,10 +324,16 @@ class SagaTables:
         self.names: Table[tuple[str, str], set[UUID]] = Table(set)
         self.participants: Table[tuple[str, str], Passages] = Table(dict)
         self.listeners: list[Callable[[], None]] = []
+        self.anchors: list[AuditAnchor] = []
+        self.heads: list[AuditHead] = []
         self._number = 0
 
+    def add_lines(self, row: SagaRow, lines: Iterable[AuditLine]) -> None:
+        """Append lines to the audit log of a saga."""
+        row.audit += [line._replace(place=self.next_number()) for line in lines]
+
     def next_number(self) -> int:
-        """Take the next message number; gaps are harmless."""
+        """Take the next number of a message or an audit line; gaps are harmless."""
         self._number += 1
         return self._number
 

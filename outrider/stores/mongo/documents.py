@@ -16,13 +16,13 @@ from bson.int64 import Int64
 from bson.max_key import MaxKey
 from pymongo import DeleteOne, UpdateOne
 
+from outrider.audit_chain import AuditAnchor, AuditHead, AuditLine
 from outrider.event import InboxStream, OutboxRow, Priority, Readiness, ReceivedEvent, Stream
 from outrider.inbox.model import HeldEvent, InboxDeadLettered, StreamState
 from outrider.outbox import model
 from outrider.outbox.model import CLAIM_SECONDS_MAX, NewEvent, State
 from outrider.saga.model import (
     ENDED,
-    AuditEntry,
     Instance,
     JournalEntry,
     NewSaga,
@@ -338,7 +338,8 @@ def started(saga: NewSaga, now: datetime) -> Document:
     times = {"started_at": now, "updated_at": now, "wake_at": now}
     if saga.deadline_seconds is not None:
         times["deadline_at"] = now + timedelta(milliseconds=milliseconds(saga.deadline_seconds))
-    return {"_id": saga.saga_id, **known, **fresh, **times, "owner": None, "turns": 0, "notes": first_number(now)}
+    chain = {"notes": first_number(now), "audit_lines": 1}
+    return {"_id": saga.saga_id, **known, **fresh, **times, "owner": None, "turns": 0, **chain}
 
 
 def message_identity(saga_id: UUID, event_id: UUID) -> Document:
@@ -372,12 +373,42 @@ def line(saga_id: UUID, entry: JournalEntry) -> Document:
     return {"saga_id": saga_id, **facts, "due_at": ceiling(entry.due_at)}
 
 
-def noted(saga: Mapping[str, Any], number: int, note: AuditEntry, now: datetime) -> Document:
-    """Return the document of an audit log entry, with the trace of the saga."""
-    facts = {**note._asdict(), "new_status": note.new_status.value}
-    facts["old_status"] = note.old_status and note.old_status.value
-    identity = {"saga_id": saga["_id"], "number": Int64(number), "at": now}
-    return {**identity, **facts, "traceparent": saga.get("traceparent")}
+def audit_document(line: AuditLine, number: int) -> Document:
+    """Return the document of an audit line. The number is its place among the lines of the saga."""
+    facts = line._asdict()
+    return {"saga_id": facts.pop("saga_id"), "number": Int64(number), **{k: facts[k] for k in facts if k != "place"}}
+
+
+def to_audit_line(row: Mapping[str, Any]) -> AuditLine:
+    """Return the audit line of a document."""
+    columns: list[Any] = [row.get(name) for name in AuditLine._fields[2:]]
+    return AuditLine(row["saga_id"], row["number"], *columns)
+
+
+def anchor_document(anchor: AuditAnchor) -> Document:
+    """Return the document of an anchor; `_id` is its number."""
+    facts = anchor._asdict()
+    facts["covers"] = None if anchor.covers is None else Int64(anchor.covers)
+    return {"_id": Int64(facts.pop("number")), **facts}
+
+
+def to_anchor(row: Mapping[str, Any]) -> AuditAnchor:
+    """Return the anchor of a document."""
+    columns: list[Any] = [row.get(name) for name in AuditAnchor._fields[1:]]
+    return AuditAnchor(row["_id"], *columns)
+
+
+def head_document(head: AuditHead, anchor: int) -> Document:
+    """Return the document of the head of a chain whose saga was removed."""
+    place = None if head.place is None else Int64(head.place)
+    identity = {"_id": {"saga_id": head.saga_id, "anchor": Int64(anchor)}, "saga_id": head.saga_id}
+    return {**identity, "anchor": Int64(anchor), "lines": head.lines, "hash": head.hash, "place": place}
+
+
+def to_head(row: Mapping[str, Any]) -> AuditHead:
+    """Return the head of a document."""
+    columns: list[Any] = [row.get(name) for name in AuditHead._fields]
+    return AuditHead(*columns)
 
 
 def saved(writes: SagaWriteSet, now: Any, due_at: Any, claimed_from: Any) -> list[Document]:
@@ -386,10 +417,11 @@ def saved(writes: SagaWriteSet, now: Any, due_at: Any, claimed_from: Any) -> lis
     All values are literals, so the server evaluates no expression.
     """
     to = writes.instance
-    given = {"state": to.state.decode(), "status": to.status.value, "last_error": writes.last_error}
+    given: Document = {"state": to.state.decode(), "status": to.status.value, "last_error": writes.last_error}
     given |= {name: getattr(to, name) for name in ("current_step", "retry_count", "needs_attention", "losses")}
+    given |= {"audit_lines": to.audit_lines, "audit_hash": to.audit_hash}
     change: Document = {name: {"$literal": value} for name, value in given.items()}
-    change |= {"version": {"$add": ["$version", 1]}, "notes": {"$add": ["$notes", len(writes.notes)]}}
+    change |= {"version": {"$add": ["$version", 1]}, "notes": {"$add": ["$notes", len(writes.lines)]}}
     change |= {"updated_at": now, "wake_at": due_at, "claimed_from": claimed_from}
     change["ended_at"] = {"$ifNull": ["$ended_at", now]} if to.status in ENDED else None
     if claimed_from is None:

@@ -13,7 +13,9 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from pymongo import AsyncMongoClient, ReplaceOne, ReturnDocument
+from pymongo.errors import OperationFailure
 
+from outrider.audit_chain import first_line
 from outrider.clock import Clock
 from outrider.errors import ConcurrencyError, UsageError
 from outrider.saga.model import (
@@ -29,13 +31,14 @@ from outrider.saga.model import (
 )
 from outrider.saga.store import SagaAdmin
 from outrider.stores.mongo import saga_admin, saga_claims
+from outrider.stores.mongo.audit import MongoAudit
 from outrider.stores.mongo.database import NOT_INSTALLED, Document, MongoDatabase, now_expression
 from outrider.stores.mongo.documents import (
     DEAF,
+    audit_document,
     line,
     message_identity,
     message_row,
-    noted,
     participant_id,
     saved,
     started,
@@ -50,9 +53,12 @@ from outrider.stores.mongo.operations import Operations, operation, run_operatio
 from outrider.stores.mongo.saga_admin import MongoSagaAdmin
 from outrider.stores.mongo.saga_claims import facts, read_parts, skip_locked
 from outrider.stores.mongo.wakeup import listening
-from outrider.stores.rows import STARTED, SagaWriteSet
+from outrider.stores.rows import SagaWriteSet
 
 T = TypeVar("T")
+
+UNAUTHORIZED = 13
+"""The code of an operation that the role of the user does not allow."""
 
 Seen = dict[str, Any]
 """The documents found, by collection name, and `now`."""
@@ -109,10 +115,10 @@ async def save(tx: MongoHandlerTransaction, claim: Claim, turn: SagaChange, leas
     now: datetime = row["updated_at"]
     await _save_journal(tx, claim.saga_id, writes)
     await _save_messages(tx, claim.saga_id, writes)
-    first = row["notes"] - len(writes.notes) + 1
-    notes = [noted(row, number, note, now) for number, note in enumerate(writes.notes, first)]
-    if notes:
-        await tx.of("saga_audit_log").insert_many(notes, session=tx.session)
+    first = row["notes"] - len(writes.lines) + 1
+    lines = [audit_document(each, number) for number, each in enumerate(writes.lines, first)]
+    if lines:
+        await tx.of("saga_audit_log").insert_many(lines, session=tx.session)
     return now
 
 
@@ -124,7 +130,8 @@ def start(saga: NewSaga, clock: Clock | None = None) -> Operations[bool]:
         return False
     document = started(saga, seen["now"])
     yield operation("saga_instance", "insert_one", document)
-    yield operation("saga_audit_log", "insert_one", noted(document, document["notes"], STARTED, seen["now"]))
+    audit = audit_document(first_line(saga.saga_id, seen["now"], saga.traceparent), document["notes"])
+    yield operation("saga_audit_log", "insert_one", audit)
     return True
 
 
@@ -142,6 +149,7 @@ class MongoSagas:
         self._database = database
         self.transactions = MongoTransactionSource(database)
         self.admin: SagaAdmin = MongoSagaAdmin(database)
+        self.audit = MongoAudit(self.transactions, database)
 
     @classmethod
     async def open(cls, url: str, *, schema: str = "outrider", clock: Clock | None = None) -> Self:
@@ -201,13 +209,21 @@ class MongoSagas:
     async def prune(self, *, saga_days: float, audit_days: float, participant_memory_days: float) -> SagaPruned:
         """Remove old rows. Also remove messages that came just after the end of their saga."""
         with translate_errors(self._database.where):
-            return await saga_admin.prune(
-                self.transactions,
-                self._database,
-                saga_days=saga_days,
-                audit_days=audit_days,
-                participant_memory_days=participant_memory_days,
+            await saga_admin.drop_unread_messages(self._database)
+            return SagaPruned(
+                await self.audit.remove_sagas(saga_days),
+                await self._remove_lines(audit_days),
+                await saga_admin.prune_participants(self._database, participant_memory_days),
             )
+
+    async def _remove_lines(self, days: float) -> int:
+        try:
+            return await self.audit.remove_lines(days)
+        except UsageError as error:
+            # The role of the workers need not have the right to remove: `outrider audit prune` does it with another.
+            if isinstance(error.__cause__, OperationFailure) and error.__cause__.code == UNAUTHORIZED:
+                return 0
+            raise
 
     async def notify(self) -> None:
         """Do nothing: the server notifies workers of every commit."""
@@ -236,7 +252,7 @@ async def _save_instance(
     return await tx.of("saga_instance").find_one_and_update(
         fence,
         saved(writes, tx.now, due_at, claimed_from),
-        {"updated_at": 1, "notes": 1, "traceparent": 1},
+        {"updated_at": 1, "notes": 1},
         return_document=ReturnDocument.AFTER,
         session=tx.session,
     )

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from pymongo.read_concern import ReadConcern
 
-from outrider.saga.model import ENDED, Instance, SagaCriteria, SagaPruned, SagaRecord, Status
+from outrider.saga.model import ENDED, Instance, SagaCriteria, SagaRecord, Status
 from outrider.stores.mongo.database import Document, Documents, Expression, MongoDatabase, translated
 from outrider.stores.mongo.documents import DEAF, to_instance
-from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction, MongoTransactionSource
-from outrider.stores.mongo.saga_claims import facts, read_parts, skip_locked
+from outrider.stores.mongo.saga_claims import facts, read_parts
 from outrider.stores.rows import AUDIT_FACTS
 
 _NAMES = ("saga_type", "correlation_id", "status", "needs_attention")
 
 PRUNE_MAX = 1_000
 """The maximum of documents removed in one step."""
-
-SAGAS_MAX = 200
-"""The maximum of sagas removed in one transaction, with their journals and messages."""
 
 
 class MongoSagaAdmin:
@@ -96,83 +90,15 @@ def _stuck(seconds: float, now: Expression) -> list[dict[str, Any]]:
     ]
 
 
-async def prune(
-    transactions: MongoTransactionSource,
-    database: MongoDatabase,
-    *,
-    saga_days: float,
-    audit_days: float,
-    participant_memory_days: float,
-) -> SagaPruned:
-    """Remove old documents. Also remove messages that came just after the end of their saga."""
+async def drop_unread_messages(database: MongoDatabase) -> None:
+    """Remove messages that came just after the end of their saga."""
     await _in_batches(database, "saga_mailbox", orphans_pipeline(), hint="saga_mailbox_unseen")
-    now = await database.time()
-    return SagaPruned(
-        await _prune_sagas(transactions, database, now - timedelta(days=saga_days)),
-        await _in_batches(database, "saga_audit_log", notes_pipeline(now - timedelta(days=audit_days))),
-        await prune_participants(database, participant_memory_days),
-    )
 
 
 async def prune_participants(database: MongoDatabase, days: float) -> int:
     """Remove old replies of participants; return the number of removed commands."""
     before = await database.time() - timedelta(days=days)
     return await _in_batches(database, "saga_barrier", participants_pipeline(before))
-
-
-async def _prune_sagas(transactions: MongoTransactionSource, database: MongoDatabase, before: datetime) -> int:
-    """Remove ended sagas, children first: a pass for each generation, and each pass from the oldest."""
-    total = 0
-    while count := await _prune_generation(transactions, database, before):
-        total += count
-    return total
-
-
-async def _prune_generation(transactions: MongoTransactionSource, database: MongoDatabase, before: datetime) -> int:
-    """Remove ended sagas without children. Sagas that another transaction is writing stay until the next time."""
-    total = 0
-    ended = database["saga_instance"].find(ended_before(before), {"parent_id": 1}).sort("ended_at")
-    async with ended.batch_size(SAGAS_MAX) as rows:
-        while found := await rows.to_list(SAGAS_MAX):
-            ids = await _removable(database, found)
-            total += len(await skip_locked(transactions, _Removing(before), ids))
-    return total
-
-
-async def _removable(database: MongoDatabase, rows: Sequence[Document]) -> list[UUID]:
-    """Return the ids of sagas, without the children of sagas that have not ended and without those that have children.
-
-    A new saga of the name of a parent would start the same children. Indexes: the primary key, saga_instance_parent.
-    """
-    sagas, parents = database["saga_instance"], [row["parent_id"] for row in rows if row.get("parent_id")]
-    living = set[UUID]()
-    if parents:
-        found = sagas.find({"_id": {"$in": parents}, "status": {"$nin": DEAF}}, {"_id": 1})
-        living = {row["_id"] for row in await found.to_list()}
-    ids = [row["_id"] for row in rows if row.get("parent_id") not in living]
-    # The type is named because the index has no sagas without a parent.
-    having = set(await sagas.distinct("parent_id", {"parent_id": {"$in": ids, "$type": "binData"}}))
-    return [saga_id for saga_id in ids if saga_id not in having]
-
-
-def ended_before(moment: datetime) -> Document:
-    """Return the condition for sagas that ended before a time; saga_instance_age."""
-    return {"ended_at": {"$type": "date", "$lt": moment}, "needs_attention": False}
-
-
-@dataclass(frozen=True, slots=True)
-class _Removing:
-    before: datetime
-
-    async def __call__(self, tx: MongoHandlerTransaction, ids: Sequence[UUID]) -> list[UUID]:
-        still = {"_id": {"$in": list(ids)}, **ended_before(self.before)}
-        # Without the hint the server would scan all old sagas to find a few.
-        rows = tx.of("saga_instance").find(still, {"_id": 1}, session=tx.session).hint("_id_")
-        old = [row["_id"] for row in await rows.to_list()]
-        # The instance comes first: if another transaction is writing the instance, the other deletes are skipped.
-        for name, key in (("saga_instance", "_id"), ("saga_step", "saga_id"), ("saga_mailbox", "saga_id")):
-            await tx.of(name).delete_many({key: {"$in": old}}, session=tx.session)
-        return old
 
 
 async def _in_batches(database: MongoDatabase, name: str, pipeline: list[dict[str, Any]], **options: Any) -> int:
@@ -189,11 +115,6 @@ async def _in_batches(database: MongoDatabase, name: str, pipeline: list[dict[st
 def orphans_pipeline() -> list[dict[str, Any]]:
     """Return the pipeline for unseen messages of ended sagas; saga_mailbox_unseen and the primary key."""
     return [{"$match": {"unseen": True}}, *_without_saga({"status": {"$nin": DEAF}})]
-
-
-def notes_pipeline(before: datetime) -> list[dict[str, Any]]:
-    """Return the pipeline for old audit log entries of removed sagas; saga_audit_age and the primary key."""
-    return [{"$match": {"at": {"$lt": before}}}, {"$sort": {"at": 1}}, *_without_saga({})]
 
 
 def participants_pipeline(before: datetime) -> list[dict[str, Any]]:

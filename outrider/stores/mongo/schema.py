@@ -327,6 +327,21 @@ SAGA_COLLECTIONS = (
             Index("saga_audit_age", ("at",)),
         ),
     ),
+    # The anchors of the audit log, by number: `close` covers the heads of removed sagas, `prune` the removal of their
+    # lines. Anchors stay for ever.
+    Collection(
+        "saga_audit_anchor",
+        validator=_rules(("kind", "digest", "hash"), kind={"enum": ["close", "prune"]}),
+        indexes=(Index("saga_audit_anchor_covers", ("covers",), unique=True, only={"covers": {"$type": "long"}}),),
+    ),
+    # The heads of the chains of removed sagas, until their lines are removed.
+    Collection(
+        "saga_audit_head",
+        indexes=(
+            Index("saga_audit_head_saga", ("saga_id",)),
+            Index("saga_audit_head_anchor", ("anchor",)),
+        ),
+    ),
     # Commands at participants, with their replies; `_id` is participant, key and phase. A barred action came after its
     # compensation, or never. A barred compensation had no action to compensate.
     Collection("saga_barrier", indexes=(Index("saga_barrier_age", ("at",)),)),

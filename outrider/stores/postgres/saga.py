@@ -31,6 +31,7 @@ from outrider.saga.model import (
 )
 from outrider.saga.store import SagaAdmin
 from outrider.stores.postgres import statements
+from outrider.stores.postgres.audit import PostgresAudit
 from outrider.stores.postgres.database import RESERVED, STATEMENT_SECONDS, PostgresDatabase, location, pool_size
 from outrider.stores.postgres.handler_transactions import (
     CommitCheckingSource,
@@ -67,6 +68,7 @@ class PostgresSagas:
         self._sql = statements.load_saga(identifier(schema))
         self._run = StatementRunner(self._sql, database.where, "saga, messages or participant").run
         self.admin: SagaAdmin = PostgresSagaAdmin(database, schema)
+        self.audit = PostgresAudit(database, schema)
         self._notify_channel = NotificationListener(database, f"{schema[:50]}_saga")
 
     @classmethod
@@ -168,17 +170,10 @@ class PostgresSagas:
         """Remove old rows. Also remove messages that came just after the end of their saga."""
         await self._database.execute(self._sql["drop_unread_messages"])
         return SagaPruned(
-            await self._prune_sagas(saga_days),
-            await in_batches(self._database, self._sql["prune_audit"], audit_days),
+            await self.audit.remove_sagas(saga_days),
+            await self.audit.remove_lines(audit_days),
             await in_batches(self._database, self._sql["prune_participants"], participant_memory_days),
         )
-
-    async def _prune_sagas(self, days: float) -> int:
-        """Remove old sagas, children first: a pass for each generation."""
-        total = 0
-        while count := await in_batches(self._database, self._sql["prune_sagas"], days):
-            total += count
-        return total
 
     async def notify(self) -> None:
         """Notify workers, after a commit, of a new message or a new saga."""

@@ -39,7 +39,7 @@ DAYS_AHEAD = 7
 
 ENTRY_COLUMNS = 15
 
-NOTE_COLUMNS = 6
+LINE_COLUMNS = 11
 
 
 COSTLY = "(SELECT count(*) FROM generate_series(1, 1000000000)) = 0"
@@ -250,15 +250,18 @@ def save_parameters(claim: Claim, turn: SagaChange, lease_seconds: float) -> lis
     writes = SagaWriteSet.of(turn, lease_seconds)
     to = writes.instance
     *journal, data = _columns([entry_row(entry) for entry in writes.entries], ENTRY_COLUMNS)
+    lines = [(each[2:10] + each[11:14]) for each in writes.lines]
+    *audit, hashes = _columns(lines, LINE_COLUMNS)
     return [
         *(claim.saga_id, claim.worker, claim.epoch, to.version),
         *(to.state.decode(), to.status, to.current_step, writes.last_error, to.retry_count, to.needs_attention),
         *(turn.release, writes.due_seconds),
         *journal,
         *(writes.taken, writes.seen),
-        *_columns(writes.notes, NOTE_COLUMNS),
+        *audit,
         to.losses,
         data,
+        *(to.audit_lines, to.audit_hash, hashes),
     ]
 
 

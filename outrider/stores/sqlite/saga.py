@@ -15,7 +15,6 @@ from outrider.clock import Clock, SystemClock
 from outrider.errors import ConcurrencyError
 from outrider.handler_transactions import HandlerTransaction, TransactionSource
 from outrider.saga.model import (
-    AuditEntry,
     Claim,
     Instance,
     JournalEntry,
@@ -34,14 +33,13 @@ from outrider.saga.model import (
 from outrider.saga.store import SagaAdmin
 from outrider.stores.rows import (
     AUDIT_FACTS,
-    STARTED,
     SagaWriteSet,
     entry_of,
     entry_row,
     in_turn,
-    instance_of,
     message_of,
 )
+from outrider.stores.sqlite.audit import SqliteAudit, save_first_line, save_lines, to_instance
 from outrider.stores.sqlite.handler_transactions import ExclusiveSource, SqliteTransactionSource, run_job
 from outrider.stores.sqlite.rows import load_saga, to_moment, to_seconds
 from outrider.stores.sqlite.wakeup import SqliteListener
@@ -118,22 +116,6 @@ def prune_participants(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
     return cursor.execute(SQL["prune_participants"], facts).rowcount
 
 
-def prune_notes(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
-    """Remove old entries of the audit log."""
-    cursor.execute(SQL["allow_pruning"])
-    removed = cursor.execute(SQL["prune_audit"], facts).rowcount
-    cursor.execute(SQL["forbid_pruning"])
-    return removed
-
-
-def prune_sagas(cursor: sqlite3.Cursor, facts: dict[str, Any]) -> int:
-    """Remove old ended sagas with their journals and messages."""
-    old = cursor.execute(SQL["prunable_sagas"], facts).fetchall()
-    for verb in ("prune_journal", "prune_messages", "prune_sagas"):
-        cursor.executemany(SQL[verb], old)
-    return len(old)
-
-
 def renew(cursor: sqlite3.Cursor, claims: Sequence[Claim], now: float, lease_seconds: float) -> frozenset[UUID]:
     """Extend claims; return the claims that are still valid."""
     span = _span(now, lease_seconds)
@@ -151,6 +133,7 @@ def save(cursor: sqlite3.Cursor, claim: Claim, turn: SagaChange, lease_seconds: 
     writes = SagaWriteSet.of(turn, lease_seconds)
     to = writes.instance
     facts = {name: getattr(to, name) for name in ("version", "status", "current_step", "retry_count", "losses")}
+    facts |= {"audit_lines": to.audit_lines, "audit_hash": to.audit_hash}
     facts |= {"state": to.state.decode(), "last_error": writes.last_error, "needs_attention": to.needs_attention}
     facts |= {"release": turn.release, "due_seconds": writes.due_seconds, "now": now, **_fence(claim)}
     if not cursor.execute(SQL["save"], facts).rowcount:
@@ -161,8 +144,7 @@ def save(cursor: sqlite3.Cursor, claim: Claim, turn: SagaChange, lease_seconds: 
     cursor.executemany(SQL["save_journal"], [(saga_id, *_plain(entry_row(entry))) for entry in writes.entries])
     cursor.executemany(SQL["save_taken"], [(message_id, saga_id) for message_id in writes.taken])
     cursor.executemany(SQL["save_seen"], [(message_id, saga_id) for message_id in writes.seen])
-    for note in writes.notes:
-        _audit(cursor, claim.saga_id, note, now)
+    save_lines(cursor, writes.lines)
 
 
 def start(cursor: sqlite3.Cursor, saga: NewSaga, now: float) -> bool:
@@ -171,7 +153,7 @@ def start(cursor: sqlite3.Cursor, saga: NewSaga, now: float) -> bool:
     facts["parent_id"] = str(saga.parent_id) if saga.parent_id else None
     if not cursor.execute(SQL["start"], facts).rowcount:
         return False
-    _audit(cursor, saga.saga_id, STARTED, now)
+    save_first_line(cursor, saga.saga_id, now, saga.traceparent)
     return True
 
 
@@ -199,6 +181,7 @@ class SqliteSagas:
         self._own = SqliteTransactionSource(path, what="saga store", installed=SQL["installed"])
         self.transactions: TransactionSource = self._own
         self.admin: SagaAdmin = SqliteSagaAdmin(self._own.read, self.clock)
+        self.audit = SqliteAudit(self._own.read, self._own.write, self.clock)
         self._listeners: list[Callable[[], None]] = []
 
     async def use_transactions(self, source: TransactionSource) -> None:
@@ -261,8 +244,8 @@ class SqliteSagas:
         """Remove old rows. Also remove messages that came just after the end of their saga."""
         await self._own.write(drop_orphans)
         return SagaPruned(
-            await self._prune_sagas(saga_days),
-            await self._in_batches(prune_notes, audit_days),
+            await self.audit.remove_sagas(saga_days),
+            await self.audit.remove_lines(audit_days),
             await self._in_batches(prune_participants, participant_memory_days),
         )
 
@@ -282,13 +265,6 @@ class SqliteSagas:
 
     def _now(self) -> float:
         return self.clock.now().timestamp()
-
-    async def _prune_sagas(self, days: float) -> int:
-        """Remove old sagas, children first: a pass for each generation."""
-        total = 0
-        while count := await self._in_batches(prune_sagas, days):
-            total += count
-        return total
 
     async def _in_batches(self, job: Callable[[sqlite3.Cursor, dict[str, Any]], int], days: float) -> int:
         facts = {"before": self._now() - days * DAY_SECONDS, "limit": PRUNE_MAX}
@@ -315,15 +291,6 @@ def save_reply(cursor: sqlite3.Cursor, participant: str, key: str, phase: Phase,
     """Store the reply to a command."""
     facts = {"participant": participant, "key": key, "phase": phase, "reply": reply.decode()}
     cursor.execute(SQL["save_reply"], facts)
-
-
-def to_instance(row: Sequence[Any]) -> Instance:
-    """Return the instance of a row selected with the shared column list."""
-    cells = list(row)
-    cells[0], cells[10] = UUID(cells[0]), bool(cells[10])
-    cells[12:16] = [to_moment(seconds) for seconds in cells[12:16]]
-    cells[20], cells[21] = to_moment(cells[20]), UUID(cells[21]) if cells[21] else None
-    return instance_of(cells)
 
 
 def _entry(row: Sequence[Any]) -> JournalEntry:
@@ -354,10 +321,6 @@ def _first(cursor: sqlite3.Cursor, verb: str, definitions: Definitions, limit: i
         facts = {"saga_type": saga_type, "definition_version": version, "limit": limit, "now": now}
         found += cursor.execute(SQL[verb], facts).fetchall()
     return list(dict.fromkeys(saga_id for _, saga_id in sorted(found)))
-
-
-def _audit(cursor: sqlite3.Cursor, saga_id: UUID, note: AuditEntry, now: float) -> None:
-    cursor.execute(SQL["save_audit"], {**note._asdict(), "saga_id": str(saga_id), "now": now})
 
 
 class SqliteSagaAdmin:

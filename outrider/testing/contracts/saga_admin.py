@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import UUID, uuid4
 
-from outrider.saga.model import AuditEntry, JournalEntry, Phase, SagaCriteria, SagaRecord, Status, StepStatus
+from outrider.audit_chain import state_hash_of
+from outrider.saga.audit import AuditCheck, verify
+from outrider.saga.model import (
+    AuditCriteria,
+    AuditEntry,
+    JournalEntry,
+    Phase,
+    SagaCriteria,
+    SagaRecord,
+    Status,
+    StepStatus,
+)
 from outrider.testing.saga_harness import LEASE_SECONDS, SagaBench, claim_of, new_saga, reply
 
 DAY = 86_400
@@ -143,6 +155,23 @@ class SagaMaintenanceRules:
         await bench.advance(seconds=11 * DAY)
         assert await bench.store.prune(saga_days=1, audit_days=20, participant_memory_days=1) == (0, 1, 0)
         assert await bench.store.admin.audit(record.instance.saga_id) == []
+
+    async def test_pruning_leaves_chains_and_anchors_that_verify(self, bench: SagaBench) -> None:
+        note = AuditEntry(Status.RUNNING, Status.COMPLETED, None, "became completed", "ann")
+        for turn in range(3):
+            record = await bench.start_and_claim("old")
+            await bench.save(record, notes=[note, note], state=b'{"turn": %d}' % turn)
+            await _end(bench, await bench.show(record.instance.saga_id), notes=[note])
+            await bench.advance(seconds=10 * DAY)
+            assert await bench.store.prune(saga_days=1, audit_days=NEVER, participant_memory_days=1) == (1, 0, 0)
+        await bench.start(new_saga("old"), new_saga("new"))
+        assert await bench.store.prune(saga_days=1, audit_days=25, participant_memory_days=1) == (0, 4, 0)
+        report = await verify(bench.store.audit, AuditCheck())
+        assert (report.findings, report.chains, report.lines, report.anchors) == ([], 4, 10, 4)
+        found = await bench.store.audit.find(AuditCriteria(saga_id=new_saga("old").saga_id, actor="ann", limit=3))
+        assert [line.line for line in found] == [4, 3, 2]
+        assert [line.state_hash for line in found] == [state_hash_of(b'{"turn": 2}')] * 2 + [None]
+        assert await bench.store.audit.find(AuditCriteria(since=found[0].at + timedelta(days=100))) == []
 
     async def test_more_than_a_batch_is_removed(self, bench: SagaBench) -> None:
         await bench.start(*[new_saga(f"A-{n}") for n in range(1_050)])

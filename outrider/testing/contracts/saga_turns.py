@@ -233,10 +233,10 @@ class TurnRules:
         record = await bench.start_and_claim()
         await bench.advance(seconds=1)
         ignored = AuditEntry(Status.RUNNING, Status.RUNNING, None, "ignored", "bob")
-        now = await bench.save(record, status=Status.RUNNING, notes=[RUNNING, ignored])
+        await bench.save(record, status=Status.RUNNING, notes=[RUNNING, ignored])
         _, first, second = await bench.store.admin.audit(record.instance.saga_id)
         assert first == {
-            "at": now,
+            "at": record.now,
             "old_status": "started",
             "new_status": "running",
             "step": "reserve",

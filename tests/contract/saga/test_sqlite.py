@@ -15,12 +15,14 @@ import pytest
 from outrider import app
 from outrider.drivers import sqlite as driver
 from outrider.errors import InvalidHandler, UsageError
-from outrider.saga.model import Phase
+from outrider.saga.audit import AuditCheck, verify
+from outrider.saga.model import Phase, Status
 from outrider.stores import migrations
 from outrider.stores.sqlite import SqliteSagas, SqliteSchema
 from outrider.testing import ManualClock
 from outrider.testing.contracts import SagaBench, SagaContract
 from outrider.testing.saga_harness import new_saga
+from tests.support.audit_tampering import TAMPERING, end_audited_sagas
 from tests.support.sqlite_benches import SqliteSagaBench
 
 
@@ -57,17 +59,38 @@ async def test_a_commit_of_anybody_wakes_workers(bench: SagaBench, path: Path) -
     [
         "UPDATE saga_audit_log SET actor = 'nobody'",
         "DELETE FROM saga_audit_log",
-        "REPLACE INTO saga_audit_log (id, saga_id, at, new_status, what, actor, detail) "
-        "SELECT id, saga_id, at, new_status, what, 'nobody', detail FROM saga_audit_log",
+        "REPLACE INTO saga_audit_log (id, saga_id, line, at, new_status, what, actor, detail) "
+        "SELECT id, saga_id, line, at, new_status, what, 'nobody', detail FROM saga_audit_log",
+        "UPDATE saga_audit_anchor SET lines = 0",
+        "DELETE FROM saga_audit_anchor",
+        "REPLACE INTO saga_audit_anchor SELECT number, at, kind, covers, chains, 0, until, digest, hash "
+        "FROM saga_audit_anchor",
+        "UPDATE saga_audit_head SET lines = 0",
+        "DELETE FROM saga_audit_head",
+        "REPLACE INTO saga_audit_head SELECT saga_id, anchor, 0, hash, place FROM saga_audit_head",
     ],
 )
 async def test_the_audit_log_is_append_only(bench: SagaBench, path: Path, change: str) -> None:
+    ended = await bench.start_and_claim("A-8")
     [saga_id] = await bench.start(new_saga())
+    await bench.release(ended, status=Status.COMPLETED)
+    await bench.advance(seconds=200_000)
     # Pruning may delete, and leaves nothing behind that would let others.
-    await bench.store.prune(saga_days=1, audit_days=1, participant_memory_days=1)
+    await bench.store.prune(saga_days=1, audit_days=10, participant_memory_days=1)
     with closing(sqlite3.connect(path)) as conn, pytest.raises(sqlite3.IntegrityError, match="append only"):
         conn.execute(change)
     assert [line["actor"] for line in await bench.store.admin.audit(saga_id)] == ["application"]
+    assert (await verify(bench.store.audit, AuditCheck())).findings == []
+
+
+@pytest.mark.parametrize(("name", "tampering"), TAMPERING.items())
+async def test_a_change_past_the_triggers_is_found(bench: SagaBench, path: Path, name: str, tampering: str) -> None:
+    await end_audited_sagas(bench)
+    triggers = "SELECT group_concat('DROP TRIGGER ' || name, ';') FROM sqlite_schema WHERE type = 'trigger'"
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.executescript(conn.execute(triggers).fetchone()[0])
+        conn.executescript(tampering.replace("outrider.", ""))
+    assert name in [finding.problem for finding in (await verify(bench.store.audit, AuditCheck())).findings]
 
 
 def test_a_callers_factories_are_neither_relied_on_nor_changed(path: Path) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from outrider.saga.model import AuditEntry, Claim, JournalEntry, Phase, SagaChange, Status, StepStatus
 from outrider.stores.postgres import PostgresSagas
 from outrider.stores.postgres.statements import message_parameters, save_parameters
+from outrider.stores.rows import close_sagas, instance_of
 from outrider.testing.saga_harness import new_saga, reply
 from tests.support.postgres_plans import used_indexes
 
 pytestmark = pytest.mark.postgres
 
-TABLES = ("saga_instance", "saga_step", "saga_mailbox", "saga_audit_log", "saga_barrier")
+TABLES = ("saga_instance", "saga_step", "saga_mailbox", "saga_audit_log", "saga_barrier", "saga_audit_head")
 # In 100,000 sagas, 2,000 are due, 1,000 are owned, 1,000 wait for messages and 500 of these have some; the rest ended.
 # As many of a definition that no worker here holds are due and have messages.
 FILL = """
@@ -36,8 +38,8 @@ event_id, kind, name, body, delivered_at, seen, saga_type, definition_version) S
 gen_random_uuid(), 'reply', 'stock.reserved', '{}', now(), i % 200 <> 3 AND i % 50 <> 9,
     CASE WHEN i % 50 = 9 THEN 'other' ELSE 'order' END, 1
 FROM generate_series(1, 100000) AS i WHERE i % 50 < 10;
-INSERT INTO outrider.saga_audit_log (saga_id, at, new_status, what, actor, detail)
-SELECT CASE WHEN i % 2 = 0 THEN md5('order' || i)::uuid ELSE gen_random_uuid() END, now() - i * interval '1 minute',
+INSERT INTO outrider.saga_audit_log (saga_id, line, at, new_status, what, actor, detail)
+SELECT CASE WHEN i % 2 = 0 THEN md5('order' || i)::uuid ELSE gen_random_uuid() END, 1, now() - i * interval '1 minute',
     'running', 'started', 'ann', ''
 FROM generate_series(1, 50000) AS i;
 INSERT INTO outrider.saga_barrier
@@ -114,11 +116,17 @@ async def test_children_are_found_by_their_parent(sagas: PostgresSagas, conn: An
 
 
 async def test_pruning_reads_the_oldest_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
-    old = await used_indexes(conn, 1000, sagas._sql["prune_sagas"], 1.0, 1000)
-    instances = {"saga_instance_age", "saga_instance_parent", "saga_instance_pkey"}
-    assert old == {*instances, "saga_step_pkey", "saga_mailbox_event"}
-    # Rows to delete are found by age, and then by their position in the table.
-    notes = await used_indexes(conn, 1000, sagas._sql["prune_audit"], 1.0, 1000)
-    assert notes == {"saga_audit_age", "saga_instance_pkey", "saga_audit_log"}
+    old = await used_indexes(conn, 200, sagas._sql["prunable_sagas"], 1.0, 200)
+    assert old == {"saga_instance_age", "saga_instance_parent", "saga_instance_pkey", "saga_audit_log_pkey"}
+    rows = await conn.fetch(sagas._sql["prunable_sagas"], 1.0, 200)
+    anchor, heads = close_sagas(None, [(instance_of(tuple(row)[:-1]), row["place"]) for row in rows], datetime.now(UTC))
+    columns = zip(*[(head.saga_id, head.lines, head.hash, head.place) for head in heads], strict=True)
+    removed = await used_indexes(conn, 200, sagas._sql["close_sagas"], *map(list, columns), *anchor)
+    assert removed == {"saga_instance_pkey", "saga_step_pkey", "saga_mailbox_event"}
+    assert await sagas.audit.remove_sagas(60.0) > 400
+    prunable = await used_indexes(conn, 200, sagas._sql["prunable_audit"], 1.0)
+    assert prunable == {"saga_audit_head_anchor", "saga_audit_anchor_pkey"}
+    page = await used_indexes(conn, 100, sagas._sql["audit_lines"], UUID(int=0), 0, 100)
+    assert page == {"saga_audit_log_pkey"}
     barriers = await used_indexes(conn, 1000, sagas._sql["prune_participants"], 1.0, 1000)
     assert barriers == {"saga_barrier_age", "saga_barrier"}

@@ -68,7 +68,7 @@ class DistantSagas:
 
     def __init__(self, store: MemoryStore, wire: Wire, on_staged: Callable[[], None]) -> None:
         self.inner = MemorySagas(store)
-        self.admin = self.inner.admin
+        self.admin, self.audit = self.inner.admin, self.inner.audit
         self.open: list[DistantTransaction] = []
         self.transactions: TransactionSource = MemoryTransactionSource(self.transaction)
         self._store, self._wire, self._on_staged = store, wire, on_staged

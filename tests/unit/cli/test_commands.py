@@ -59,7 +59,7 @@ class Shell:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_") and name != "OUTRIDER_ACTOR"]:
         monkeypatch.delenv(name)
     handlers = list(logging.getLogger().handlers)
     yield

@@ -98,7 +98,7 @@ def broken(number: int, key: str = "A") -> Delivery:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_") and name != "OUTRIDER_ACTOR"]:
         monkeypatch.delenv(name)
 
 

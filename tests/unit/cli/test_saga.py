@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from outrider import Event, Inbox, RetryPolicy
 from outrider.app import open_schema
 from outrider.cli import app
-from outrider.cli.saga_operator import send_command
+from outrider.cli.saga_operator import OperatorCommand, send_command
 from outrider.saga.context import StepContext
 from outrider.saga.definition.saga import Saga, SagaRegistry, saga_id_of
 from outrider.saga.model import Claim, MessageKind, NewSagaMessage, Phase, SagaChange, SagaRecord
@@ -174,7 +174,7 @@ class Shell:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_") and name != "OUTRIDER_ACTOR"]:
         monkeypatch.delenv(name)
 
 
@@ -327,7 +327,8 @@ async def test_an_operator_command_wakes_workers_that_listen() -> None:
     async with store.transaction() as tx:
         await store.start(tx, new)
     async with store.listen(woken.set):
-        assert (await send_command(store, "retry", {new.saga_id: "A-7"}, None)).saga_ids == [new.saga_id]
+        sent = await send_command(store, OperatorCommand("retry", "ann"), {new.saga_id: "A-7"}, None)
+        assert sent.saga_ids == [new.saga_id]
         assert woken.is_set()
 
 

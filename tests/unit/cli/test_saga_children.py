@@ -49,7 +49,7 @@ CHILD = shipping.child_id(PARENT, "ship")
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that runs a command on a store with an order whose child needs an operator."""
-    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_") and name != "OUTRIDER_ACTOR"]:
         monkeypatch.delenv(name)
     url = f"sqlite:///{tmp_path / 'store.db'}"
 

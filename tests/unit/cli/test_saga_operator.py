@@ -103,7 +103,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_") and name != "OUTRIDER_ACTOR"]:
         monkeypatch.delenv(name)
     return Shell(tmp_path / "store.db")
 

@@ -19,7 +19,8 @@
 -- In the order of Instance's fields. JSON as text, whatever codecs the connection has.
 i.saga_id, i.saga_type, i.definition_version, i.correlation_id, i.state::text AS state, i.status, i.current_step,
 i.version, i.last_error, i.retry_count, i.needs_attention, i.traceparent, i.started_at, i.updated_at, i.ended_at,
-i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses, i.deadline_at, i.parent_id, i.parent_step
+i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses, i.deadline_at, i.parent_id, i.parent_step, i.audit_lines,
+i.audit_hash
 
 -- fragment: moment
 -- One moment for the whole statement.
@@ -28,8 +29,16 @@ moment AS MATERIALIZED (SELECT {schema}.outbox_clock() AS now)
 -- fragment: now
 (SELECT now FROM moment)
 
+-- fragment: audit_line
+-- In the order of AuditLine's fields.
+saga_id, id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash, digest
+
+-- fragment: anchor
+-- In the order of AuditAnchor's fields.
+number, at, kind, covers, chains, lines, until, digest, hash
+
 -- fragment: audit_columns
-saga_id, at, old_status, new_status, step, what, actor, detail, traceparent
+saga_id, line, at, old_status, new_status, step, what, actor, detail, traceparent
 
 -- What starts, runs and answers sagas.
 
@@ -47,7 +56,7 @@ WITH {moment}, fresh AS (
     RETURNING saga_id, started_at, traceparent
 )
 INSERT INTO {schema}.saga_audit_log ({audit_columns})
-SELECT saga_id, started_at, NULL, 'started', NULL, 'started', 'application', '', traceparent FROM fresh
+SELECT saga_id, 1, started_at, NULL, 'started', NULL, 'started', 'application', '', traceparent FROM fresh
 RETURNING saga_id
 
 -- name: deliver
@@ -193,7 +202,8 @@ WHERE {planned_anew}
 -- Indexes: saga_instance_pkey, saga_step_pkey, saga_mailbox_pkey.
 WITH {moment}, held AS MATERIALIZED (
     SELECT $1::uuid AS saga_id, traceparent
-    FROM {schema}.saga_save($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $35, $27, $28, {now}) AS traceparent
+    FROM {schema}.saga_save($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $39, $27, $28, {now},
+        $41, $42) AS traceparent
 ), journal AS (
     INSERT INTO {schema}.saga_step (
         saga_id, step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
@@ -202,7 +212,7 @@ WITH {moment}, held AS MATERIALIZED (
     FROM held, unnest(
         $13::text[], $14::text[], $15::text[], $16::integer[], $17::integer[], $18::timestamptz[], $19::text[],
         $20::timestamptz[], $21::timestamptz[], $22::text[], $23::text[], $24::uuid[], $25::uuid[],
-        $26::timestamptz[], $36::text[]) AS g
+        $26::timestamptz[], $40::text[]) AS g
     ON CONFLICT (saga_id, step, phase) DO UPDATE SET
         status = excluded.status, position = excluded.position, attempts = excluded.attempts, due_at = excluded.due_at,
         error = excluded.error, started_at = excluded.started_at, ended_at = excluded.ended_at,
@@ -210,11 +220,13 @@ WITH {moment}, held AS MATERIALIZED (
         command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id,
         unavailable_since = excluded.unavailable_since, data = excluded.data
 ), noted AS (
-    INSERT INTO {schema}.saga_audit_log ({audit_columns})
-    SELECT held.saga_id, {now}, g.old_status, g.new_status, g.step, g.what, g.actor, g.detail, held.traceparent
-    FROM held, unnest($29::text[], $30::text[], $31::text[], $32::text[], $33::text[], $34::text[]) WITH ORDINALITY
-        AS g (old_status, new_status, step, what, actor, detail, ord)
-    ORDER BY g.ord
+    INSERT INTO {schema}.saga_audit_log ({audit_columns}, state_hash, salt, hash)
+    SELECT held.saga_id, g.line, g.at, g.old_status, g.new_status, g.step, g.what, g.actor, g.detail, held.traceparent,
+        g.state_hash, g.salt, g.hash
+    FROM held, unnest($29::integer[], $30::timestamptz[], $31::text[], $32::text[], $33::text[], $34::text[],
+        $35::text[], $36::text[], $37::bytea[], $38::bytea[], $43::bytea[])
+        AS g (line, at, old_status, new_status, step, what, actor, detail, state_hash, salt, hash)
+    ORDER BY g.line
 )
 SELECT {now} AS now, txid_current() AS transaction FROM held
 
@@ -229,21 +241,48 @@ SELECT g.event_id, found.location FROM unnest($1::uuid[]) AS g (event_id) CROSS 
 ) AS found (location)
 WHERE {planned_anew}
 
--- name: prune_sagas
--- A bounded step: sagas that ended long ago, with their journals and messages. A child stays until its parent has ended,
--- and a parent as long as it has children: a new saga of its name would start the same children.
--- Indexes: saga_instance_age, saga_instance_parent, saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
+-- name: anchor_turn
+-- Anchors are a chain, so those who write one take turns.
+SELECT pg_advisory_xact_lock(hashtextextended('{schema}.saga_audit_anchor', 0))::text
+
+-- name: last_anchor
+-- The end of the chain of anchors, and the time. Index: saga_audit_anchor_pkey.
+SELECT {schema}.outbox_clock() AS now, a.* FROM (VALUES (1)) AS one LEFT JOIN LATERAL (
+    SELECT {anchor} FROM {schema}.saga_audit_anchor ORDER BY number DESC LIMIT 1
+) AS a ON true
+
+-- name: prunable_sagas
+-- A bounded number of sagas that ended long ago, with the heads of their chains. A child stays until its parent has
+-- ended, and a parent as long as it has children: a new saga of its name would start the same children. Indexes:
+-- saga_instance_age, saga_instance_parent, saga_instance_pkey, saga_audit_log_pkey.
+SELECT {instance}, (
+    SELECT n.id FROM {schema}.saga_audit_log AS n WHERE n.saga_id = i.saga_id ORDER BY n.id DESC LIMIT 1
+) AS place
+FROM {schema}.saga_instance AS i
+WHERE NOT i.needs_attention AND {planned_anew_by_age}
+    AND i.ended_at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+    AND (i.parent_id IS NULL OR coalesce((
+        SELECT p.status IN ('completed', 'compensated') FROM {schema}.saga_instance AS p
+        WHERE p.saga_id = i.parent_id LIMIT 1
+    ), true))
+    AND coalesce((SELECT false FROM {schema}.saga_instance AS c WHERE c.parent_id = i.saga_id LIMIT 1), true)
+ORDER BY i.ended_at LIMIT $2
+FOR UPDATE OF i SKIP LOCKED
+
+-- name: close_sagas
+-- Remove sagas with their journals and messages; the anchor and the heads of their chains stay. The planner takes a list
+-- of unknown length for a short one. Indexes: saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
 WITH old AS MATERIALIZED (
-    SELECT i.saga_id FROM {schema}.saga_instance AS i
-    WHERE NOT i.needs_attention AND {planned_anew_by_age}
-        AND i.ended_at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
-        AND (i.parent_id IS NULL OR coalesce((
-            SELECT p.status IN ('completed', 'compensated') FROM {schema}.saga_instance AS p
-            WHERE p.saga_id = i.parent_id LIMIT 1
-        ), true))
-        AND coalesce((SELECT false FROM {schema}.saga_instance AS c WHERE c.parent_id = i.saga_id LIMIT 1), true)
-    ORDER BY i.ended_at LIMIT $2
-    FOR UPDATE OF i SKIP LOCKED
+    SELECT unnest($1::uuid[]) AS saga_id
+), anchor AS (
+    INSERT INTO {schema}.saga_audit_anchor ({anchor})
+    SELECT $5::bigint, $6::timestamptz, $7::text, $8::bigint, $9::integer, $10::bigint, $11::timestamptz, $12::bytea,
+        $13::bytea
+    WHERE {planned_anew}
+), head AS (
+    INSERT INTO {schema}.saga_audit_head (saga_id, anchor, lines, hash, place)
+    SELECT h.saga_id, $5, h.lines, h.hash, h.place
+    FROM unnest($1::uuid[], $2::integer[], $3::bytea[], $4::bigint[]) AS h (saga_id, lines, hash, place)
 ), journal AS (
     DELETE FROM {schema}.saga_step WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM old))
 ), mail AS (
@@ -251,19 +290,15 @@ WITH old AS MATERIALIZED (
 )
 DELETE FROM {schema}.saga_instance WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM old))
 
+-- name: prunable_audit
+-- The oldest anchor whose lines are still there, if the last change of its sagas is long ago. Later anchors cover later
+-- sagas. Indexes: saga_audit_head_anchor, saga_audit_anchor_pkey.
+SELECT {anchor} FROM {schema}.saga_audit_anchor
+WHERE number = (SELECT min(anchor) FROM {schema}.saga_audit_head) AND {planned_anew_by_age}
+    AND until < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
+
 -- name: prune_audit
--- A bounded step: old lines of the trail, once their saga is gone. Indexes: saga_audit_age, saga_instance_pkey.
-WITH allowed AS MATERIALIZED (
-    SELECT set_config('outrider.pruning', 'on', true)
-)
-DELETE FROM {schema}.saga_audit_log WHERE ctid = ANY (ARRAY(
-    SELECT old.ctid FROM allowed CROSS JOIN LATERAL (
-        SELECT n.ctid FROM {schema}.saga_audit_log AS n
-        WHERE {planned_anew_by_age} AND n.at < (SELECT {schema}.outbox_clock() - $1::float8 * interval '1 day')
-            AND coalesce((SELECT false FROM {schema}.saga_instance AS i WHERE i.saga_id = n.saga_id LIMIT 1), true)
-        ORDER BY n.at LIMIT $2
-        FOR UPDATE SKIP LOCKED
-    ) AS old))
+SELECT {schema}.saga_audit_prune($1, $2, $3, $4) AS removed
 
 -- name: prune_participants
 -- A bounded step. Index: saga_barrier_age.
@@ -342,3 +377,46 @@ FROM {schema}.saga_instance GROUP BY status
 -- Index: saga_audit_log_pkey.
 SELECT at, old_status, new_status, step, what, actor, detail, traceparent FROM {schema}.saga_audit_log
 WHERE saga_id = $1 ORDER BY id LIMIT $2
+
+-- name: audit_lines
+-- A page of all lines. Index: saga_audit_log_pkey.
+SELECT {audit_line} FROM {schema}.saga_audit_log
+WHERE (saga_id, id) > ($1::uuid, $2::bigint) ORDER BY saga_id, id LIMIT $3
+
+-- name: audit_chain
+-- All lines of one saga. Index: saga_audit_log_pkey.
+SELECT {audit_line} FROM {schema}.saga_audit_log WHERE saga_id = $1 ORDER BY id
+
+-- name: audit_heads
+-- The heads of the chains of some sagas: of removed sagas first. Indexes: saga_audit_head_pkey, saga_instance_pkey.
+SELECT saga_id, lines, hash, anchor, place, NULL AS started_at, NULL AS traceparent
+FROM {schema}.saga_audit_head WHERE saga_id = ANY ($1::uuid[])
+UNION ALL
+SELECT saga_id, audit_lines, audit_hash, NULL, NULL, started_at, traceparent
+FROM {schema}.saga_instance WHERE saga_id = ANY ($1)
+ORDER BY saga_id, anchor NULLS LAST
+
+-- name: audit_missing
+-- Sagas without any line in the audit log. Indexes: saga_audit_log_pkey.
+SELECT k.saga_id FROM (
+    SELECT saga_id FROM {schema}.saga_instance UNION SELECT saga_id FROM {schema}.saga_audit_head
+) AS k
+WHERE NOT EXISTS (SELECT FROM {schema}.saga_audit_log AS n WHERE n.saga_id = k.saga_id) LIMIT $1
+
+-- name: audit_anchors
+-- A page of the anchors, and whether each one that closed sagas still has its lines. Index: saga_audit_anchor_pkey.
+SELECT {anchor} FROM {schema}.saga_audit_anchor WHERE number > $1 ORDER BY number LIMIT $2
+
+-- name: anchor_heads
+-- Index: saga_audit_head_anchor.
+SELECT saga_id, lines, hash, anchor, place FROM {schema}.saga_audit_head WHERE anchor = $1
+
+-- name: audit_pruned
+-- Whether an anchor records the removal of lines. Index: saga_audit_anchor_covers_key.
+SELECT count(*) FROM {schema}.saga_audit_anchor WHERE covers = $1
+
+-- name: audit_find
+-- The latest lines that match. Indexes: saga_audit_age, saga_audit_log_pkey.
+SELECT {audit_line} FROM {schema}.saga_audit_log
+WHERE ($1::uuid IS NULL OR saga_id = $1) AND ($2::text IS NULL OR actor = $2) AND ($3::timestamptz IS NULL OR at >= $3)
+ORDER BY at DESC, saga_id DESC, id DESC LIMIT $4

@@ -86,10 +86,11 @@ ALTER TABLE {schema}.outbox_operation DROP COLUMN consumer;
 SELECT count(*) FROM {schema}.saga_instance WHERE ended_at IS NULL OR needs_attention
 
 -- name: saga
-DROP TABLE {schema}.saga_barrier, {schema}.saga_audit_log, {schema}.saga_mailbox, {schema}.saga_step,
-    {schema}.saga_instance;
-DROP FUNCTION {schema}.saga_audit_refuse(), {schema}.saga_save(uuid, text, bigint, bigint, text, text, text, text, integer,
-    boolean, boolean, float8, integer, bigint[], bigint[], timestamptz);
+DROP TABLE {schema}.saga_barrier, {schema}.saga_audit_log, {schema}.saga_audit_head, {schema}.saga_audit_anchor,
+    {schema}.saga_mailbox, {schema}.saga_step, {schema}.saga_instance;
+DROP FUNCTION {schema}.saga_audit_refuse(), {schema}.saga_audit_prune(bigint, bigint, timestamptz, bytea),
+    {schema}.saga_save(uuid, text, bigint, bigint, text, text, text, text, integer, boolean, boolean, float8, integer,
+    bigint[], bigint[], timestamptz, integer, bytea);
 
 -- name: payload_unfinished
 -- Schemas can be registered again, and a field starts anew.

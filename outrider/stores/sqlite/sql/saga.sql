@@ -1,3 +1,11 @@
+-- fragment: audit_line
+-- In the order of AuditLine's fields.
+saga_id, id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash, digest
+
+-- fragment: anchor
+-- In the order of AuditAnchor's fields.
+number, at, kind, covers, chains, lines, until, digest, hash
+
 -- name: installed
 -- Tell whether the last step of the sagas' migration was taken.
 SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_barrier_age';
@@ -94,6 +102,7 @@ WHERE saga_id = :saga_id ORDER BY message_id;
 UPDATE saga_instance SET
     state = :state, status = :status, current_step = :current_step, version = version + 1, last_error = :last_error,
     retry_count = :retry_count, needs_attention = :needs_attention, losses = :losses, updated_at = :now,
+    audit_lines = :audit_lines, audit_hash = :audit_hash,
     ended_at = CASE WHEN :status IN ('completed', 'compensated', 'failed') THEN coalesce(ended_at, :now) END,
     owner = CASE WHEN :release THEN NULL ELSE owner END, wake_at = :now + :due_seconds,
     claimed_from = CASE WHEN NOT :release THEN :now - :due_seconds END
@@ -122,10 +131,11 @@ DELETE FROM saga_mailbox WHERE message_id = ? AND saga_id = ?;
 UPDATE saga_mailbox SET seen = 1 WHERE message_id = ? AND saga_id = ? AND NOT seen;
 
 -- name: save_audit
--- A line of the audit log, with the saga's trace; the primary key.
-INSERT INTO saga_audit_log (saga_id, at, old_status, new_status, step, what, actor, detail, traceparent)
-SELECT saga_id, :now, :old_status, :new_status, :step, :what, :actor, :detail, traceparent FROM saga_instance
-WHERE saga_id = :saga_id;
+-- A line of the audit log; the primary key.
+INSERT INTO saga_audit_log (
+    saga_id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: undelivered
 -- Where an event is that has not left; the unique indexes of both tables.
@@ -135,9 +145,10 @@ SELECT 'dead_letter' FROM outbox_dead_letter WHERE event_id = :event_id;
 
 -- name: prunable_sagas
 -- A bounded number of those that ended long ago, without the children of sagas that have not ended and without those that
--- have children: a new saga of their name would start the same children; saga_instance_age, saga_instance_parent and the
--- primary key.
-SELECT saga_id FROM saga_instance AS saga
+-- have children: a new saga of their name would start the same children. Each with its last audit line;
+-- saga_instance_age, saga_instance_parent, saga_audit_saga and the primary key.
+SELECT {saga}, (SELECT max(id) FROM saga_audit_log AS line WHERE line.saga_id = saga.saga_id)
+FROM saga_instance AS saga
 WHERE ended_at < :before AND NOT needs_attention AND (saga.parent_id IS NULL OR coalesce((
     SELECT status IN ('completed', 'compensated') FROM saga_instance AS parent WHERE parent.saga_id = saga.parent_id
 ), 1))
@@ -156,21 +167,76 @@ DELETE FROM saga_mailbox WHERE saga_id = ?;
 -- The primary key.
 DELETE FROM saga_instance WHERE saga_id = ?;
 
--- name: allow_pruning
--- The mark by which the trail knows pruning; it never outlives the transaction.
-INSERT INTO outbox_meta (name, value) VALUES ('saga_pruning', 1);
+-- name: last_anchor
+-- The end of the chain of anchors; the primary key.
+SELECT {anchor} FROM saga_audit_anchor ORDER BY number DESC LIMIT 1;
+
+-- name: add_anchor
+-- The next anchor; the primary key.
+INSERT INTO saga_audit_anchor ({anchor}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_head
+-- The head of a chain that the anchor covers; the primary key.
+INSERT INTO saga_audit_head (saga_id, anchor, lines, hash, place) VALUES (?, ?, ?, ?, ?);
+
+-- name: prunable_audit
+-- The oldest anchor whose lines are still there, if the last change of its sagas is long ago. Later anchors cover later
+-- sagas; saga_audit_head_anchor and the primary key.
+SELECT {anchor} FROM saga_audit_anchor
+WHERE number = (SELECT min(anchor) FROM saga_audit_head) AND until < :before;
 
 -- name: prune_audit
--- A bounded step: old lines of the trail, once their saga is gone; saga_audit_age and the primary keys.
+-- The lines that an anchor covers; saga_audit_head_anchor and saga_audit_saga.
 DELETE FROM saga_audit_log WHERE id IN (
-    SELECT id FROM saga_audit_log AS note
-    WHERE at < :before AND NOT EXISTS (SELECT 1 FROM saga_instance AS saga WHERE saga.saga_id = note.saga_id)
-    ORDER BY at LIMIT :limit
+    SELECT line.id FROM saga_audit_head AS head JOIN saga_audit_log AS line ON line.saga_id = head.saga_id
+    WHERE head.anchor = :number AND line.id <= head.place
 );
 
--- name: forbid_pruning
--- Take the mark away.
-DELETE FROM outbox_meta WHERE name = 'saga_pruning';
+-- name: prune_heads
+-- The heads that an anchor covers; saga_audit_head_anchor.
+DELETE FROM saga_audit_head WHERE anchor = :number;
+
+-- name: audit_lines
+-- A page of all lines; saga_audit_saga.
+SELECT {audit_line} FROM saga_audit_log
+WHERE (saga_id, id) > (:saga_id, :place) ORDER BY saga_id, id LIMIT :limit;
+
+-- name: audit_chain
+-- All lines of one saga; saga_audit_saga.
+SELECT {audit_line} FROM saga_audit_log WHERE saga_id = :saga_id ORDER BY id;
+
+-- name: audit_heads
+-- The heads of the chains of a saga: of removed sagas first; the primary keys.
+SELECT saga_id, lines, hash, anchor, place, NULL AS started_at, NULL AS traceparent
+FROM saga_audit_head WHERE saga_id = :saga_id
+UNION ALL
+SELECT saga_id, audit_lines, audit_hash, NULL, NULL, started_at, traceparent
+FROM saga_instance WHERE saga_id = :saga_id
+ORDER BY anchor NULLS LAST;
+
+-- name: audit_missing
+-- Sagas without any line in the audit log; saga_audit_saga.
+SELECT known.saga_id FROM (SELECT saga_id FROM saga_instance UNION SELECT saga_id FROM saga_audit_head) AS known
+WHERE NOT EXISTS (SELECT 1 FROM saga_audit_log AS line WHERE line.saga_id = known.saga_id) LIMIT :limit;
+
+-- name: audit_anchors
+-- A page of the anchors; the primary key.
+SELECT {anchor} FROM saga_audit_anchor WHERE number > :after ORDER BY number LIMIT :limit;
+
+-- name: anchor_heads
+-- The heads that an anchor covers; saga_audit_head_anchor.
+SELECT saga_id, lines, hash, anchor, place FROM saga_audit_head WHERE anchor = :number;
+
+-- name: audit_pruned
+-- Whether an anchor records the removal of lines; the unique index.
+SELECT count(*) FROM saga_audit_anchor WHERE covers = :number;
+
+-- name: audit_find
+-- The latest lines that match; saga_audit_age.
+SELECT {audit_line} FROM saga_audit_log
+WHERE (:saga_id IS NULL OR saga_id = :saga_id) AND (:actor IS NULL OR actor = :actor)
+    AND (:since IS NULL OR at >= :since)
+ORDER BY at DESC, saga_id DESC, id DESC LIMIT :limit;
 
 -- name: prune_participants
 -- A bounded step; saga_barrier_age and the primary key.

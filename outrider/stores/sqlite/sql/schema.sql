@@ -67,6 +67,8 @@ SELECT count(*) FROM saga_instance WHERE ended_at IS NULL OR needs_attention;
 -- name: saga
 DROP TABLE saga_barrier;
 DROP TABLE saga_audit_log;
+DROP TABLE saga_audit_head;
+DROP TABLE saga_audit_anchor;
 DROP TABLE saga_mailbox;
 DROP TABLE saga_step;
 DROP TABLE saga_instance;

@@ -9,6 +9,7 @@
 -- workers that were lost in a row while they had the saga. `parent_id` and `parent_step` are set for a child.
 -- `claimed_from` is one lease before the claim or its last renewal: a claim is dead as well if the clock of the database
 -- was set back by more than that, or a dead worker would keep the saga until the clock is there again.
+-- `audit_lines` and `audit_hash` are the head of its audit chain.
 CREATE TABLE {schema}.saga_instance (
     saga_id            uuid PRIMARY KEY,
     saga_type          text NOT NULL CHECK (saga_type <> ''),
@@ -35,6 +36,8 @@ CREATE TABLE {schema}.saga_instance (
     deadline_at        timestamptz,
     parent_id          uuid,
     parent_step        text,
+    audit_lines        integer NOT NULL DEFAULT 1,
+    audit_hash         bytea,
     CONSTRAINT saga_instance_name UNIQUE (saga_type, correlation_id)
 ) WITH (fillfactor = 70)
 
@@ -105,10 +108,13 @@ CREATE TABLE {schema}.saga_mailbox (
 CREATE INDEX saga_mailbox_unseen ON {schema}.saga_mailbox (saga_type, definition_version, message_id) WHERE NOT seen
 
 -- name: saga_audit_log
--- What happened, when, and by whom. It outlives the saga.
+-- What happened, when, and by whom. It outlives the saga. `line` and `hash` are the chain, `salt` and `state_hash` belong
+-- to the details, and `digest` stands for details that were removed. The first line of a saga has no hash: the second
+-- line covers it.
 CREATE TABLE {schema}.saga_audit_log (
     id          bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
     saga_id     uuid NOT NULL,
+    line        integer NOT NULL,
     at          timestamptz NOT NULL,
     old_status  text,
     new_status  text NOT NULL,
@@ -117,32 +123,123 @@ CREATE TABLE {schema}.saga_audit_log (
     actor       text NOT NULL,
     detail      text NOT NULL,
     traceparent text,
+    state_hash  bytea,
+    salt        bytea,
+    hash        bytea,
+    digest      bytea,
     PRIMARY KEY (saga_id, id)
 )
 
 -- name: saga_audit_age
 CREATE INDEX saga_audit_age ON {schema}.saga_audit_log (at)
 
+-- name: saga_audit_anchor
+-- The anchors: `close` covers the heads of sagas that were removed, `prune` the removal of the lines that it `covers`.
+-- Anchors stay for ever.
+CREATE TABLE {schema}.saga_audit_anchor (
+    number bigint PRIMARY KEY,
+    at     timestamptz NOT NULL,
+    kind   text NOT NULL CHECK (kind IN ('close', 'prune')),
+    covers bigint UNIQUE CHECK ((covers IS NULL) = (kind = 'close')),
+    chains integer NOT NULL,
+    lines  bigint NOT NULL,
+    until  timestamptz NOT NULL,
+    digest bytea NOT NULL,
+    hash   bytea NOT NULL
+)
+
+-- name: saga_audit_head
+-- The heads of the chains of removed sagas, until their lines are removed. `place` is the id of the last line.
+CREATE TABLE {schema}.saga_audit_head (
+    saga_id uuid NOT NULL,
+    anchor  bigint NOT NULL,
+    lines   integer NOT NULL,
+    hash    bytea NOT NULL,
+    place   bigint,
+    PRIMARY KEY (saga_id, anchor)
+)
+
+-- name: saga_audit_head_anchor
+CREATE INDEX saga_audit_head_anchor ON {schema}.saga_audit_head (anchor)
+
 -- name: saga_audit_refuse
+-- A line, and the head of a chain, may be deleted once an anchor records its removal; nothing else may be changed. No
+-- setting of a session has a say in it.
 CREATE FUNCTION {schema}.saga_audit_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF TG_OP = 'DELETE' AND TG_TABLE_NAME = 'saga_audit_log' THEN
+        IF EXISTS (SELECT FROM {schema}.saga_audit_head AS h JOIN {schema}.saga_audit_anchor AS a ON a.covers = h.anchor
+                WHERE h.saga_id = old.saga_id AND old.id <= h.place) THEN
+            RETURN old;
+        END IF;
+    ELSIF TG_OP = 'DELETE' AND TG_TABLE_NAME = 'saga_audit_head' THEN
+        IF EXISTS (SELECT FROM {schema}.saga_audit_anchor AS a WHERE a.covers = old.anchor) THEN
+            RETURN old;
+        END IF;
+    END IF;
     RAISE EXCEPTION 'the audit log of sagas is append only; % is rejected', TG_OP
     USING ERRCODE = 'check_violation', HINT = 'Old lines are removed by the maintenance of saga workers.';
 END $$
 
 -- name: saga_audit_unchanged
-CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE ON {schema}.saga_audit_log FOR EACH ROW
-EXECUTE FUNCTION {schema}.saga_audit_refuse()
-
--- name: saga_audit_kept
--- Pruning says who it is, for its own transaction only.
-CREATE TRIGGER saga_audit_kept BEFORE DELETE ON {schema}.saga_audit_log FOR EACH ROW
-WHEN (current_setting('outrider.pruning', true) IS DISTINCT FROM 'on')
+CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE OR DELETE ON {schema}.saga_audit_log FOR EACH ROW
 EXECUTE FUNCTION {schema}.saga_audit_refuse()
 
 -- name: saga_audit_whole
 CREATE TRIGGER saga_audit_whole BEFORE TRUNCATE ON {schema}.saga_audit_log FOR EACH STATEMENT
 EXECUTE FUNCTION {schema}.saga_audit_refuse()
+
+-- name: saga_audit_anchor_unchanged
+CREATE TRIGGER saga_audit_anchor_unchanged BEFORE UPDATE OR DELETE ON {schema}.saga_audit_anchor FOR EACH ROW
+EXECUTE FUNCTION {schema}.saga_audit_refuse()
+
+-- name: saga_audit_anchor_whole
+CREATE TRIGGER saga_audit_anchor_whole BEFORE TRUNCATE ON {schema}.saga_audit_anchor FOR EACH STATEMENT
+EXECUTE FUNCTION {schema}.saga_audit_refuse()
+
+-- name: saga_audit_head_unchanged
+CREATE TRIGGER saga_audit_head_unchanged BEFORE UPDATE OR DELETE ON {schema}.saga_audit_head FOR EACH ROW
+EXECUTE FUNCTION {schema}.saga_audit_refuse()
+
+-- name: saga_audit_head_whole
+CREATE TRIGGER saga_audit_head_whole BEFORE TRUNCATE ON {schema}.saga_audit_head FOR EACH STATEMENT
+EXECUTE FUNCTION {schema}.saga_audit_refuse()
+
+-- name: saga_audit_log_always
+-- The triggers also fire while `session_replication_role` is replica.
+ALTER TABLE {schema}.saga_audit_log ENABLE ALWAYS TRIGGER saga_audit_unchanged,
+    ENABLE ALWAYS TRIGGER saga_audit_whole
+
+-- name: saga_audit_anchor_always
+ALTER TABLE {schema}.saga_audit_anchor ENABLE ALWAYS TRIGGER saga_audit_anchor_unchanged,
+    ENABLE ALWAYS TRIGGER saga_audit_anchor_whole
+
+-- name: saga_audit_head_always
+ALTER TABLE {schema}.saga_audit_head ENABLE ALWAYS TRIGGER saga_audit_head_unchanged,
+    ENABLE ALWAYS TRIGGER saga_audit_head_whole
+
+-- name: saga_audit_prune
+-- Remove the lines that an anchor covers, and leave an anchor that says so. The role of the workers may run this function,
+-- and has no right to delete. The caller computes the hash, because the key of the hash is in no database.
+CREATE FUNCTION {schema}.saga_audit_prune(covered bigint, fresh bigint, moment timestamptz, sealed bytea)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE removed bigint;
+BEGIN
+    INSERT INTO {schema}.saga_audit_anchor (number, at, kind, covers, chains, lines, until, digest, hash)
+    SELECT fresh, moment, 'prune', a.number, a.chains, a.lines, a.until, a.digest, sealed
+    FROM {schema}.saga_audit_anchor AS a WHERE a.number = covered AND a.kind = 'close';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no anchor % covers removed sagas', covered USING ERRCODE = 'no_data_found';
+    END IF;
+    DELETE FROM {schema}.saga_audit_log AS n USING {schema}.saga_audit_head AS h
+    WHERE h.anchor = covered AND n.saga_id = h.saga_id AND n.id <= h.place;
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    DELETE FROM {schema}.saga_audit_head WHERE anchor = covered;
+    RETURN removed;
+END $$
+
+-- name: saga_audit_prune_rights
+REVOKE ALL ON FUNCTION {schema}.saga_audit_prune(bigint, bigint, timestamptz, bytea) FROM PUBLIC
 
 -- name: saga_barrier
 -- At a participant: the commands that arrived, and their replies. A barred action came after its compensation, or
@@ -164,13 +261,13 @@ CREATE TABLE {schema}.saga_barrier (
 CREATE FUNCTION {schema}.saga_save(
     of_saga uuid, of_owner text, of_epoch bigint, of_version bigint, new_state text, new_status text, new_step text,
     new_error text, retries integer, attention boolean, release boolean, due_seconds float8, new_losses integer,
-    taken bigint[], read bigint[], now timestamptz, OUT traceparent text
+    taken bigint[], read bigint[], now timestamptz, new_lines integer, new_hash bytea, OUT traceparent text
 ) RETURNS SETOF text LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     UPDATE {schema}.saga_instance AS i SET
         state = new_state::json, status = new_status, current_step = new_step, version = i.version + 1,
         last_error = new_error, retry_count = retries, needs_attention = attention, losses = new_losses,
-        updated_at = now,
+        updated_at = now, audit_lines = new_lines, audit_hash = new_hash,
         ended_at = CASE WHEN new_status IN ('completed', 'compensated', 'failed') THEN coalesce(i.ended_at, now) END,
         owner = CASE WHEN release THEN NULL ELSE i.owner END, wake_at = now + due_seconds * interval '1 second',
         claimed_from = CASE WHEN NOT release THEN now - due_seconds * interval '1 second' END

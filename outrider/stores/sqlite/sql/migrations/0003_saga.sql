@@ -29,6 +29,8 @@ CREATE TABLE saga_instance (
     deadline_at REAL,
     parent_id TEXT,
     parent_step TEXT,
+    audit_lines INTEGER NOT NULL DEFAULT 1,
+    audit_hash BLOB,
     UNIQUE (saga_type, correlation_id)
 );
 
@@ -99,10 +101,13 @@ CREATE TABLE saga_mailbox (
 CREATE INDEX saga_mailbox_unseen ON saga_mailbox (saga_type, definition_version, message_id) WHERE NOT seen;
 
 -- name: saga_audit_log
--- What happened, when, and by whom. It outlives the saga.
+-- What happened, when, and by whom. It outlives the saga. `line` and `hash` are the chain, `salt` and `state_hash` belong
+-- to the details, and `digest` stands for details that were removed. The first line of a saga has no hash: the second
+-- line covers it.
 CREATE TABLE saga_audit_log (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     saga_id TEXT NOT NULL,
+    line INTEGER NOT NULL,
     at REAL NOT NULL,
     old_status TEXT,
     new_status TEXT NOT NULL,
@@ -110,28 +115,65 @@ CREATE TABLE saga_audit_log (
     what TEXT NOT NULL,
     actor TEXT NOT NULL,
     detail TEXT NOT NULL,
-    traceparent TEXT
+    traceparent TEXT,
+    state_hash BLOB,
+    salt BLOB,
+    hash BLOB,
+    digest BLOB
 );
 
 -- name: saga_audit_saga
--- The trail of a saga.
+-- The audit log of a saga.
 CREATE INDEX saga_audit_saga ON saga_audit_log (saga_id, id);
 
 -- name: saga_audit_age
--- Lines by age, for pruning.
+-- Lines by age, for lists.
 CREATE INDEX saga_audit_age ON saga_audit_log (at);
 
+-- name: saga_audit_anchor
+-- The anchors: `close` covers the heads of sagas that were removed, `prune` the removal of the lines that it `covers`.
+-- Anchors stay for ever.
+CREATE TABLE saga_audit_anchor (
+    number INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('close', 'prune')),
+    covers INTEGER UNIQUE CHECK ((covers IS NULL) = (kind = 'close')),
+    chains INTEGER NOT NULL,
+    lines INTEGER NOT NULL,
+    until REAL NOT NULL,
+    digest BLOB NOT NULL,
+    hash BLOB NOT NULL
+);
+
+-- name: saga_audit_head
+-- The heads of the chains of removed sagas, until their lines are removed. `place` is the id of the last line.
+CREATE TABLE saga_audit_head (
+    saga_id TEXT NOT NULL,
+    anchor INTEGER NOT NULL,
+    lines INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    place INTEGER,
+    PRIMARY KEY (saga_id, anchor)
+) WITHOUT ROWID;
+
+-- name: saga_audit_head_anchor
+-- The heads that an anchor covers.
+CREATE INDEX saga_audit_head_anchor ON saga_audit_head (anchor);
+
 -- name: saga_audit_unchanged
--- The trail is append only.
+-- The audit log is append only.
 CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE ON saga_audit_log
 BEGIN
     SELECT RAISE(ABORT, 'the audit log of sagas is append only; UPDATE is rejected');
 END;
 
 -- name: saga_audit_kept
--- Pruning leaves a mark for as long as its transaction lasts.
+-- A line may be deleted once an anchor records its removal.
 CREATE TRIGGER saga_audit_kept BEFORE DELETE ON saga_audit_log
-WHEN NOT EXISTS (SELECT 1 FROM outbox_meta WHERE name = 'saga_pruning')
+WHEN NOT EXISTS (
+    SELECT 1 FROM saga_audit_head AS head JOIN saga_audit_anchor AS anchor ON anchor.covers = head.anchor
+    WHERE head.saga_id = old.saga_id AND old.id <= head.place
+)
 BEGIN
     SELECT RAISE(ABORT, 'the audit log of sagas is append only; DELETE is rejected');
 END;
@@ -142,6 +184,51 @@ CREATE TRIGGER saga_audit_placed BEFORE INSERT ON saga_audit_log
 WHEN EXISTS (SELECT 1 FROM saga_audit_log WHERE id = new.id)
 BEGIN
     SELECT RAISE(ABORT, 'the audit log of sagas is append only; REPLACE is rejected');
+END;
+
+-- name: saga_audit_anchor_unchanged
+-- Anchors stay as they are.
+CREATE TRIGGER saga_audit_anchor_unchanged BEFORE UPDATE ON saga_audit_anchor
+BEGIN
+    SELECT RAISE(ABORT, 'the anchors of the audit log are append only; UPDATE is rejected');
+END;
+
+-- name: saga_audit_anchor_kept
+-- Anchors stay.
+CREATE TRIGGER saga_audit_anchor_kept BEFORE DELETE ON saga_audit_anchor
+BEGIN
+    SELECT RAISE(ABORT, 'the anchors of the audit log are append only; DELETE is rejected');
+END;
+
+-- name: saga_audit_anchor_placed
+-- REPLACE would replace an anchor without any of the triggers above.
+CREATE TRIGGER saga_audit_anchor_placed BEFORE INSERT ON saga_audit_anchor
+WHEN EXISTS (SELECT 1 FROM saga_audit_anchor WHERE number = new.number OR covers = new.covers)
+BEGIN
+    SELECT RAISE(ABORT, 'the anchors of the audit log are append only; REPLACE is rejected');
+END;
+
+-- name: saga_audit_head_unchanged
+-- Heads stay as they are.
+CREATE TRIGGER saga_audit_head_unchanged BEFORE UPDATE ON saga_audit_head
+BEGIN
+    SELECT RAISE(ABORT, 'the heads of audit chains are append only; UPDATE is rejected');
+END;
+
+-- name: saga_audit_head_kept
+-- A head may be deleted once an anchor records the removal of its lines.
+CREATE TRIGGER saga_audit_head_kept BEFORE DELETE ON saga_audit_head
+WHEN NOT EXISTS (SELECT 1 FROM saga_audit_anchor WHERE covers = old.anchor)
+BEGIN
+    SELECT RAISE(ABORT, 'the heads of audit chains are append only; DELETE is rejected');
+END;
+
+-- name: saga_audit_head_placed
+-- REPLACE would replace a head without any of the triggers above.
+CREATE TRIGGER saga_audit_head_placed BEFORE INSERT ON saga_audit_head
+WHEN EXISTS (SELECT 1 FROM saga_audit_head WHERE saga_id = new.saga_id AND anchor = new.anchor)
+BEGIN
+    SELECT RAISE(ABORT, 'the heads of audit chains are append only; REPLACE is rejected');
 END;
 
 -- name: saga_barrier

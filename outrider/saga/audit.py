@@ -1,0 +1,230 @@
+"""Verification of the audit log: every chain, and the anchors of the sagas that were removed.
+
+Lines are read in pages, while workers write. A chain that does not fit at first is read again, whole and as of one
+moment, so a saga that moves on during the verification is no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+from typing import NamedTuple
+from uuid import UUID
+
+from outrider.audit_chain import (
+    NOTHING,
+    AuditAnchor,
+    AuditHead,
+    AuditLine,
+    anchor_hash,
+    heads_digest,
+    line_hash,
+)
+from outrider.saga.store import SagaAudit
+
+PAGE_LINES = 1_000
+
+MISSING_MAX = 1_000
+"""The most sagas without any line that are reported."""
+
+START = UUID(int=0), -1
+"""The place before all lines."""
+
+Keys = Sequence[bytes | None]
+"""The keys that may have written a hash; None stands for no key."""
+
+
+class AuditFinding(NamedTuple):
+    """A fault in the audit log. `line` is the number in the chain of the saga, and `anchor` the number of an anchor."""
+
+    problem: str
+    saga_id: UUID | None = None
+    line: int | None = None
+    anchor: int | None = None
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCheck:
+    """The rules of a verification."""
+
+    keys: tuple[bytes, ...] = ()
+    keyed_since: datetime | None = None
+    """Lines before this time may have been written without a key."""
+    expected: tuple[int, str] | None = None
+    """The number and the hash of an anchor that was noted elsewhere."""
+
+    @property
+    def all_keys(self) -> Keys:
+        """Return the keys to try; the last is none at all."""
+        return (*self.keys, None)
+
+    def lacks_key(self, at: datetime, key: bytes | None) -> bool:
+        """Tell whether a hash without a key is a finding."""
+        return bool(self.keys) and key is None and (self.keyed_since is None or at >= self.keyed_since)
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """The result of a verification. `anchor` is the last anchor, to be noted where nobody here can change it."""
+
+    lines: int = 0
+    chains: int = 0
+    anchors: int = 0
+    without_details: int = 0
+    anchor: AuditAnchor | None = None
+    findings: list[AuditFinding] = field(default_factory=list)
+
+
+async def verify(
+    audit: SagaAudit, check: AuditCheck, progress: Callable[[AuditReport], None] = lambda _: None
+) -> AuditReport:
+    """Read the whole audit log in pages, and report each line that was changed, removed, forged or moved."""
+    report = AuditReport()
+    await _verify_anchors(audit, check, report)
+    after, open_lines = START, list[AuditLine]()
+    while page := await audit.lines(after, PAGE_LINES):
+        after = page[-1].saga_id, page[-1].place
+        open_lines += page
+        # The last saga of a page may go on in the next one.
+        last = page[-1].saga_id if len(page) == PAGE_LINES else None
+        chains = {saga_id: list(lines) for saga_id, lines in groupby(open_lines, lambda line: line.saga_id)}
+        open_lines = chains.pop(last, []) if last else []
+        await _verify_chains(audit, check, report, chains)
+        progress(report)
+    if open_lines:
+        await _verify_chains(audit, check, report, {open_lines[0].saga_id: open_lines})
+    for saga_id in await audit.missing(MISSING_MAX):
+        report.findings += await _chain_findings(audit, check, saga_id)
+    return report
+
+
+async def _verify_chains(
+    audit: SagaAudit, check: AuditCheck, report: AuditReport, chains: dict[UUID, list[AuditLine]]
+) -> None:
+    if not chains:
+        return
+    by_saga = groupby(await audit.heads(list(chains)), lambda head: head.saga_id)
+    heads = {saga_id: list(found) for saga_id, found in by_saga}
+    for saga_id, lines in chains.items():
+        report.chains += sum(line.line == 1 for line in lines)
+        report.lines += len(lines)
+        report.without_details += sum(line.digest is not None for line in lines)
+        if any(chain_findings(heads.get(saga_id, []), lines, check)):
+            report.findings += await _chain_findings(audit, check, saga_id)
+
+
+async def _chain_findings(audit: SagaAudit, check: AuditCheck, saga_id: UUID) -> list[AuditFinding]:
+    heads, lines = await audit.chain(saga_id)
+    return list(chain_findings(heads, lines, check))
+
+
+def chain_findings(heads: Sequence[AuditHead], lines: Sequence[AuditLine], check: AuditCheck) -> Iterator[AuditFinding]:
+    """Compare the lines of a saga with each other and with the heads of its chains.
+
+    A saga has a chain for each time that it was started: those of removed sagas come first.
+    """
+    runs = _runs(lines)
+    for run in runs:
+        yield from _run_findings(run, check)
+    for head, run in zip(heads, runs, strict=False):
+        yield from _head_findings(head, run)
+    for head in heads[len(runs) :]:
+        yield AuditFinding(f"all {head.lines} lines were removed", head.saga_id, 1, head.anchor)
+    for run in runs[len(heads) :]:
+        yield AuditFinding("the line belongs to no saga", run[0].saga_id, run[0].line, at=run[0].at)
+
+
+def _runs(lines: Sequence[AuditLine]) -> list[list[AuditLine]]:
+    runs: list[list[AuditLine]] = []
+    for line in lines:
+        if line.line == 1 or not runs:
+            runs.append([])
+        runs[-1].append(line)
+    return runs
+
+
+def _run_findings(run: Sequence[AuditLine], check: AuditCheck) -> Iterator[AuditFinding]:
+    before, expected, keyed = NOTHING, 1, False
+    for line in run:
+        place = line.saga_id, line.line, None, line.at
+        if line.line != expected:
+            problem = f"line {expected} is missing, or a line was forged or moved"
+            yield AuditFinding(problem, *place)
+        elif line.line == 1:
+            if line.hash is not None:
+                yield AuditFinding("the first line has a hash: it was forged", *place)
+        else:
+            found = [key for key in check.all_keys if line_hash(before, line, key) == line.hash]
+            if not found:
+                yield AuditFinding("the line, or the line before, was changed or forged", *place)
+            elif keyed and found[0] is None:
+                yield AuditFinding("the line has no key, and the line before has one: it was forged", *place)
+            elif check.lacks_key(line.at, found[0]):
+                yield AuditFinding("the line was written without the key", *place)
+            keyed = bool(found) and found[0] is not None
+        if line.digest is not None and (line.detail or line.state_hash or line.salt):
+            yield AuditFinding("the line has details, and the digest of removed details", *place)
+        expected = line.line + 1
+        before = line_hash(NOTHING, line) if line.line == 1 else line.hash or NOTHING
+
+
+def _head_findings(head: AuditHead, run: Sequence[AuditLine]) -> Iterator[AuditFinding]:
+    last = run[-1]
+    if last.line < head.lines:
+        problem = f"lines {last.line + 1} to {head.lines} were removed from the end"
+        yield AuditFinding(problem, last.saga_id, last.line + 1, head.anchor)
+    elif last.line > head.lines:
+        problem = "the line was forged: its saga has not written it"
+        yield AuditFinding(problem, last.saga_id, head.lines + 1, at=last.at)
+    elif head.hash != (last.hash or line_hash(NOTHING, last)):
+        yield AuditFinding("the line, or the head of the chain, was changed", last.saga_id, last.line, head.anchor)
+
+
+async def _verify_anchors(audit: SagaAudit, check: AuditCheck, report: AuditReport) -> None:
+    closed: dict[int, AuditAnchor] = {}
+    while page := await audit.anchors(report.anchor.number if report.anchor else 0, PAGE_LINES):
+        for anchor in page:
+            report.findings += [each._replace(anchor=anchor.number) for each in _link(report.anchor, anchor, check)]
+            report.anchor = anchor
+            report.anchors += 1
+            if anchor.kind == "close":
+                closed[anchor.number] = anchor
+            else:
+                report.findings += _pruned(closed.pop(anchor.covers or 0, None), anchor)
+    for anchor in closed.values():
+        heads = await audit.anchor_heads(anchor.number)
+        if heads is not None and (len(heads), heads_digest(heads)) != (anchor.chains, anchor.digest):
+            problem = f"the heads of the {anchor.chains} chains that the anchor covers were changed or removed"
+            report.findings.append(AuditFinding(problem, anchor=anchor.number, at=anchor.at))
+    if check.expected:
+        report.findings += await _expected(audit, *check.expected)
+
+
+def _link(last: AuditAnchor | None, anchor: AuditAnchor, check: AuditCheck) -> Iterator[AuditFinding]:
+    if anchor.number != (last.number + 1 if last else 1):
+        yield AuditFinding("anchors before this one were removed", at=anchor.at)
+        return
+    before = last.hash if last else NOTHING
+    found = [key for key in check.all_keys if anchor_hash(before, anchor, key) == anchor.hash]
+    if not found:
+        yield AuditFinding("the anchor, or the anchor before, was changed or forged", at=anchor.at)
+    elif check.lacks_key(anchor.at, found[0]):
+        yield AuditFinding("the anchor was written without the key", at=anchor.at)
+
+
+def _pruned(closed: AuditAnchor | None, anchor: AuditAnchor) -> list[AuditFinding]:
+    facts = closed and (closed.chains, closed.lines, closed.until, closed.digest)
+    if facts == (anchor.chains, anchor.lines, anchor.until, anchor.digest):
+        return []
+    problem = f"the anchor records the removal of lines that anchor {anchor.covers} does not cover"
+    return [AuditFinding(problem, anchor=anchor.number, at=anchor.at)]
+
+
+async def _expected(audit: SagaAudit, number: int, hash: str) -> list[AuditFinding]:
+    found = await audit.anchors(number - 1, 1)
+    if found and (found[0].number, found[0].hash.hex()) == (number, hash):
+        return []
+    return [AuditFinding("the anchor that was noted elsewhere was changed or removed", anchor=number)]
