@@ -98,10 +98,11 @@ def text_of(error: BaseException, redactor: Redactor) -> str:
     'no such order'
     """
     try:
-        text = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        texts = [str(error), *map(str, getattr(error, "__notes__", []))]
     except Exception as trouble:
         return f"(its text cannot be read: {type(trouble).__name__})"
-    return redactor.text(text) if text else ""
+    # One by one: the masked rest of a server's text must not take the notes with it.
+    return "; ".join(dict.fromkeys(redactor.text(text) for text in texts if text))
 
 
 def code_of(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.redaction import Redactor
-from outrider.tracebacks import traceback_text
+from outrider.tracebacks import text_of, traceback_text
 
 
 class Unprintable(Exception):
@@ -38,6 +38,12 @@ def test_causes_are_part_of_a_traceback_and_values_are_not() -> None:
     assert text.index("OSError: at postgresql://me:***@db") < text.index("LookupError: no customer")
     assert "a value" not in traceback_text(raised(ValueError("short")), Redactor())
     assert 'File "tests/unit/test_tracebacks.py"' in text
+
+
+def test_a_note_stays_beside_a_text_whose_rest_is_masked() -> None:
+    error = ValueError("aborted, full error: {'code': 251}")
+    error.add_note("look before you write")
+    assert text_of(error, Redactor()) == "aborted; look before you write"
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
