@@ -57,6 +57,7 @@ LISTINGS = [
     ("inbox", "streams"),
     ("events", "list"),
     ("saga", "list"),
+    ("audit", "list"),
 ]
 
 
