@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 from uuid import UUID
 
+from outrider.redaction import ErrorText
 from outrider.saga.definition.steps import Definition
 from outrider.saga.execution import turn
-from outrider.saga.execution.turn import Saved, TurnInput, TurnResult, TurnTransaction
+from outrider.saga.execution.turn import UNPLANNABLE, Saved, TurnInput, TurnResult, TurnTransaction, Unplannable
 from outrider.saga.model import Claim, SagaRecord, StepStatus, Uncertainty, Undelivered
 from outrider.saga.planner.actions import Input, Outage, Plan
 from outrider.saga.planner.journal import StepKey
@@ -45,13 +46,14 @@ def watch_turns(saved: Callable[[SavedInput], None], fail: Callable[[str], None]
         undelivered: Mapping[UUID, Undelivered] = NOTHING,
         *,
         outages: Mapping[StepKey, Outage] = NO_OUTAGES,
+        error_text: ErrorText = ErrorText.REDACTED,
     ) -> Plan:
         state = rng.getstate()
-        plan = advance(definition, record, inputs, rng, undelivered, outages=outages)
+        plan = advance(definition, record, inputs, rng, undelivered, outages=outages, error_text=error_text)
         reworded = record._replace(journal=tuple(replace(e, error=e.error and "reworded") for e in record.journal))
         for other in (record, reworded):
             rng.setstate(state)
-            again = advance(definition, other, inputs, rng, undelivered, outages=outages)
+            again = advance(definition, other, inputs, rng, undelivered, outages=outages, error_text=error_text)
             if decisions(again) != decisions(plan):
                 fail("the same record gave two plans" if other is record else "the wording of an error decided")
         sent = [entry for entry in plan.entries if entry.command_event_id in undelivered]
@@ -62,6 +64,8 @@ def watch_turns(saved: Callable[[SavedInput], None], fail: Callable[[str], None]
 
     async def watched_stages(self: TurnTransaction, tx: Any, given: TurnInput) -> TurnResult:
         result = await stages(self, tx, given)
+        if isinstance(result, Unplannable) and result.reason.startswith(UNPLANNABLE):
+            fail(result.reason)
         if isinstance(result, Saved) and result.change:
             _, inputs = planned.pop(id(result.record), (None, ()))
             tx.on_commit.append(lambda: saved(SavedInput(self.claim, result.record, inputs, result.plan)))
