@@ -64,7 +64,7 @@ class Bench:
         options = self._options
         self.report.payload_costs = asyncio.run(payload.run(self.postgres.url, options.events // 4, options.rounds))
         self.report.field_costs = payload.fields(options.events // 4, options.rounds)
-        self.report.results.append(targets.against_plain(self.report.payload_costs))
+        self.report.results.append(targets.against_plain(self.report.payload_costs, self.report.field_costs))
 
     def kafka(self) -> None:
         """A backlog to Kafka."""

@@ -86,6 +86,7 @@ def fields(events: int, rounds: int) -> list[Cost]:
     kinds: Mapping[str, Callable[[], object]] = {
         "prepared as it is": lambda: validate_events([event], plain),
         "encrypting two fields": lambda: validate_events([event], encrypting),
+        "opened as it is": lambda: payloads.open(event),
         "decrypting two fields": lambda: payloads.open(received),
     }
     spent: dict[str, list[float]] = {name: [] for name in kinds}

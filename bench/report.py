@@ -70,13 +70,21 @@ class Report:
             "targets": [{**result._asdict(), "met": result.met} for result in self.results],
         }
 
+    def _field_pairs(self) -> list[list[Cost]]:
+        """Return each cost with sensitive fields behind the cost without any."""
+        return [self.field_costs[at : at + 2] for at in range(0, len(self.field_costs), 2)]
+
     def show(self, console: Console) -> None:
         """Print tables, and the results of the targets last."""
         tables = [
             *([_drain_table(self.drains, self.ratios)] if self.drains else []),
             *([_cost_table(self.costs)] if self.costs else []),
             *([_cost_table(self.payload_costs, "relay, own time per event")] if self.payload_costs else []),
-            *([_cost_table(self.field_costs, "an event, in its application")] if self.field_costs else []),
+            *(
+                _cost_table(pair, "an event, in its application")
+                for pair in (self.field_costs[:2], self.field_costs[2:])
+                if pair
+            ),
             *(_score_table(arena, scores) for arena, scores in self.brokers),
             *([_latency_table(self.latencies)] if self.latencies else []),
             *([_lone_table(self.lone), _rest_table(self.rests)] if self.lone else []),

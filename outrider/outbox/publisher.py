@@ -41,7 +41,7 @@ from outrider.event import (
 )
 from outrider.outbox.batch import Batch, FailedResult, RunResult, StreamRun, Wave, group_size, must_isolate
 from outrider.outbox.circuit_breaker import CircuitBreakers
-from outrider.outbox.increases import IncreasingFields
+from outrider.outbox.increasing_fields import IncreasingFields
 from outrider.outbox.model import DeadLettered, Defer, Lease, Outcome, Retry
 from outrider.outbox.settings import RelaySettings
 from outrider.outbox.unanswered import UnansweredEvents, UnansweredRun

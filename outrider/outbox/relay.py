@@ -18,7 +18,7 @@ from outrider.errors import OutriderError
 from outrider.outbox import lane_ownership
 from outrider.outbox.batch import Batch
 from outrider.outbox.circuit_breaker import CircuitBreakers
-from outrider.outbox.increases import IncreasingFields
+from outrider.outbox.increasing_fields import IncreasingFields
 from outrider.outbox.lane_ownership import LaneOwnership
 from outrider.outbox.model import Due, Fetched, Lease, Settlements
 from outrider.outbox.publisher import BatchPublisher, FailurePolicy, describe, no_answer

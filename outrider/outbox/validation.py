@@ -31,8 +31,8 @@ from outrider.event import (
     uuid7,
 )
 from outrider.outbox.model import DeadLetterEdit, NewEvent, StageRequest
+from outrider.payload.conversion import is_model, is_object_id, to_plain
 from outrider.payload.model import PayloadFacts
-from outrider.payload.models import is_model, is_object_id, to_plain
 from outrider.payload.payloads import Payloads
 from outrider.retry import RetryPolicy
 

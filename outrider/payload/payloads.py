@@ -15,6 +15,7 @@ from typing import Any
 
 from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, SchemaUnavailable, UsageError
 from outrider.event import SKIPPED_TYPE, DeadLetterReason, Event, OutboxRow
+from outrider.payload.conversion import json_parser
 from outrider.payload.model import (
     OnInvalid,
     PayloadCipher,
@@ -24,7 +25,6 @@ from outrider.payload.model import (
     Version,
     parse_version,
 )
-from outrider.payload.models import json_parser
 from outrider.payload.rules import IncreasingField, Rule, treatment
 from outrider.payload.schemas import Validate, accept, compile_schema, source_of
 from outrider.payload.upcasters import Upcast, Upcaster, UpcasterChains

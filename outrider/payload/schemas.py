@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.errors import UsageError
+from outrider.payload.conversion import json_schema_of
 from outrider.payload.model import PayloadSchema, SchemaSource, Version, field_path, required_version, version_order
-from outrider.payload.models import json_schema_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from outrider.errors import Permanent, UsageError
 from outrider.event import Event
 from outrider.outbox.staging import Outbox, default
-from outrider.payload.models import to_plain
+from outrider.payload.conversion import to_plain
 from outrider.retry import RetryPolicy
 from outrider.saga.execution.step_executor import ANSWERED_HEADER, KEY_HEADER, PHASE_HEADER
 from outrider.saga.model import ParticipantEntry, Phase

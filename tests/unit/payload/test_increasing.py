@@ -12,7 +12,7 @@ from outrider import Event, InvalidEvent, Outbox
 from outrider.brokers.base import CONFIRMED, Nacked, PublishResult
 from outrider.errors import Transient
 from outrider.event import Message, OnDeadLetter
-from outrider.outbox.increases import IncreasingFields
+from outrider.outbox.increasing_fields import IncreasingFields
 from outrider.outbox.model import Criteria, LastValue, Lease, Settlements
 from outrider.outbox.optimistic import OptimisticWriter
 from outrider.outbox.relay import Relay

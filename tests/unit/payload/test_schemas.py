@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from outrider import Event, UsageError
 from outrider.outbox.validation import StagingRules, payload_text, validate_events
 from outrider.payload import SchemaFolder, SchemaSet
+from outrider.payload.conversion import json_schema_of
 from outrider.payload.model import Version, parse_version, version_order
-from outrider.payload.models import json_schema_of
 from outrider.payload.schemas import compile_schema, make_schema, source_of
 
 JSON = st.recursive(

@@ -1,4 +1,4 @@
-"""Models as payloads: pydantic models, dataclasses, msgspec structs and enums become plain JSON values.
+"""Conversion of payloads: pydantic models, dataclasses, msgspec structs and enums become plain JSON values.
 
 The libraries are recognised by what their objects have, and imported only if such an object is there.
 """
