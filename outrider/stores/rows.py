@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import zip_longest
@@ -234,18 +234,6 @@ def message_of(row: Sequence[Any]) -> SagaMessage:
     """Return a saga message from its columns, in the order of its fields; the body as text."""
     message_id, kind, name, key, body, *rest = row
     return SagaMessage(message_id, MessageKind(kind), name, key, body.encode(), *rest)
-
-
-def by_saga(rows: Iterable[Sequence[Any]]) -> dict[UUID, list[Sequence[Any]]]:
-    """Group rows by their first column.
-
-    >>> by_saga([(1, "a"), (2, "b"), (1, "c")])[1]
-    [('a',), ('c',)]
-    """
-    found: dict[UUID, list[Sequence[Any]]] = defaultdict(list)
-    for saga_id, *row in rows:
-        found[saga_id].append(tuple(row))
-    return found
 
 
 def in_turn(*lines: Sequence[T]) -> list[T]:

@@ -25,5 +25,28 @@ async def used_indexes(conn: Any, rows_max: int, sql: str, *args: Any) -> set[st
     return used
 
 
+READ = """
+SELECT relname, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) AS rows
+FROM pg_stat_xact_user_tables WHERE schemaname = 'outrider'
+"""
+
+
+async def indexed_tables(conn: Any, rows_max: int, sql: str, *args: Any) -> set[str]:
+    """Run a statement and take it back; return the tables it read, those that its functions read included.
+
+    It must have read them through indexes only, and not many more rows than it asked for.
+    """
+    trial = conn.transaction()
+    await trial.start()
+    before = {row["relname"]: row for row in await conn.fetch(READ)}
+    await conn.fetch(sql, *args)
+    after = {row["relname"]: row for row in await conn.fetch(READ)}
+    await trial.rollback()
+    read = {name: row["rows"] - before[name]["rows"] for name, row in after.items()}
+    assert all(row["seq_scan"] == before[name]["seq_scan"] for name, row in after.items()), after
+    assert all(rows <= 4 * rows_max for rows in read.values()), read
+    return {name for name, rows in read.items() if rows}
+
+
 def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for child in plan.get("Plans", ()) for node in _nodes(child))]

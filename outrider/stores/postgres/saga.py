@@ -6,10 +6,11 @@ the last owner. A turn is also one statement, fenced by claim and version.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
-from functools import partial
+from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import UUID
 
@@ -20,10 +21,12 @@ from outrider.handler_transactions import TRANSACTION_ENDED, HandlerTransaction,
 from outrider.saga.model import (
     Claim,
     Instance,
+    JournalEntry,
     NewSaga,
     NewSagaMessage,
     SagaChange,
     SagaCriteria,
+    SagaMessage,
     SagaPruned,
     SagaRecord,
     Status,
@@ -46,10 +49,20 @@ from outrider.stores.postgres.handler_transactions import (
 from outrider.stores.postgres.statements import message_parameters, save_parameters, start_parameters
 from outrider.stores.postgres.wakeup import NotificationListener
 from outrider.stores.queries import identifier
-from outrider.stores.rows import by_saga, entry_of, instance_of, message_of
+from outrider.stores.rows import entry_of, instance_of, message_of
 
-Run = Callable[..., Awaitable[list[Any]]]
-"""Runs a statement by name, with its parameters."""
+
+def _utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+ENTRY_COLUMNS = tuple(field.name for field in fields(JournalEntry))
+
+FROM_JSON: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("due_at", "started_at", "ended_at", "unavailable_since", "delivered_at"), _utc),
+    **dict.fromkeys(("command_event_id", "reply_event_id", "event_id"), UUID),
+}
+"""The columns whose values are text in JSON."""
 
 
 class PostgresSagas:
@@ -132,8 +145,9 @@ class PostgresSagas:
         if not wanted:
             return []
         async with self._database.statement() as conn:
-            run = partial(self._run, PostgresHandlerTransaction(conn, self._database.where))
-            return await records(run, await run("claim", worker, *wanted, limit, lease_seconds, suspects))
+            tx = PostgresHandlerTransaction(conn, self._database.where)
+            rows = await self._run(tx, "claim", worker, *wanted, limit, lease_seconds, suspects)
+            return [record_of(row) for row in rows]
 
     async def renew(self, claims: Sequence[Claim], lease_seconds: float) -> frozenset[UUID]:
         if not claims:
@@ -143,13 +157,13 @@ class PostgresSagas:
         return frozenset(row["saga_id"] for row in rows)
 
     async def load(self, tx: HandlerTransaction, saga_id: UUID, *, for_update: bool = False) -> SagaRecord | None:
-        run = partial(self._run, tx)
-        rows = await run("load_for_update" if for_update else "load", saga_id)
-        if rows and for_update:
-            tx.transaction_id = rows[0]["transaction"]
-            rows = [tuple(row)[:-1] for row in rows]
-        found = await records(run, rows)
-        return found[0] if found else None
+        rows = await self._run(tx, "load_for_update" if for_update else "load", saga_id)
+        if not rows:
+            return None
+        *columns, tx_id = rows[0] if for_update else (*rows[0], None)
+        if for_update:
+            tx.transaction_id = tx_id
+        return record_of(columns)
 
     async def save(self, tx: HandlerTransaction, claim: Claim, turn: SagaChange, lease_seconds: float) -> datetime:
         rows = await self._run(tx, "save", *save_parameters(claim, turn, lease_seconds))
@@ -211,31 +225,24 @@ class PostgresSagaAdmin:
             self._database.connection() as conn,
             conn.transaction(isolation="repeatable_read", readonly=True),
         ):
-            run = partial(self._run, conn)
-            found = await records(run, await run("load", saga_id))
-        return found[0] if found else None
+            rows = await conn.fetch(self._sql["load"], saga_id, timeout=STATEMENT_SECONDS)
+        return record_of(rows[0]) if rows else None
 
     async def audit(self, saga_id: UUID, limit: int = 1000) -> list[dict[str, Any]]:
         return [dict(row) for row in await self._database.fetch(self._sql["audit"], saga_id, limit)]
 
-    async def _run(self, conn: Any, verb: str, *args: Any) -> list[Any]:
-        rows: list[Any] = await conn.fetch(self._sql[verb], *args, timeout=STATEMENT_SECONDS)
-        return rows
+
+def record_of(row: Sequence[Any]) -> SagaRecord:
+    """Return a record from the columns of the instance, the journal and the messages as JSON, and the time."""
+    *columns, journal, messages, now = row
+    return SagaRecord(
+        instance_of(columns),
+        tuple(entry_of(_columns(ENTRY_COLUMNS, row)) for row in json.loads(journal or "[]")),
+        tuple(message_of(_columns(SagaMessage._fields, row)) for row in json.loads(messages or "[]")),
+        now,
+    )
 
 
-async def records(run: Run, rows: Sequence[Any]) -> list[SagaRecord]:
-    """Return records from instance rows; the last column of a row is the time."""
-    if not rows:
-        return []
-    ids = [row[0] for row in rows]
-    journals = by_saga(await run("journal", ids))
-    messages = by_saga(await run("messages", ids))
-    return [
-        SagaRecord(
-            instance_of(columns),
-            tuple(entry_of(entry) for entry in journals[columns[0]]),
-            tuple(message_of(message) for message in messages[columns[0]]),
-            now,
-        )
-        for *columns, now in rows
-    ]
+def _columns(names: Sequence[str], row: Mapping[str, Any]) -> list[Any]:
+    """Return the columns of a row of JSON, in order."""
+    return [FROM_JSON[name](row[name]) if name in FROM_JSON and row[name] is not None else row[name] for name in names]

@@ -14,7 +14,7 @@ from outrider.stores.postgres import PostgresSagas
 from outrider.stores.postgres.statements import message_parameters, save_parameters
 from outrider.stores.rows import close_sagas, instance_of
 from outrider.testing.saga_harness import new_saga, reply
-from tests.support.postgres_plans import used_indexes
+from tests.support.postgres_plans import indexed_tables, used_indexes
 
 pytestmark = pytest.mark.postgres
 
@@ -69,11 +69,13 @@ async def _owned(conn: Any, count: int) -> list[Any]:
 
 
 async def test_a_claim_reads_what_it_takes_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
-    ways = {"saga_instance_due", "saga_instance_lost", "saga_instance_claimed"}
-    ways |= {"saga_mailbox_unseen", "saga_instance_pkey"}
-    assert await used_indexes(conn, 64, sagas._sql["claim"], "bob", *ORDER, 64, 15.0, 1) == ways
+    read = {"saga_instance", "saga_step", "saga_mailbox"}
+    # The functions keep the plan of the sixth execution, at the latest.
+    for _ in range(7):
+        assert await indexed_tables(conn, 64, sagas._sql["claim"], "bob", *ORDER, 64, 15.0, 1) == read
     # A worker for whom there is nothing reads nothing.
-    assert await used_indexes(conn, 1, sagas._sql["claim"], "bob", ["order", "refund"], [2, 1], 64, 15.0, 1) <= ways
+    nothing = "bob", ["order", "refund"], [2, 1], 64, 15.0, 1
+    assert await indexed_tables(conn, 0, sagas._sql["claim"], *nothing) == set()
     async with sagas.transaction() as tx:
         await sagas.start(tx, new_saga("mine", "mine"))
     [record] = await sagas.claim("bob", [("mine", 1)], limit=64, lease_seconds=15)
@@ -82,9 +84,9 @@ async def test_a_claim_reads_what_it_takes_and_nothing_else(sagas: PostgresSagas
 
 async def test_a_turn_reads_what_it_is_about_and_nothing_else(sagas: PostgresSagas, conn: Any) -> None:
     ids, instance = await _owned(conn, 64), {"saga_instance_pkey"}
-    assert await used_indexes(conn, 64, sagas._sql["journal"], ids) == {"saga_step_pkey"}
-    assert await used_indexes(conn, 64, sagas._sql["messages"], ids) == {"saga_mailbox_event"}
-    assert await used_indexes(conn, 1, sagas._sql["load_for_update"], ids[0]) == instance
+    for name in ("load", "load_for_update"):
+        read = await indexed_tables(conn, 2, sagas._sql[name], ids[0])
+        assert read == {"saga_instance", "saga_step", "saga_mailbox"}
     assert await used_indexes(conn, 64, sagas._sql["renew"], ids, ["ann"] * 64, [1] * 64, 15.0) == instance
     messages = message_parameters([reply(saga_id) for saga_id in [*ids[:50], *(uuid4() for _ in range(50))]])
     assert await used_indexes(conn, 100, sagas._sql["deliver"], *messages) == instance

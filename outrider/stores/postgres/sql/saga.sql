@@ -6,9 +6,6 @@
 -- its row through the index in every plan.
 ($1::uuid[] IS NOT NULL OR {costly})
 
--- fragment: planned_anew_for_one
-($1::uuid IS NOT NULL OR {costly})
-
 -- fragment: planned_anew_for_name
 ($1::text IS NOT NULL OR {costly})
 
@@ -81,68 +78,9 @@ ON CONFLICT (saga_id, event_id) DO NOTHING
 RETURNING message_id
 
 -- name: claim
--- Claim sagas of the given definitions that are due, or have unseen messages and no owner; rows locked by others are
--- left out. The kinds come in turn, so none waits for the end of another. A saga that still has an owner was lost with
--- its worker; after more than one loss in a row it is a suspect, and at most $6 of them are claimed. A claim from before
--- the clock was set back by more than a lease is lost as well. Indexes: saga_instance_due, saga_instance_lost,
--- saga_instance_claimed, saga_mailbox_unseen, saga_instance_pkey.
-WITH {moment}, definition AS (
-    SELECT * FROM unnest($2::text[], $3::integer[]) AS d (saga_type, definition_version)
-    WHERE {planned_anew_for_name}
-), due AS MATERIALIZED (
-    SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS rank
-    FROM definition AS d CROSS JOIN LATERAL (
-        SELECT saga_id, wake_at FROM {schema}.saga_instance
-        WHERE saga_type = d.saga_type AND definition_version = d.definition_version AND wake_at <= {now}
-            AND losses = 0
-        ORDER BY wake_at LIMIT $4
-        FOR UPDATE SKIP LOCKED
-    ) AS found
-), suspect AS MATERIALIZED (
-    SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS rank
-    FROM definition AS d CROSS JOIN LATERAL (
-        SELECT saga_id, wake_at FROM {schema}.saga_instance
-        WHERE saga_type = d.saga_type AND definition_version = d.definition_version AND wake_at <= {now}
-            AND losses > 0
-        ORDER BY wake_at LIMIT $6
-        FOR UPDATE SKIP LOCKED
-    ) AS found
-    ORDER BY found.wake_at LIMIT $6
-), ahead AS MATERIALIZED (
-    SELECT found.saga_id, found.losses, row_number() OVER (PARTITION BY found.losses > 0 ORDER BY found.claimed_from)
-        AS rank
-    FROM definition AS d CROSS JOIN LATERAL (
-        SELECT saga_id, losses, claimed_from FROM {schema}.saga_instance
-        WHERE saga_type = d.saga_type AND definition_version = d.definition_version AND claimed_from > {now}
-        ORDER BY claimed_from LIMIT $4
-        FOR UPDATE SKIP LOCKED
-    ) AS found
-), mailed AS MATERIALIZED (
-    SELECT found.saga_id, row_number() OVER (ORDER BY found.message_id) AS rank
-    FROM definition AS d CROSS JOIN LATERAL (
-        SELECT i.saga_id, m.message_id
-        FROM {schema}.saga_mailbox AS m CROSS JOIN LATERAL (
-            SELECT saga_id FROM {schema}.saga_instance
-            WHERE saga_id = m.saga_id AND owner IS NULL AND status NOT IN ('completed', 'compensated')
-            FOR UPDATE SKIP LOCKED
-        ) AS i
-        WHERE m.saga_type = d.saga_type AND m.definition_version = d.definition_version AND NOT m.seen
-        ORDER BY m.message_id LIMIT $4
-    ) AS found
-), chosen AS (
-    SELECT saga_id FROM (
-        SELECT * FROM due UNION ALL SELECT * FROM suspect UNION ALL SELECT * FROM mailed
-        UNION ALL SELECT saga_id, rank FROM ahead
-        WHERE losses = 0 OR rank <= $6 - (SELECT count(*) FROM suspect)
-    ) AS found
-    GROUP BY saga_id ORDER BY min(rank) LIMIT $4
-)
-UPDATE {schema}.saga_instance AS i
-SET owner = $1, epoch = epoch + 1, wake_at = {now} + $5::float8 * interval '1 second',
-    claimed_from = {now} - $5::float8 * interval '1 second',
-    losses = CASE WHEN owner IS NULL THEN 0 ELSE losses + 1 END
-WHERE i.saga_id = ANY (ARRAY(SELECT saga_id FROM chosen))
-RETURNING {instance}, {now} AS now
+-- The function claims; indexes are named there.
+SELECT {instance}, f.journal, f.messages, f.now
+FROM {schema}.saga_claim($1, $2, $3, $4, $5, $6) AS f CROSS JOIN LATERAL (SELECT (f.saga).*) AS i
 
 -- name: renew
 -- Move the end of claims ahead. A row that a turn of its owner has locked cannot be taken from it, and is left alone:
@@ -168,34 +106,14 @@ WITH {moment}, claim AS (
 SELECT saga_id FROM held
 
 -- name: load
--- Index: saga_instance_pkey.
-SELECT {instance}, {schema}.outbox_clock() AS now FROM {schema}.saga_instance AS i WHERE i.saga_id = $1 AND {planned_anew_for_one}
+-- Index: saga_instance_pkey, saga_step_pkey, saga_mailbox_event.
+SELECT {instance}, f.journal, f.messages, f.now
+FROM {schema}.saga_load($1, false) AS f CROSS JOIN LATERAL (SELECT (f.saga).*) AS i
 
 -- name: load_for_update
--- Also which transaction this is, so that `save` can tell whether a step has begun another. Index: saga_instance_pkey.
-SELECT {instance}, {schema}.outbox_clock() AS now, txid_current() AS transaction FROM {schema}.saga_instance AS i
-WHERE i.saga_id = $1 AND {planned_anew_for_one} FOR UPDATE
-
--- name: journal
--- A new statement, which sees the writes of the last owner. Index: saga_step_pkey.
-SELECT g.saga_id, s.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
-    SELECT step, phase, status, position, attempts, due_at, error, started_at, ended_at, uncertainty, undelivered,
-        command_event_id, reply_event_id, unavailable_since, data
-    FROM {schema}.saga_step
-    WHERE saga_id = g.saga_id
-    ORDER BY phase, position, step
-) AS s
-WHERE {planned_anew}
-
--- name: messages
--- Index: saga_mailbox_event.
-SELECT g.saga_id, m.* FROM unnest($1::uuid[]) AS g (saga_id) CROSS JOIN LATERAL (
-    SELECT message_id, kind, name, key, body::text AS body, event_id, delivered_at, schema_version
-    FROM {schema}.saga_mailbox
-    WHERE saga_id = g.saga_id
-    ORDER BY message_id
-) AS m
-WHERE {planned_anew}
+-- Also which transaction this is, so that `save` can tell whether a step has begun another. Indexes as for `load`.
+SELECT {instance}, f.journal, f.messages, f.now, txid_current() AS transaction
+FROM {schema}.saga_load($1, true) AS f CROSS JOIN LATERAL (SELECT (f.saga).*) AS i
 
 -- name: save
 -- A turn, whole. Without its claim or its version, nothing of it. $1..$4 are the fence.

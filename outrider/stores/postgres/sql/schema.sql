@@ -86,6 +86,8 @@ ALTER TABLE {schema}.outbox_operation DROP COLUMN consumer;
 SELECT count(*) FROM {schema}.saga_instance WHERE ended_at IS NULL OR needs_attention
 
 -- name: saga
+DROP FUNCTION {schema}.saga_claim(text, text[], integer[], integer, float8, integer), {schema}.saga_load(uuid, boolean),
+    {schema}.saga_read(uuid[]);
 DROP TABLE {schema}.saga_barrier, {schema}.saga_audit_log, {schema}.saga_audit_head, {schema}.saga_audit_anchor,
     {schema}.saga_mailbox, {schema}.saga_step, {schema}.saga_instance;
 DROP FUNCTION {schema}.saga_audit_refuse(), {schema}.saga_audit_prune(bigint, bigint, timestamptz, bytea),

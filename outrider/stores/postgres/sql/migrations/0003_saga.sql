@@ -286,6 +286,118 @@ BEGIN
     RETURN NEXT;
 END $$
 
+-- name: saga_read
+-- Sagas with their journals and messages, as JSON. The caller has locked or claimed them by an earlier statement, so the
+-- statement here sees all writes of the last owner. The functions of a worker have plans that are kept and never scan a
+-- table.
+CREATE FUNCTION {schema}.saga_read(of_sagas uuid[]) RETURNS TABLE (
+    saga {schema}.saga_instance, journal text, messages text, now timestamptz
+) LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT i, (
+        SELECT json_agg(s ORDER BY s.phase, s.position, s.step)::text FROM {schema}.saga_step AS s
+        WHERE s.saga_id = i.saga_id
+    ), (
+        SELECT json_agg(json_build_object('message_id', m.message_id, 'kind', m.kind, 'name', m.name, 'key', m.key,
+            'body', m.body::text, 'event_id', m.event_id, 'delivered_at', m.delivered_at,
+            'schema_version', m.schema_version) ORDER BY m.message_id)::text
+        FROM {schema}.saga_mailbox AS m WHERE m.saga_id = i.saga_id
+    ), moment.now
+    FROM {schema}.outbox_clock() AS moment (now), {schema}.saga_instance AS i
+    WHERE i.saga_id = ANY (of_sagas);
+END $$
+
+-- name: saga_load
+-- One saga, locked if it will be written.
+CREATE FUNCTION {schema}.saga_load(of_saga uuid, locked boolean) RETURNS TABLE (
+    saga {schema}.saga_instance, journal text, messages text, now timestamptz
+) LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    IF locked THEN
+        PERFORM FROM {schema}.saga_instance AS i WHERE i.saga_id = of_saga FOR UPDATE;
+    END IF;
+    RETURN QUERY SELECT * FROM {schema}.saga_read(ARRAY[of_saga]);
+END $$
+
+-- name: saga_claim
+-- Claim sagas of the given definitions that are due, or have unseen messages and no owner; rows locked by others are
+-- left out. The kinds come in turn, so none waits for the end of another. A saga that still has an owner was lost with
+-- its worker; after more than one loss in a row it is a suspect, and at most `suspects_max` of them are claimed. A claim
+-- from before the clock was set back by more than a lease is lost as well. Indexes: saga_instance_due,
+-- saga_instance_lost, saga_instance_claimed, saga_mailbox_unseen, saga_instance_pkey.
+CREATE FUNCTION {schema}.saga_claim(
+    of_owner text, types text[], versions integer[], sagas_max integer, lease float8, suspects_max integer
+) RETURNS TABLE (
+    saga {schema}.saga_instance, journal text, messages text, now timestamptz
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    moment timestamptz := {schema}.outbox_clock();
+    claimed uuid[];
+BEGIN
+    WITH definition AS (
+        SELECT * FROM unnest(types, versions) AS d (saga_type, definition_version)
+    ), due AS MATERIALIZED (
+        SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS rank
+        FROM definition AS d CROSS JOIN LATERAL (
+            SELECT i.saga_id, i.wake_at FROM {schema}.saga_instance AS i
+            WHERE i.saga_type = d.saga_type AND i.definition_version = d.definition_version AND i.wake_at <= moment
+                AND i.losses = 0
+            ORDER BY i.wake_at LIMIT sagas_max
+            FOR UPDATE SKIP LOCKED
+        ) AS found
+    ), suspect AS MATERIALIZED (
+        SELECT found.saga_id, row_number() OVER (ORDER BY found.wake_at) AS rank
+        FROM definition AS d CROSS JOIN LATERAL (
+            SELECT i.saga_id, i.wake_at FROM {schema}.saga_instance AS i
+            WHERE i.saga_type = d.saga_type AND i.definition_version = d.definition_version AND i.wake_at <= moment
+                AND i.losses > 0
+            ORDER BY i.wake_at LIMIT suspects_max
+            FOR UPDATE SKIP LOCKED
+        ) AS found
+        ORDER BY found.wake_at LIMIT suspects_max
+    ), ahead AS MATERIALIZED (
+        SELECT found.saga_id, found.losses,
+            row_number() OVER (PARTITION BY found.losses > 0 ORDER BY found.claimed_from) AS rank
+        FROM definition AS d CROSS JOIN LATERAL (
+            SELECT i.saga_id, i.losses, i.claimed_from FROM {schema}.saga_instance AS i
+            WHERE i.saga_type = d.saga_type AND i.definition_version = d.definition_version AND i.claimed_from > moment
+            ORDER BY i.claimed_from LIMIT sagas_max
+            FOR UPDATE SKIP LOCKED
+        ) AS found
+    ), mailed AS MATERIALIZED (
+        SELECT found.saga_id, row_number() OVER (ORDER BY found.message_id) AS rank
+        FROM definition AS d CROSS JOIN LATERAL (
+            SELECT free.saga_id, m.message_id
+            FROM {schema}.saga_mailbox AS m CROSS JOIN LATERAL (
+                SELECT i.saga_id FROM {schema}.saga_instance AS i
+                WHERE i.saga_id = m.saga_id AND i.owner IS NULL AND i.status NOT IN ('completed', 'compensated')
+                FOR UPDATE SKIP LOCKED
+            ) AS free
+            WHERE m.saga_type = d.saga_type AND m.definition_version = d.definition_version AND NOT m.seen
+            ORDER BY m.message_id LIMIT sagas_max
+        ) AS found
+    ), chosen AS (
+        SELECT found.saga_id FROM (
+            SELECT * FROM due UNION ALL SELECT * FROM suspect UNION ALL SELECT * FROM mailed
+            UNION ALL SELECT a.saga_id, a.rank FROM ahead AS a
+            WHERE a.losses = 0 OR a.rank <= suspects_max - (SELECT count(*) FROM suspect)
+        ) AS found
+        GROUP BY found.saga_id ORDER BY min(found.rank) LIMIT sagas_max
+    ), taken AS (
+        UPDATE {schema}.saga_instance AS i
+        SET owner = of_owner, epoch = i.epoch + 1, wake_at = moment + lease * interval '1 second',
+            claimed_from = moment - lease * interval '1 second',
+            losses = CASE WHEN i.owner IS NULL THEN 0 ELSE i.losses + 1 END
+        WHERE i.saga_id = ANY (ARRAY(SELECT c.saga_id FROM chosen AS c))
+        RETURNING i.saga_id
+    )
+    SELECT array_agg(t.saga_id) FROM taken AS t INTO claimed;
+    IF claimed IS NOT NULL THEN
+        RETURN QUERY SELECT r.saga, r.journal, r.messages, moment FROM {schema}.saga_read(claimed) AS r;
+    END IF;
+END $$
+
 -- name: saga_barrier_age
 -- Those that may be pruned, by age. This is the last step: a schema that has it has everything.
 CREATE INDEX saga_barrier_age ON {schema}.saga_barrier (at)
