@@ -54,18 +54,10 @@ FROM first AS f LEFT JOIN receipt AS r USING (event_id)
 
 -- name: record_receipt
 -- The most common call: one receipt, and then its stream's row if there is one, locked. A held event gets no
--- receipt, so that it cannot delay the drain of its stream. The statement looks at a moment before it may have
--- had to wait for the receipt, so a stream's very first row can be missed: it is as if it had come earlier.
--- Indexes: inbox_held_event, consumer_inbox_pkey, inbox_stream_pkey.
-WITH receipt AS (
-    INSERT INTO {schema}.consumer_inbox ({receipt_columns})
-    SELECT $1::text, $2::uuid, $3::text, $4::text, $5::text, $6::bigint, {schema}.outbox_clock()
-    WHERE NOT {schema}.inbox_is_held($1, $2)
-    ON CONFLICT (consumer, event_id) DO NOTHING
-    RETURNING consumer
-)
-SELECT s.seen, s.cause, s.waiting, txid_current() AS transaction
-FROM receipt LEFT JOIN LATERAL {schema}.inbox_lock_stream(receipt.consumer, $4, $5, $7::smallint) AS s ON true
+-- receipt, so that it cannot delay the drain of its stream. Indexes: inbox_held_event, consumer_inbox_pkey,
+-- inbox_stream_pkey.
+SELECT seen, cause, waiting, txid_current() AS transaction
+FROM {schema}.inbox_record_receipt($1, $2, $3, $4, $5, $6, $7::smallint)
 
 -- name: record_receipts
 -- Receipts of several events, in the order of their ids. LIMIT keeps the planner from hashing all held events.

@@ -77,7 +77,7 @@ SELECT (SELECT count(*) FROM {schema}.inbox_held) + (SELECT count(*) FROM {schem
 
 -- name: inbox
 DROP TABLE {schema}.inbox_dead_letter, {schema}.inbox_held, {schema}.inbox_stream, {schema}.consumer_inbox;
-DROP FUNCTION {schema}.inbox_is_held(text, uuid), {schema}.inbox_lock_stream(text, text, text, smallint),
+DROP FUNCTION {schema}.inbox_record_receipt(text, uuid, text, text, text, bigint, smallint),
     {schema}.inbox_finish_receipt(text, uuid, float8);
 ALTER TABLE {schema}.outbox_operation DROP COLUMN consumer;
 

@@ -97,24 +97,28 @@ CREATE TABLE {schema}.inbox_dead_letter (
 -- The consumer of the dead letter; an operation on the outbox has none.
 ALTER TABLE {schema}.outbox_operation ADD COLUMN consumer text
 
--- name: inbox_is_held
+-- name: inbox_record_receipt
 -- The queries of the most common call have functions, whose plans are kept and never scan a table. A plan that was made
--- while a table was empty would otherwise scan the table for each event, once the table has filled.
-CREATE FUNCTION {schema}.inbox_is_held(of_consumer text, of_event uuid) RETURNS boolean
-LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM {schema}.inbox_held AS w WHERE w.consumer = of_consumer AND w.event_id = of_event);
-END $$
-
--- name: inbox_lock_stream
--- The state of a stream, if the stream has a row, which is locked.
-CREATE FUNCTION {schema}.inbox_lock_stream(
-    of_consumer text, of_topic text, of_key text, of_band smallint, OUT seen bigint, OUT cause text, OUT waiting integer
+-- while a table was empty would otherwise scan the table for each event, once the table has filled. This one writes a
+-- receipt, unless the event is held or known, and returns the state of the stream, locked, or nulls if the stream has no row.
+CREATE FUNCTION {schema}.inbox_record_receipt(
+    of_consumer text, of_event uuid, of_type text, of_topic text, of_key text, of_sequence bigint, of_band smallint,
+    OUT seen bigint, OUT cause text, OUT waiting integer
 ) RETURNS SETOF record LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-    RETURN QUERY SELECT s.seen, s.cause, s.waiting FROM {schema}.inbox_stream AS s
+    IF EXISTS (SELECT FROM {schema}.inbox_held AS w WHERE w.consumer = of_consumer AND w.event_id = of_event) THEN
+        RETURN;
+    END IF;
+    INSERT INTO {schema}.consumer_inbox (consumer, event_id, event_type, topic, key, sequence, received_at)
+    VALUES (of_consumer, of_event, of_type, of_topic, of_key, of_sequence, {schema}.outbox_clock())
+    ON CONFLICT (consumer, event_id) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT s.seen, s.cause, s.waiting INTO seen, cause, waiting FROM {schema}.inbox_stream AS s
     WHERE s.consumer = of_consumer AND s.topic = of_topic AND s.key = of_key AND s.band = of_band
     FOR UPDATE;
+    RETURN NEXT;
 END $$
 
 -- name: inbox_finish_receipt
