@@ -7,27 +7,30 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outrider.brokers.base import Broker, Source
-from outrider.clock import Clock
 from outrider.config import nearest, redacted
 from outrider.drivers.detect import transaction_source
 from outrider.errors import InvalidSetting, UsageError
 from outrider.event import OnDeadLetter, TopicRule, default_topic
-from outrider.inbox.inbox import Inbox
-from outrider.inbox.router import Routes
-from outrider.inbox.store import InboxStore
 from outrider.outbox.staging import Outbox, default, stage, stage_sync
-from outrider.outbox.store import OutboxStore
-from outrider.payload.store import PayloadStore, StoredSchemas
-from outrider.privacy.keys import KeyRing
-from outrider.privacy.store import PrivacyStore, StoredKeys
-from outrider.saga.definition.saga import SagaRegistry
-from outrider.saga.replies import ReplyHandler
-from outrider.saga.store import SagaStore
-from outrider.stores.migrations import Installer, Schema
-from outrider.telemetry.events import Observer
+
+if TYPE_CHECKING:
+    from outrider.brokers.base import Broker, Source
+    from outrider.clock import Clock
+    from outrider.inbox.inbox import Inbox
+    from outrider.inbox.router import Routes
+    from outrider.inbox.store import InboxStore
+    from outrider.outbox.store import OutboxStore
+    from outrider.payload.store import PayloadStore, StoredSchemas
+    from outrider.privacy.keys import KeyRing
+    from outrider.privacy.store import PrivacyStore
+    from outrider.saga.definition.saga import SagaRegistry
+    from outrider.saga.store import SagaStore
+    from outrider.stores.migrations import Installer, Schema
+    from outrider.telemetry.events import Observer
+
+# An application that only stages imports neither consumers nor sagas, so the functions below import what they open.
 
 __all__ = [
     "Outbox",
@@ -317,6 +320,8 @@ def stored_schemas(url: str, *, schema: str = "outrider") -> StoredSchemas:
 
     payloads = Payloads(schemas=stored_schemas("postgresql://localhost/shop"))
     """
+    from outrider.payload.store import StoredSchemas
+
     find_adapter("payloads", url)
     return StoredSchemas(partial(open_payloads, url, schema=schema), redacted(url))
 
@@ -332,6 +337,9 @@ def stored_keys(url: str, *, master: KeyRing, schema: str = "outrider") -> KeyRi
 
     keys = stored_keys("postgresql://localhost/shop", master=KeyRing.from_environment("SHOP_MASTER_KEYS"))
     """
+    from outrider.privacy.keys import KeyRing
+    from outrider.privacy.store import StoredKeys
+
     find_adapter("privacy", url)
     return KeyRing(StoredKeys(partial(open_privacy, url, schema=schema), redacted(url), master))
 
@@ -342,7 +350,7 @@ def saga_inbox(sagas: SagaRegistry, *, outbox: Outbox | None = None, observer: O
     A registry with a name puts that name in front.
 
     >>> from dataclasses import dataclass
-    >>> from outrider.saga import Saga
+    >>> from outrider.saga import Saga, SagaRegistry
     >>> @dataclass
     ... class Order:
     ...     order_id: str
@@ -351,6 +359,9 @@ def saga_inbox(sagas: SagaRegistry, *, outbox: Outbox | None = None, observer: O
     >>> saga_inbox(SagaRegistry(order)).consumers["saga.order"].topics
     ['events.parcel.collected']
     """
+    from outrider.inbox.inbox import Inbox
+    from outrider.saga.replies import ReplyHandler
+
     inbox, replies = Inbox(), ReplyHandler(sagas, outbox or default, observer)
     for saga_type in replies.saga_types:
         consumer = sagas.consumer(saga_type)

@@ -7,55 +7,86 @@ standard error. A command that is done in part prints a result and an error.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import UserDict
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+import typer.main
 
 import outrider
-from outrider.cli import (
-    audit,
-    config,
-    consume,
-    db,
-    dead_letters,
-    demo,
-    docs,
-    doctor,
-    events,
-    explain,
-    inbox,
-    keys,
-    relay,
-    saga,
-    schema,
-)
 from outrider.cli.output import Group
+
+
+class Entry(NamedTuple):
+    """One line of the table of commands: the module, and the name of the function or of the group in the module."""
+
+    module: str
+    name: str = "app"
+    hidden: bool = False
+
+
+COMMANDS = {
+    "relay": Entry("relay", "relay"),
+    "consume": Entry("consume", "consume"),
+    "doctor": Entry("doctor", "doctor"),
+    "explain": Entry("explain", "explain"),
+    "lifecycle": Entry("events", "lifecycle"),
+    "demo": Entry("demo", "demo"),
+    "config": Entry("config"),
+    "db": Entry("db"),
+    "events": Entry("events"),
+    "dead-letters": Entry("dead_letters"),
+    "dlq": Entry("dead_letters", hidden=True),
+    "inbox": Entry("inbox"),
+    "saga": Entry("saga"),
+    "audit": Entry("audit"),
+    "schema": Entry("schema"),
+    "docs": Entry("docs"),
+    "keys": Entry("keys"),
+}
+"""Every command and group of commands, in the order of `--help`."""
+
+
+class _Commands(UserDict[str, Any]):
+    """The commands by name; the module of a command is imported when the command is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.data[name]
+        if isinstance(found, Entry):
+            found = self.data[name] = _import(name, found)
+        return found
+
+
+@cache
+def _import(name: str, entry: Entry) -> Any:
+    found: typer.Typer | Callable[..., None] = getattr(import_module(f"{__name__}.{entry.module}"), entry.name)
+    parent = typer.Typer()
+    if isinstance(found, typer.Typer):
+        parent.add_typer(found, name=name, hidden=entry.hidden)
+    else:
+        parent.command(name, hidden=entry.hidden)(found)
+    return typer.main.get_group(parent).commands[name]
+
+
+class RootGroup(Group):
+    """The root command: each process imports the command that it runs, and no other."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands(COMMANDS)
+
 
 app = typer.Typer(
     name="outrider",
-    cls=Group,
+    cls=RootGroup,
     help="Transactional outbox, inbox and sagas. If the transaction commits, its event is delivered, in order per key; "
     "at the other end, its effect happens once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("relay")(relay.relay)
-app.command("consume")(consume.consume)
-app.command("doctor")(doctor.doctor)
-app.command("explain")(explain.explain)
-app.command("lifecycle")(events.lifecycle)
-app.command("demo")(demo.demo)
-app.add_typer(config.app, name="config")
-app.add_typer(db.app, name="db")
-app.add_typer(events.app, name="events")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(dead_letters.app, name="dlq", hidden=True)
-app.add_typer(inbox.app, name="inbox")
-app.add_typer(saga.app, name="saga")
-app.add_typer(audit.app, name="audit")
-app.add_typer(schema.app, name="schema")
-app.add_typer(docs.app, name="docs")
-app.add_typer(keys.app, name="keys")
 
 
 def _version(wanted: bool) -> None:

@@ -7,17 +7,21 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from outrider.config import nearest, redacted
 from outrider.errors import OutriderError, UsageError
 from outrider.event import TopicRule, default_topic
-from outrider.inbox.inbox import Inbox
 from outrider.payload.payloads import Payloads
-from outrider.saga.definition.saga import Saga, SagaRegistry
 from outrider.tracebacks import short_path, user_frame
+
+if TYPE_CHECKING:
+    from outrider.inbox.inbox import Inbox
+    from outrider.saga.definition.saga import SagaRegistry
+
+# A relay needs a topic rule and payloads, and waits for neither inboxes nor sagas.
 
 
 def cannot_import(module_name: str, error: Exception) -> UsageError:
@@ -78,6 +82,8 @@ def _suggest(module: ModuleType, name: str, kinds: tuple[type, ...], remedy: str
 
 def find_inbox(target: str) -> Inbox:
     """Return the inbox that `module:name` names."""
+    from outrider.inbox.inbox import Inbox
+
     module, name = imported(target, "inbox", "shop.handlers:inbox")
     found = getattr(module, name, None)
     if isinstance(found, Inbox):
@@ -131,12 +137,16 @@ def is_sagas(found: Any) -> bool:
     >>> is_sagas("order"), is_sagas([])
     (False, False)
     """
+    from outrider.saga.definition.saga import Saga, SagaRegistry
+
     several = isinstance(found, list | tuple) and bool(found) and all(isinstance(each, Saga) for each in found)
     return several or isinstance(found, Saga | SagaRegistry)
 
 
 def find_sagas(target: str) -> SagaRegistry:
     """Return the sagas that `module:name` names: a Saga, a list of sagas, or a SagaRegistry."""
+    from outrider.saga.definition.saga import Saga, SagaRegistry
+
     module, name = imported(target, "sagas", "shop.sagas:sagas")
     found: Any = getattr(module, name, None)
     if found is None:

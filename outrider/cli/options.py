@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 from uuid import UUID
 
 import typer
@@ -22,10 +22,12 @@ from outrider.cli.output import NotDone, emit, say, warn
 from outrider.config import Config, load, nearest
 from outrider.errors import UsageError
 from outrider.event import DeadLetterReason
-from outrider.inbox.store import InboxStore
 from outrider.outbox.settings import RelaySettings
-from outrider.outbox.store import OutboxStore
-from outrider.saga.store import SagaStore
+
+if TYPE_CHECKING:
+    from outrider.inbox.store import InboxStore
+    from outrider.outbox.store import OutboxStore
+    from outrider.saga.store import SagaStore
 
 T = TypeVar("T")
 

@@ -7,17 +7,19 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
-from outrider.config import redacted
 from outrider.errors import OutriderError, Transient, UsageError
-from outrider.redaction import Redactor
+from outrider.redaction import Redactor, redacted
 from outrider.tracebacks import summary_of, traceback_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# rich is imported by the output that needs it: a relay and a `--json` command do not.
 
 PIPE_WIDTH = 200
 """The width without a terminal: identifiers must survive `grep` and `cut`."""
@@ -31,6 +33,8 @@ TRACEBACK_CHARACTERS_MAX = 50_000
 
 def console() -> Console:
     """Return the console for results; a new one per use, because tests and pipes replace standard output."""
+    from rich.console import Console
+
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, emoji=False, markup=False)
 
 
@@ -51,6 +55,8 @@ def _plain(value: Any) -> str:
 
 def show_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, empty: str) -> None:
     """Print rows as a table, or the text for an empty table."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.replace("_", " "), no_wrap=column.endswith("_id"), overflow="fold")
@@ -64,6 +70,8 @@ def show_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, emp
 
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Print facts, one per line, without those that are None."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -11,21 +11,23 @@ import hashlib
 import json
 import os
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.error import HTTPError
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
 
 from outrider.errors import InvalidSetting, SchemaUnavailable, UsageError
 from outrider.payload.model import PayloadSchema, Version, version_order
 from outrider.payload.schemas import compile_schema, make_schema
+
+if TYPE_CHECKING:
+    from urllib.request import Request
+
+# Every process that stages or publishes imports this module, and few of them have a registry to ask.
 
 BYTES_MAX = 1_000_000
 """The largest reply that is read."""
@@ -160,6 +162,8 @@ class SchemaRegistry:
 
         The thread of a reply that never ends stays behind, until its socket does.
         """
+        from urllib.request import Request
+
         request = Request(self.url + path, headers={"Accept": ACCEPT})  # noqa: S310 - the scheme is checked
         if (authorization := self._authorization()) is not None:
             # A redirect must not take the credentials to another host.
@@ -209,6 +213,8 @@ class SchemaRegistry:
 
     def _write_cache(self, path: str, document: Any) -> None:
         """Replace the file as a whole, since other processes read it. A full or read-only disk costs only the cache."""
+        import tempfile
+
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:
@@ -217,6 +223,9 @@ class SchemaRegistry:
 
 
 def _send(request: Request, seconds: float, results: queue.SimpleQueue[HttpReply | Exception]) -> None:
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
     try:
         with urlopen(request, timeout=seconds) as response:  # noqa: S310 - the scheme is checked
             results.put(HttpReply(response.status, response.read(BYTES_MAX + 1)))

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import outrider
 from outrider import Event, config
-from outrider.cli import app
+from outrider.cli import COMMANDS, app
 from outrider.cli.options import number
 from outrider.cli.output import Group
 
@@ -512,6 +512,28 @@ for opening in (app.open_store, app.open_inbox, app.open_sagas, app.open_schema)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     said = f"the driver {driver} is not installed; run: pip install 'outrider[{extra}]'"
     assert done.stdout.splitlines() == [said] * 4
+
+
+@pytest.mark.parametrize(
+    ("command", "own", "absent"),
+    [
+        (["--version"], set(), {"asyncio", "rich.console", "outrider.config", "outrider.event"}),
+        (["relay", "--help"], {"relay"}, {"outrider.inbox.inbox", "outrider.saga", "outrider.stores.sqlite"}),
+        (["consume", "--help"], {"consume", "relay"}, {"outrider.saga", "outrider.stores.sqlite"}),
+    ],
+)
+def test_a_command_imports_what_it_needs(command: list[str], own: set[str], absent: set[str]) -> None:
+    program = f"""
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+sys.argv[1:] = {command!r}
+from outrider.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    modules = set(done.stderr.split())
+    assert {f"outrider.cli.{name}" for name in COMMANDS} & modules == {f"outrider.cli.{name}" for name in own}
+    assert absent & modules == set()
 
 
 def test_the_lifecycle_is_shown_as_table_diagram_and_answer(bare: Shell) -> None:
