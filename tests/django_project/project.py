@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+SECONDS_MAX = 100
 
 
 class Project:
@@ -33,11 +37,41 @@ class Project:
         return Project(self.url, **{**self.settings, "SHOP_OUTRIDER": json.dumps(keys)})
 
     def _run(self, args: list[str], code: int, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
-        ours = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "SHOP_DATABASE": self.url}
-        environment = {**clean, **ours, **self.settings, **variables, "COLUMNS": "120", "NO_COLOR": "1"}
-        done = subprocess.run(
-            [sys.executable, *args], env=environment, capture_output=True, text=True, timeout=100, check=False
-        )
+        environment = {**_clean_environment(), "SHOP_DATABASE": self.url, **self.settings, **variables}
+        with tempfile.TemporaryDirectory() as folder:
+            output, errors = Path(folder, "output"), Path(folder, "errors")
+            for path in (output, errors):
+                path.touch()
+            files = {"output": str(output), "errors": str(errors), "folder": os.getcwd()}
+            ended = _ask(_server(), {"arguments": args, "environment": environment, "seconds": SECONDS_MAX, **files})
+            done = subprocess.CompletedProcess(args, ended, output.read_text(), errors.read_text())
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """Return the process that forks itself for every program, until this process ends."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.django_project.preloaded"],
+        cwd=ROOT,
+        env=_clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(server.communicate)
+    return server
+
+
+def _ask(server: subprocess.Popen[str], request: dict[str, Any]) -> int:
+    assert server.stdin
+    assert server.stdout
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    return int(server.stdout.readline())
+
+
+def _clean_environment() -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
+    return {**clean, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "COLUMNS": "120", "NO_COLOR": "1"}
