@@ -14,7 +14,7 @@ from outrider.saga.planner import children, compensation, planner
 from outrider.saga.planner.actions import Plan
 from outrider.saga.planner.journal import OPEN, Journal
 from tests.simulation.sagas.families import run_family
-from tests.simulation.sagas.mutations import Mutation, check_some_world_breaks
+from tests.simulation.sagas.mutations import Breaks, Mutation, check_some_world_breaks
 
 SEEDS = 300
 
@@ -104,18 +104,18 @@ def a_message_is_sent_before_its_turn_is_committed(patch: pytest.MonkeyPatch) ->
     patch.setattr(TurnTransaction, "_send", send_apart)
 
 
-MUTATIONS: dict[Mutation, str] = {
-    a_child_has_another_id_in_each_turn: "is a second child of",
-    a_child_does_not_wait_for_its_parent: "a child is completed, and its parent is running",
-    a_child_does_not_report_its_outcome: "its first parent is running",
-    a_parent_does_not_report_its_end: "its first parent is completed",
-    a_child_that_is_done_is_not_compensated: "a parent is compensated, and its child is running",
-    compensation_does_not_wait_for_running_children: "a parent compensates, and its child is running",
-    a_command_to_compensate_does_not_reach_children: "its first parent is running",
-    a_child_that_is_called_off_goes_on: "was called off and goes on",
-    a_deadline_of_a_child_counts_after_its_steps_are_done: "a child that was done compensates",
-    a_command_compensates_a_child_whose_parent_has_completed: "a child that was done compensates",
-    a_message_is_sent_before_its_turn_is_committed: "is completed, and its",
+MUTATIONS: dict[Mutation, Breaks] = {
+    a_child_has_another_id_in_each_turn: Breaks("is a second child of", 0),
+    a_child_does_not_wait_for_its_parent: Breaks("a child is completed, and its parent is running", 2),
+    a_child_does_not_report_its_outcome: Breaks("its first parent is running", 2),
+    a_parent_does_not_report_its_end: Breaks("its first parent is completed", 7),
+    a_child_that_is_done_is_not_compensated: Breaks("a parent is compensated, and its child is running", 2),
+    compensation_does_not_wait_for_running_children: Breaks("a parent compensates, and its child is running", 1),
+    a_command_to_compensate_does_not_reach_children: Breaks("its first parent is running", 1),
+    a_child_that_is_called_off_goes_on: Breaks("was called off and goes on", 1),
+    a_deadline_of_a_child_counts_after_its_steps_are_done: Breaks("a child that was done compensates", 51),
+    a_command_compensates_a_child_whose_parent_has_completed: Breaks("a child that was done compensates", 9),
+    a_message_is_sent_before_its_turn_is_committed: Breaks("is completed, and its", 9),
 }
 
 

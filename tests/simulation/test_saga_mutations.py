@@ -29,7 +29,7 @@ from outrider.saga.planner.journal import OPEN, Journal, StepKey
 from outrider.saga.planner.planner import is_halted
 from outrider.stores.memory import MemoryTransaction
 from outrider.stores.memory import saga as memory_saga
-from tests.simulation.sagas.mutations import Mutation, check_some_world_breaks
+from tests.simulation.sagas.mutations import Breaks, Mutation, check_some_world_breaks
 from tests.simulation.sagas.world import run
 
 SEEDS = 1_000
@@ -277,39 +277,41 @@ def a_list_is_computed_again_by_the_next_worker(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Journal, "__post_init__", forget)
 
 
-MUTATIONS: dict[Mutation, str] = {
-    a_new_key_for_each_attempt: "happened",
-    what_timed_out_did_not_happen: "happened",
-    compensating_does_not_wait_for_what_is_under_way: "compensation began while",
-    steps_are_compensated_first_to_last: "compensated in the order",
-    a_failed_compensation_stops_the_others: "was not compensated",
-    a_failed_compensation_counts_as_done: "it is compensated, and needs_attention",
-    there_is_a_way_back_after_the_pivot: "pivot",
-    a_command_to_compensate_does_not_wait_for_the_pivot: "pivot was",
-    a_command_that_waited_for_the_pivot_does_not_care_what_came_of_it: "the outcome of the pivot was unknown",
-    an_attempt_that_raised_tells_what_came_of_an_earlier_one: "may be on its way",
-    an_answer_that_comes_late_counts_for_nothing: "its reply lies in the mailbox",
-    a_command_to_compensate_leaves_out_what_may_have_happened: "stands at 1",
-    a_call_that_raised_did_not_happen: "happened",
-    what_a_lost_worker_had_begun_is_left_alone: "does not come to rest",
-    a_lost_worker_costs_an_attempt: "an attempt",
-    losses_have_no_end: "runs again after",
-    an_early_event_is_dropped: "its event had come",
-    late_replies_are_kept: "messages",
-    deadlines_come_before_replies: "its event had come",
-    attempts_have_no_end: "attempted",
-    a_command_that_has_not_left_counts_an_attempt: "had not left",
-    an_unavailable_service_costs_an_attempt: "cost",
-    a_call_that_waits_for_its_service_forgets_what_may_have_happened_before: "may be on its way",
-    a_worker_that_lost_its_claim_saves_anyway: "a worker saved without its claim",
-    a_turn_that_was_saved_unnoticed_is_ignored: "happened 2 times",
-    a_condition_is_computed_before_the_reply_of_its_turn_is_applied: "and its condition is",
-    a_condition_is_computed_again_in_each_turn: "was skipped and is",
-    a_deadline_is_not_noticed: "the deadline",
-    all_items_have_the_key_of_their_step: "did not happen",
-    items_are_not_compensated: "stands at 1",
-    a_list_is_computed_again_by_the_next_worker: "has changed",
-    a_call_begins_before_its_turn_is_saved: "was called before its turn was saved",
+MUTATIONS: dict[Mutation, Breaks] = {
+    a_new_key_for_each_attempt: Breaks("happened", 12),
+    what_timed_out_did_not_happen: Breaks("happened", 2),
+    compensating_does_not_wait_for_what_is_under_way: Breaks("compensation began while", 46),
+    steps_are_compensated_first_to_last: Breaks("compensated in the order", 17),
+    a_failed_compensation_stops_the_others: Breaks("was not compensated", 178),
+    a_failed_compensation_counts_as_done: Breaks("it is compensated, and needs_attention", 23),
+    there_is_a_way_back_after_the_pivot: Breaks("pivot", 22),
+    a_command_to_compensate_does_not_wait_for_the_pivot: Breaks("pivot was", 55),
+    a_command_that_waited_for_the_pivot_does_not_care_what_came_of_it: Breaks(
+        "the outcome of the pivot was unknown", 55
+    ),
+    an_attempt_that_raised_tells_what_came_of_an_earlier_one: Breaks("may be on its way", 32),
+    an_answer_that_comes_late_counts_for_nothing: Breaks("its reply lies in the mailbox", 104),
+    a_command_to_compensate_leaves_out_what_may_have_happened: Breaks("stands at 1", 18),
+    a_call_that_raised_did_not_happen: Breaks("happened", 27),
+    what_a_lost_worker_had_begun_is_left_alone: Breaks("does not come to rest", 9),
+    a_lost_worker_costs_an_attempt: Breaks("an attempt", 9),
+    losses_have_no_end: Breaks("runs again after", 24),
+    an_early_event_is_dropped: Breaks("its event had come", 2),
+    late_replies_are_kept: Breaks("messages", 10),
+    deadlines_come_before_replies: Breaks("its event had come", 39),
+    attempts_have_no_end: Breaks("attempted", 1),
+    a_command_that_has_not_left_counts_an_attempt: Breaks("had not left", 1),
+    an_unavailable_service_costs_an_attempt: Breaks("cost", 2),
+    a_call_that_waits_for_its_service_forgets_what_may_have_happened_before: Breaks("may be on its way", 32),
+    a_worker_that_lost_its_claim_saves_anyway: Breaks("a worker saved without its claim", 56),
+    a_turn_that_was_saved_unnoticed_is_ignored: Breaks("happened 2 times", 189),
+    a_condition_is_computed_before_the_reply_of_its_turn_is_applied: Breaks("and its condition is", 98),
+    a_condition_is_computed_again_in_each_turn: Breaks("was skipped and is", 2),
+    a_deadline_is_not_noticed: Breaks("the deadline", 130),
+    all_items_have_the_key_of_their_step: Breaks("did not happen", 35),
+    items_are_not_compensated: Breaks("stands at 1", 17),
+    a_list_is_computed_again_by_the_next_worker: Breaks("has changed", 133),
+    a_call_begins_before_its_turn_is_saved: Breaks("was called before its turn was saved", 2),
 }
 
 
