@@ -22,6 +22,7 @@ def test_a_saga_completes_or_compensates_itself_or_asks_for_a_person_whatever_ha
         run(seed)
 
 
+@pytest.mark.timeout(600)
 def test_the_worlds_end_in_every_way_and_are_as_troubled_as_they_claim_to_be() -> None:
     reports = [run(seed) for seed in COUNTED_SEEDS]
     ends = Counter(report.status for report in reports)
