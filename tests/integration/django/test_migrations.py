@@ -137,11 +137,11 @@ def test_a_migration_that_was_applied_with_another_text_is_rejected(bare_project
 
 
 def test_what_sqlmigrate_writes_installs_everything(bare_project: Project) -> None:
-    for number in ("0001", "0002", "0003", "0004", "0005"):
+    for number in ("0001", "0002", "0003", "0004", "0005", "0006"):
         run(bare_project.url, bare_project.manage("sqlmigrate", "outrider", number).stdout)
     assert status(bare_project) == ["applied"] * 5
     bare_project.manage("migrate")
-    for number in ("0005", "0004", "0003", "0002", "0001"):
+    for number in ("0006", "0005", "0004", "0003", "0002", "0001"):
         run(bare_project.url, bare_project.manage("sqlmigrate", "outrider", number, "--backwards").stdout)
     assert remains(bare_project.url) == []
 
