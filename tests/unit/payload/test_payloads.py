@@ -376,6 +376,7 @@ class MemoryRow:
             "schema_version": 1,
             "topic": "users",
             "key": "U",
+            "headers": b"{}",
         }
         self.made = OutboxRow(**{**empty, **facts, "payload": payload})
 
