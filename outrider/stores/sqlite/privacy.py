@@ -26,6 +26,9 @@ from outrider.stores.sqlite.rows import load_privacy, to_moment, to_seconds
 
 SQL = load_privacy()
 
+BUSY_SECONDS = 5.0
+"""The wait for another writer: less than staging waits for a key, so that its error says what to do."""
+
 KEEP_APART = (
     "a new key is committed before the event that needs it, and a file has one writer: keep the keys of subjects in a "
     "file of their own"
@@ -39,6 +42,7 @@ class SqlitePrivacy:
         self.clock = clock or SystemClock()
         self.database = SqliteDatabase(path)
         try:
+            self.database.connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
             installation(self.database.connection, "table of keys")
             if not self.database.connection.execute("PRAGMA table_info(subject_key)").fetchall():
                 raise UsageError("the database has no table of keys; run `outrider db migrate`")

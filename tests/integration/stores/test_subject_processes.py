@@ -1,0 +1,76 @@
+"""Keys of subjects and processes: two that make the key of one subject at once use the same key, on every store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.app import open_privacy
+from outrider.privacy.store import SubjectKeyCounts
+
+PROGRAM = """
+import json, os, sys
+from outrider.app import stored_subject_keys
+from outrider.privacy import KeyRing
+
+keys = stored_subject_keys(sys.argv[1], master=KeyRing.from_environment("SHOP_MASTER"))
+keys.find("s-0000000000000000")
+print("ready", flush=True)
+sys.stdin.readline()
+made = [keys.key_of(f"customer:{number}") for number in range(50)]
+print(json.dumps([(key.id, key.secret.hex()) for key in made]), flush=True)
+keys.close()
+"""
+
+
+def check(url: str) -> None:
+    """Let two processes make the same 50 keys at once."""
+    environment = {"SHOP_MASTER": "m1:" + "A" * 43 + "="}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    first, second = (json.loads(process.communicate(timeout=60)[0]) for process in processes)
+    assert first == second
+    assert len({key_id for key_id, _ in first}) == 50
+    assert asyncio.run(count(url)) == (50, 0)
+
+
+async def count(url: str) -> SubjectKeyCounts:
+    store = await open_privacy(url)
+    try:
+        return await store.count_subject_keys()
+    finally:
+        await store.close()
+
+
+def test_two_processes_agree_on_the_keys_of_subjects_on_sqlite(sqlite_path: Path) -> None:
+    check(f"sqlite:///{sqlite_path}")
+
+
+@pytest.mark.postgres
+def test_two_processes_agree_on_the_keys_of_subjects_on_postgres(postgres_url: str) -> None:
+    check(postgres_url)
+
+
+@pytest.mark.mongo
+def test_two_processes_agree_on_the_keys_of_subjects_on_mongodb(mongo_default: str) -> None:
+    check(mongo_default)
