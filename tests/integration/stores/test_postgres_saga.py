@@ -418,6 +418,8 @@ async def test_the_subject_of_sagas_is_added_beside_sessions_that_run_sagas(
     assert await conn.fetchval(pages) == before
     assert [row["saga_id"] for row in await old.fetch(saga.saga_id)] == [saga.saga_id]
     sagas = await PostgresSagas.open(empty_database)
-    assert (await sagas.admin.show(saga.saga_id)).instance.subject is None
+    record = await sagas.admin.show(saga.saga_id)
+    assert record is not None
+    assert record.instance.subject is None
     await sagas.close()
     await conn.close()
