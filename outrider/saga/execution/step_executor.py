@@ -501,7 +501,8 @@ class LeakedTasks:
 
 def failure(action: Step, error: BaseException, redactor: Redactor, *, late: bool = False) -> Result:
     """Return the result of an exception: invalid, declined, unavailable, raised, or unknown after a timeout."""
-    if isinstance(error, INVALID):
+    # A reply that does not open says nothing about the effect, which must not be taken as rejected.
+    if isinstance(error, INVALID) or (isinstance(error, InvalidPayload) and isinstance(action, ApplyReply)):
         return invalid(action, error, redactor)
     if isinstance(error, Permanent):
         return RejectedResult(action.step, action.phase, describe_failure(action, error, redactor))

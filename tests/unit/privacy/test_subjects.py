@@ -408,6 +408,35 @@ async def test_a_reply_of_an_erased_subject_is_dropped_and_told(subjects: Subjec
     assert (await at.saga("A-7")).status is Status.RUNNING
 
 
+async def test_a_reply_that_is_erased_in_its_mailbox_stops_its_step_and_does_not_count_as_a_rejection(
+    subjects: SubjectKeys,
+) -> None:
+    saga = order_saga()
+    reserve = saga.request("stock.reserve", topic="stock", reply="stock.reserved")
+
+    @reserve.on("stock.reserved")
+    def reserved(context: Any, reply: Any) -> None:
+        context.state.paid = True
+
+    sealing = FieldEncryption(keys=KeyRing(ListedKeys(RING)), sensitive={"stock.*": ["name"]}, subjects=subjects)
+    at = SagaHarness(SagaRegistry(saga, payloads=Payloads(encryption=sealing)))
+    saga_id = await start(at, saga, subject=ANN)
+    await at.run()
+    event_id = uuid4()
+    await sealing.load([("stock.reserved", ANN)], [])
+    sealed = sealing.encrypt(PayloadFacts(event_id, "stock.reserved", 1, "", None, ANN), {"name": "Ann"})
+    said = {"saga_key": at.commands[0].headers["saga_key"]}
+    async with at.store.transaction() as tx:
+        event = Event("stock.reserved", sealed, event_id=event_id, subject=ANN, saga_id=str(saga_id), headers=said)
+        assert await at._replies.deliver("order", event, tx)
+    await subjects.destroy(ANN)
+    await at.run()
+    found = await at.saga("A-7")
+    assert (found.needs_attention, found.status) == (True, Status.FAILED)
+    assert "payload.name: its subject was erased" in (found.last_error or "")
+    assert not found.state.paid
+
+
 async def test_of_two_keys_that_are_inserted_for_a_subject_the_first_one_stays(table: CountedKeys) -> None:
     await table.insert_subject_keys([NewSubjectKey("s-1", ANN, "{}"), NewSubjectKey("s-2", ANN, "{}")])
     assert list(table.table) == ["s-1"]
