@@ -7,11 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from outrider.app import open_privacy
+from outrider.app import open_privacy, stored_subject_keys
+from outrider.errors import OutriderError
+from outrider.privacy import DataKey, KeyRing
 from outrider.privacy.store import SubjectKeyCounts
+from tests.support.key_rings import ListedKeys
 
 PROGRAM = """
 import json, os, sys
@@ -74,3 +78,26 @@ def test_two_processes_agree_on_the_keys_of_subjects_on_postgres(postgres_url: s
 @pytest.mark.mongo
 def test_two_processes_agree_on_the_keys_of_subjects_on_mongodb(mongo_default: str) -> None:
     check(mongo_default)
+
+
+@pytest.mark.postgres
+async def test_the_rights_that_the_documentation_names_make_and_read_keys_and_destroy_none(
+    postgres_url: str, conn: Any
+) -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/tables.md").read_text()
+    for wanted in ("CREATE ROLE shop_service", "outrider.subject_key TO shop_service"):
+        [grants] = [text for text in page.split("```") if wanted in text and text.startswith("sql")]
+        await conn.execute(grants.removeprefix("sql"))
+    separator = "&" if "?" in postgres_url else "?"
+    url = f"{postgres_url}{separator}role=shop_service"
+    subjects = stored_subject_keys(url, master=KeyRing(ListedKeys(DataKey.new("m1"))))
+    try:
+        await subjects.load(["customer:1"], [])
+        assert subjects.key_of("customer:1") is not None
+        with pytest.raises(OutriderError, match="permission denied"):
+            await subjects.destroy("customer:1")
+        assert await conn.fetchval("SELECT count(*) FROM outrider.subject_key WHERE destroyed_at IS NULL") == 1
+    finally:
+        await asyncio.to_thread(subjects.close)
+        # Roles belong to the whole server.
+        await conn.execute("DROP OWNED BY shop_service; DROP ROLE shop_service")
