@@ -85,11 +85,10 @@ async def test_the_rights_that_the_documentation_names_make_and_read_keys_and_de
     postgres_url: str, conn: Any
 ) -> None:
     page = (Path(__file__).parents[3] / "docs/reference/tables.md").read_text()
-    for wanted in ("CREATE ROLE shop_service", "outrider.subject_key TO shop_service"):
-        [grants] = [text for text in page.split("```") if wanted in text and text.startswith("sql")]
-        await conn.execute(grants.removeprefix("sql"))
+    [grants] = [text for text in page.split("```") if "CREATE ROLE shop_checkout" in text]
+    await conn.execute(grants.removeprefix("sql"))
     separator = "&" if "?" in postgres_url else "?"
-    url = f"{postgres_url}{separator}role=shop_service"
+    url = f"{postgres_url}{separator}role=shop_checkout"
     subjects = stored_subject_keys(url, master=KeyRing(ListedKeys(DataKey.new("m1"))))
     try:
         await subjects.load(["customer:1"], [])
@@ -100,4 +99,4 @@ async def test_the_rights_that_the_documentation_names_make_and_read_keys_and_de
     finally:
         await asyncio.to_thread(subjects.close)
         # Roles belong to the whole server.
-        await conn.execute("DROP OWNED BY shop_service; DROP ROLE shop_service")
+        await conn.execute("DROP OWNED BY shop_checkout; DROP ROLE shop_checkout")
