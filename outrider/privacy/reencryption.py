@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from outrider.errors import InvalidEvent, InvalidPayload, SubjectErased
 from outrider.payload.model import PayloadFacts
-from outrider.privacy.encryption import FieldEncryption
+from outrider.privacy.encryption import MARK, FieldEncryption
 from outrider.privacy.keys import subject_key_ids
 from outrider.privacy.store import CopyKind, PayloadCopy, PrivacyStore, Rewrite
 
@@ -88,12 +88,13 @@ class Reencryption:
         return found
 
     async def _load_keys(self, copies: Sequence[PayloadCopy]) -> None:
-        """Read the keys of a page at once, and make those of subjects whose values are under another key by now."""
-        texts = [copy.text.encode() for copy in copies if copy.text is not None]
-        await self.encryption.load([], texts)
-        # A subject without a value under its own key gets one; an erased subject has such a value.
-        new = [] if self.dry_run else [copy for copy in copies if copy.text and not subject_key_ids(copy.text.encode())]
-        await self.encryption.load([(copy.event_type, copy.subject) for copy in new if copy.subject], [])
+        """Read the keys of a page at once, and make the keys of subjects whose values are still under the ring."""
+        texts = [(copy, copy.text.encode()) for copy in copies if copy.text is not None and MARK in copy.text]
+        await self.encryption.load([], [text for _, text in texts])
+        if not self.dry_run:
+            # A payload with a value under the key of a subject may be erased, and must not make a new key.
+            ring = [copy for copy, text in texts if not subject_key_ids(text)]
+            await self.encryption.load([(copy.event_type, copy.subject) for copy in ring if copy.subject], [])
 
     def _rewrite(self, kind: CopyKind, copy: PayloadCopy) -> Rewrite | None:
         if copy.text is None:
