@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outrider.event import SUBJECT_HEADER, subject_in
+from outrider.event import SUBJECT_HEADER, subject_in, subject_problem
 from outrider.privacy.store import CopyKind, CopyPage, PayloadCopy, WrappedKey, WrappedSubjectKey
 from outrider.stores.rows import headers_of
 
@@ -64,14 +64,18 @@ def _copy(kind: CopyKind, row: Mapping[str, Any], key: Sequence[str]) -> Payload
 
 
 def _subject(kind: CopyKind, headers: str) -> str | None:
-    """Return the subject in stored headers; None without one, and for headers that cannot be read."""
-    if kind not in BODIES:
-        with suppress(ValueError, AttributeError):
-            return subject_in(headers.encode())
-    elif (raw := headers_of(headers).get(SUBJECT_HEADER)) is not None:
-        with suppress(UnicodeDecodeError):
-            return raw.decode()
-    return None
+    """Return the subject in stored headers; None without one, and for headers that another program wrote wrongly.
+
+    >>> _subject(CopyKind.EVENT, '{"subject": "customer:42"}'), _subject(CopyKind.EVENT, "[]")
+    ('customer:42', None)
+    """
+    subject = None
+    with suppress(ValueError, AttributeError):
+        if kind in BODIES:
+            subject = headers_of(headers).get(SUBJECT_HEADER, b"").decode()
+        else:
+            subject = subject_in(headers.encode())
+    return None if subject is None or subject_problem(subject) else subject
 
 
 def stored_text(kind: CopyKind, text: str | None) -> str | bytes | None:
