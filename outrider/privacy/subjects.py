@@ -8,12 +8,14 @@ key is missing. A later event of the same subject gets a new key.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import secrets
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -165,6 +167,7 @@ class SubjectKeys:
 
     def close(self) -> None:
         """Close the connection and end the thread. A later call opens both again."""
+        atexit.unregister(self._close_at_exit)
         if self._store is not None and self._process == os.getpid():
             self._background.run(self._close_store()).result(ANSWER_SECONDS)
         self._background.close()
@@ -256,11 +259,19 @@ class SubjectKeys:
         async with self._turn:
             if self._store is None:
                 self._store = await self._opening()
+                atexit.unregister(self._close_at_exit)
+                atexit.register(self._close_at_exit)
             try:
                 return await work(self._store)
             except BaseException:
                 await self._close_store()
                 raise
+
+    def _close_at_exit(self) -> None:
+        """Close the connection, whose tasks would complain at the end of the process."""
+        # No thread can be started any more, which the store of a file would do.
+        with suppress(RuntimeError):
+            self.close()
 
     async def _close_store(self) -> None:
         store, self._store = self._store, None

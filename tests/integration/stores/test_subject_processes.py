@@ -28,7 +28,6 @@ print("ready", flush=True)
 sys.stdin.readline()
 made = [keys.key_of(f"customer:{number}") for number in range(50)]
 print(json.dumps([(key.id, key.secret.hex()) for key in made]), flush=True)
-keys.close()
 """
 
 
@@ -40,6 +39,7 @@ def check(url: str) -> None:
             [sys.executable, "-c", PROGRAM, url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             env=environment,
         )
@@ -52,7 +52,10 @@ def check(url: str) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    first, second = (json.loads(process.communicate(timeout=60)[0]) for process in processes)
+    (one, said), (two, told) = (process.communicate(timeout=60) for process in processes)
+    # The program leaves its connection open.
+    assert (said, told) == ("", "")
+    first, second = json.loads(one), json.loads(two)
     assert first == second
     assert len({key_id for key_id, _ in first}) == 50
     assert asyncio.run(count(url)) == (50, 0)
