@@ -176,7 +176,8 @@ def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
     if rules.payloads is not None:
         key = event.key or event.aggregate_id
         facts = PayloadFacts(event_id, event.event_type, event.schema_version, topic, key, subject_of(event))
-        text = _checked_size(rules.payloads.stage(facts, text, f"{prefix}payload"), rules, topic, prefix)
+        stored = rules.payloads.stage(facts, text, f"{prefix}payload")
+        text = text if stored is text else _checked_size(stored, rules, topic, prefix)
     return NewEvent(
         event_id=event_id,
         event_type=event.event_type,

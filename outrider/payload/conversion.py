@@ -64,7 +64,7 @@ def _fields(model: Any) -> Any:
     return {field.name: getattr(model, field.name) for field in fields(model)}
 
 
-def json_parser() -> Callable[[bytes], Any]:
+def json_parser() -> Callable[[bytes | str], Any]:
     """Return the function that reads the JSON of a stored payload: msgspec's, which takes a third of the time.
 
     Both read the same values; where msgspec is stricter, the standard library decides.
@@ -78,13 +78,37 @@ def json_parser() -> Callable[[bytes], Any]:
         return json.loads
     decode, refusal = msgspec.json.decode, msgspec.MsgspecError
 
-    def parse(text: bytes) -> Any:
+    def parse(text: bytes | str) -> Any:
         try:
             return decode(text)
         except refusal:
             return json.loads(text)
 
     return parse
+
+
+def json_writer() -> Callable[[Any], str]:
+    """Return the function that writes values which were read from JSON: msgspec's, which takes a tenth of the time.
+
+    Both write the same values, except NaN, which no JSON text has; the standard library writes what msgspec rejects.
+
+    >>> json_writer()({"total": 123456789012345678901234567890, "name": "Zoë"})
+    '{"total":123456789012345678901234567890,"name":"Zoë"}'
+    """
+    standard = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+    try:
+        import msgspec
+    except ModuleNotFoundError:
+        return standard
+    encode = msgspec.json.encode
+
+    def write(value: Any) -> str:
+        try:
+            return encode(value).decode()
+        except (TypeError, ValueError, OverflowError):
+            return standard(value)
+
+    return write
 
 
 def json_schema_of(kind: type) -> Any:

@@ -17,6 +17,9 @@ from outrider.event import VERSION, DeadLetterReason
 Version = int | str
 """The version of a schema: a whole number from 1, or a semantic version such as `2.1.0`."""
 
+ENCRYPTED_MARK = "$encrypted"
+"""The member that makes an object an encrypted value. The name is reserved in payloads."""
+
 _SEMANTIC = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:-(.+))?")
 
 

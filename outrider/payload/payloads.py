@@ -6,7 +6,6 @@ Checks are compiled once per event type and version. A type without schema and r
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +14,9 @@ from typing import Any
 
 from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, SchemaUnavailable, SubjectErased, UsageError
 from outrider.event import SKIPPED_TYPE, DeadLetterReason, Event, OutboxRow, subject_in, subject_of
-from outrider.payload.conversion import json_parser
+from outrider.payload.conversion import json_parser, json_writer
 from outrider.payload.model import (
+    ENCRYPTED_MARK,
     OnInvalid,
     PayloadCipher,
     PayloadFacts,
@@ -107,7 +107,7 @@ from version 2; add Upcaster('order.placed', 2, …)
         self.encryption = encryption
         self.observer = observer or LogObserver()
         self._required = schemas_required
-        self._read_json = json_parser()
+        self._read_json, self._write_json = json_parser(), json_writer()
         self._checks: dict[tuple[str, str], Checks] = {}
         self._increasing: dict[str, tuple[IncreasingField, ...]] = {}
         self._loading = threading.Lock()
@@ -180,19 +180,21 @@ from version 2; add Upcaster('order.placed', 2, …)
     def stage(self, facts: PayloadFacts, text: str, path: str = "payload") -> str:
         """Check a payload at staging, and return the JSON text to store, with sensitive fields encrypted.
 
+        `text` is as `payload_text` returns it, so that the name of a member stands in it without escapes.
+
         Raises InvalidEvent with the path of the field, and SchemaUnavailable if the schema is not known.
         """
         checks = self._of(facts) if self.checks_at_staging else None
         if self.encryption is None and (checks is None or checks.is_empty):
             return text
-        payload = json.loads(text)
-        if self.encryption is not None:
+        payload = self._read_json(text)
+        if self.encryption is not None and ENCRYPTED_MARK in text:
             # An edited dead letter may keep its encrypted values. All others would be a forgery, or a mistake.
             try:
                 payload = self.encryption.decrypt(facts, payload)
             except InvalidPayload as error:
                 raise InvalidEvent(_placed(error.path, path), error.problem, "stage the plain value") from error
-        for problem in self._problems(facts, checks, payload) if checks else ():
+        for problem in () if checks is None or checks.is_empty else self._problems(facts, checks, payload):
             if problem.mode is OnInvalid.WARN:
                 self._warn(facts, problem)
             elif problem.mode is OnInvalid.REFUSE:
@@ -204,7 +206,7 @@ from version 2; add Upcaster('order.placed', 2, …)
             sealed = self.encryption.encrypt(facts, payload)
         except InvalidEvent as error:
             raise InvalidEvent(_placed(error.path, path), error.problem, error.remedy) from error
-        return text if sealed is payload else json.dumps(sealed, ensure_ascii=False, separators=(",", ":"))
+        return text if sealed is payload else self._write_json(sealed)
 
     def check_row(self, row: OutboxRow) -> str | None:
         """Check a stored event before it is published; return the URI of its schema. `load` has read the schema.

@@ -7,7 +7,6 @@ copied to another event or field does not open. The package `cryptography` is im
 
 from __future__ import annotations
 
-import base64
 import binascii
 import copy
 import json
@@ -15,14 +14,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, SubjectErased, UsageError
 from outrider.event import DeadLetterReason
-from outrider.payload.model import PayloadFacts, field_path
+from outrider.payload.conversion import json_parser
+from outrider.payload.model import ENCRYPTED_MARK, PayloadFacts, field_path
 from outrider.privacy.keys import KEY_ID, SUBJECT_KEY_ID, DataKey, KeyRing, SubjectKeySource, subject_key_ids
 
-MARK = "$encrypted"
-"""The member that makes an object an encrypted value. The name is reserved in payloads."""
+MARK = ENCRYPTED_MARK
 
 FORM = 1
 """The version of the form of encrypted values."""
@@ -34,6 +34,10 @@ EACH = "[*]"
 
 EVERY = "*"
 """The part of a path for the members of an object."""
+
+CONTAINERS = (dict, list)
+
+MEMBERS = frozenset({MARK, "key", "nonce", "data"})
 
 Parts = tuple[str | int, ...]
 """The names and numbers that lead to a field."""
@@ -81,6 +85,7 @@ class FieldEncryption:
         self, *, keys: KeyRing, sensitive: Mapping[str, Sequence[str]], subjects: SubjectKeySource | None = None
     ) -> None:
         self.keys, self.subjects = keys, subjects
+        self._read_json = json_parser()
         self._prefixes: list[tuple[str, list[Parts]]] = []
         for event_types, paths in sensitive.items():
             if not event_types or "*" in event_types[:-1] or isinstance(paths, str):
@@ -104,9 +109,14 @@ class FieldEncryption:
         fields = self._of(facts.event_type)
         if not fields:
             return payload
+        key: DataKey | None = None
+        where = ""
 
         def seal(value: Any, parts: Parts) -> Any:
-            where, key = self._encrypting_key(facts)
+            nonlocal key, where
+            # Only the first field asks the ring, which looks at the clock.
+            if key is None:
+                where, key = self._encrypting_key(facts)
             if key is None:
                 remedy = "make a key with `outrider keys new`, or stage where the keys are"
                 raise InvalidEvent(_shown(parts), f"it must be encrypted, and {where} has no key", remedy)
@@ -234,7 +244,11 @@ class FieldEncryption:
             raise _invalid(
                 parts, f"it does not open with the key {key.id}: it was changed, or belongs to another event or field"
             )
-        return json.loads(plain.decode("utf-8", "surrogatepass"))
+        try:
+            return self._read_json(plain)
+        except UnicodeDecodeError:
+            # A lone surrogate, which only the standard library reads.
+            return json.loads(plain)
 
     def _encrypting_key(self, facts: PayloadFacts) -> tuple[str, DataKey | None]:
         """Return the place of the key that encrypts the fields of an event, and the key if it is there."""
@@ -336,21 +350,21 @@ def _change_fields(
 
     A value that is neither null nor what the path expects is misplaced: a sensitive value may be in it.
     """
-    if not fields:
-        return change(value, parts)
     if value is None:
         return value
-    changed: dict[Any, Any] = {}
+    changed = value
     for part, below in fields.items():
         places = _places(fields, part, value)
         if places is None:
             kind = "list" if part == EACH else "object"
             misplaced(parts, f"it is no {kind}, and a sensitive field is expected in one")
         for place in places or ():
-            after = _change_fields(below, value[place], (*parts, place), change, misplaced)
-            if after is not value[place]:
+            item, place_parts = value[place], (*parts, place)
+            after = _change_fields(below, item, place_parts, change, misplaced) if below else change(item, place_parts)
+            if after is not item:
+                changed = value.copy() if changed is value else changed
                 changed[place] = after
-    return _changed(value, changed)
+    return changed
 
 
 def _places(fields: Fields, part: str, value: Any) -> Sequence[Any] | None:
@@ -361,16 +375,7 @@ def _places(fields: Fields, part: str, value: Any) -> Sequence[Any] | None:
         return None
     if part == EVERY:
         return [name for name in value if name not in fields]
-    return [part] if part in value else []
-
-
-def _changed(value: Any, changed: Mapping[Any, Any]) -> Any:
-    """Return a list or an object with some items changed; the same object if there are none."""
-    if not changed:
-        return value
-    if isinstance(value, list):
-        return [changed.get(index, item) for index, item in enumerate(value)]
-    return {**value, **changed}
+    return (part,) if part in value else ()
 
 
 def _change_encrypted(value: Any, parts: Parts, change: Callable[[dict[str, Any], Parts], Any]) -> Any:
@@ -383,13 +388,14 @@ def _change_encrypted(value: Any, parts: Parts, change: Callable[[dict[str, Any]
         members = enumerate(value)
     else:
         return value
-    changed: dict[Any, Any] = {}
+    changed = value
     for place, item in members:
-        if isinstance(item, dict | list):
+        if isinstance(item, CONTAINERS):
             after = _change_encrypted(item, (*parts, place), change)
             if after is not item:
+                changed = value.copy() if changed is value else changed
                 changed[place] = after
-    return _changed(value, changed)
+    return changed
 
 
 def seal_bytes(key: DataKey, plain: bytes, associated: bytes) -> EncryptedValue:
@@ -400,12 +406,9 @@ def seal_bytes(key: DataKey, plain: bytes, associated: bytes) -> EncryptedValue:
 
 def open_bytes(key: DataKey, sealed: EncryptedValue, associated: bytes) -> bytes | None:
     """Decrypt bytes; None if they were changed, or were encrypted with other associated data or another key."""
-    cipher = _cipher(key.secret)
-    from cryptography.exceptions import InvalidTag
-
     try:
-        plain: bytes = cipher.decrypt(sealed.nonce, sealed.data, associated)
-    except InvalidTag:
+        plain: bytes = _cipher(key.secret).decrypt(sealed.nonce, sealed.data, associated)
+    except _invalid_tag():
         return None
     return plain
 
@@ -415,12 +418,17 @@ def parse_encrypted(value: Any) -> EncryptedValue | None:
 
     An object with another member is none: a plain value could hide in it.
     """
-    if not isinstance(value, dict) or set(value) != {MARK, "key", "nonce", "data"} or not _has_form(value):
+    if not isinstance(value, dict) or value.keys() != MEMBERS or not _has_form(value):
         return None
     key, nonce, data = value["key"], _bytes(value["nonce"]), _bytes(value["data"])
-    if not isinstance(key, str) or not KEY_ID.fullmatch(key):
+    if not isinstance(key, str) or not _is_key_id(key):
         return None
     return EncryptedValue(key, nonce, data) if len(nonce) == NONCE_BYTES and len(data) > TAG_BYTES else None
+
+
+@lru_cache(maxsize=256)
+def _is_key_id(text: str) -> bool:
+    return KEY_ID.fullmatch(text) is not None
 
 
 def _has_form(value: dict[str, Any]) -> bool:
@@ -433,19 +441,23 @@ def _is_whole(value: Any) -> bool:
 
 def _bytes(text: Any) -> bytes:
     try:
-        return base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+        return binascii.a2b_base64(text, strict_mode=True) if isinstance(text, str) else b""
     except (binascii.Error, ValueError):
         return b""
 
 
 def _associated(key_id: str, facts: PayloadFacts, parts: Parts) -> bytes:
-    return f"{_associated_event(key_id, str(facts.event_id), facts.event_type)}{_associated_path(parts)}".encode()
+    beginning = _associated_event(key_id, facts.event_id, facts.event_type)
+    return f"{beginning}{_associated_path(parts)}".encode()
 
 
 @lru_cache(maxsize=16)
-def _associated_event(key_id: str, event_id: str, event_type: str) -> str:
+def _associated_event(key_id: str, event_id: UUID | None, event_type: str) -> str:
     """Return the beginning of a JSON list, which is the same for all fields of an event."""
-    return json.dumps(["outrider", FORM, key_id, event_id, event_type])[:-1]
+    return f'["outrider", {FORM}, {_quoted(key_id)}, "{event_id}", {_quoted(event_type)}'
+
+
+_quoted = lru_cache(maxsize=256)(json.dumps)
 
 
 @lru_cache(maxsize=256)
@@ -479,3 +491,10 @@ def _cipher(secret: bytes) -> Any:
     except ModuleNotFoundError as error:
         raise UsageError("encryption needs cryptography; run: pip install 'outrider[encryption]'") from error
     return AESGCM(secret)
+
+
+def _invalid_tag() -> type[Exception]:
+    """Return the error of a value that does not open. An import costs as much as opening a value."""
+    from cryptography.exceptions import InvalidTag
+
+    return InvalidTag

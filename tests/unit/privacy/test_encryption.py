@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import os
+import re
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -43,6 +45,35 @@ def encryption(*keys: DataKey) -> FieldEncryption:
 
 def facts(event_type: str = "order.placed", event_id: UUID | None = None) -> PayloadFacts:
     return PayloadFacts(event_id or UUID(int=7), event_type, 1, "orders", "A")
+
+
+STORED = """{"customer": {"email": {"$encrypted": 1, "key": "first", "nonce": "t73IGLvMKTMYhXXJ", "data":
+"yKNH1z9zRyHts7FjhZPSsd1kR1qAAil6Uwi7MGwqOkLw"}}, "items": [{"note": {"$encrypted": 1, "key": "first", "nonce":
+"NJalyJsVNGSY4m/D", "data": "fJFOhEra7VZguB7XJ1EQxWOTFeh9PAh300SZYCM="}}, {"note": {"$encrypted": 1, "key": "first",
+"nonce": "2EiHFSh2m05O7790", "data": "XYIaksW/y9HqcV/a9M6aWFYJrs4="}}, {"note": {"$encrypted": 1, "key": "first",
+"nonce": "Rw/mLShIujvXW3VF", "data": "cHT+EGmVswbeE2JaMGiwU5eQb6fr/3MR33G37uPRC3m56A=="}}], "extra": {"a \\"b\\"":
+{"$encrypted": 1, "key": "first", "nonce": "TN8fCJ8tanQtS3/j", "data":
+"bxEq0G03Bu89kogGg+sAnIaDKpR8eqt9oOE/9PX5u71PNtwGW1NJ"}}}"""
+"""A payload that an earlier version has encrypted."""
+PLAIN: Any = {
+    "customer": {"email": "ann@example.com"},
+    "items": [{"note": "nä\U0001f600 \ud800"}, {"note": None}, {"note": {"a": [1, 2.5, True]}}],
+    "extra": {'a "b"': 12345678901234567890123},
+}
+
+
+def test_stored_values_open_in_every_later_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = DataKey("first", b"A" * 32)
+    cipher = FieldEncryption(
+        keys=KeyRing(ListedKeys(key)), sensitive={'order.ü"x': ["customer.email", "items[*].note", "extra.*"]}
+    )
+    about = PayloadFacts(UUID("01890a5d-ac96-774b-bcce-b302099a8057"), 'order.ü"x', 1, "", None)
+    stored = json.loads(STORED)
+    assert cipher.decrypt(about, stored) == PLAIN
+    # With the nonces of the stored values, the same values are written.
+    nonces = iter(base64.b64decode(nonce) for nonce in re.findall(r'"nonce":\s*"([^"]+)"', STORED))
+    monkeypatch.setattr(os, "urandom", lambda size: next(nonces))
+    assert cipher.encrypt(about, PLAIN) == stored
 
 
 def order(email: Any = "ann@example.com", *notes: Any) -> dict[str, Any]:
