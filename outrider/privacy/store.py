@@ -71,7 +71,10 @@ class Rewrite(NamedTuple):
 
 
 class PrivacyStore(Protocol):
-    """The table of keys, and a reader and writer of all stored payloads."""
+    """The table of keys, and a reader and writer of all stored payloads.
+
+    A change of a key leaves a line in the operation log, in the same transaction.
+    """
 
     async def keys(self) -> list[WrappedKey]:
         """Return all keys."""
@@ -85,7 +88,7 @@ class PrivacyStore(Protocol):
         """Give a key the highest rank; return False if there is none with this id."""
         ...
 
-    async def rewrap_key(self, key_id: str, before: str, after: str) -> bool:
+    async def rewrap_key(self, key_id: str, before: str, after: str, actor: str) -> bool:
         """Replace the wrapped form of a key, if it is still the given one."""
         ...
 
@@ -145,7 +148,7 @@ class StoredKeys:
     async def activate(self, key_id: str, actor: str) -> bool:
         return await self._with_store(lambda store: store.activate_key(key_id, actor))
 
-    async def rewrap(self) -> int:
+    async def rewrap(self, actor: str) -> int:
         """Wrap all keys with the active master key; return the number of keys that had another one."""
         master = self._master()
 
@@ -158,7 +161,7 @@ class StoredKeys:
                             f"the key {each.id} is wrapped with the master key {_master_of(each.wrapped)}, which "
                             f"{self.master.where} does not have; add it there"
                         )
-                    done += await store.rewrap_key(each.id, each.wrapped, self._wrap(key))
+                    done += await store.rewrap_key(each.id, each.wrapped, self._wrap(key), actor)
             return done
 
         return await self._with_store(work)

@@ -241,13 +241,13 @@ class PrivacyContract:
         assert await self.source(bench, self.master(monkeypatch, masters[0])).add(key, "ann")
         both = self.source(bench, self.master(monkeypatch, *reversed(masters)))
         assert (await asyncio.to_thread(both.read)).keys == {"one": key}
-        assert (await both.rewrap(), await both.rewrap()) == (1, 0)
+        assert (await both.rewrap("ann"), await both.rewrap("ann")) == (1, 0)
         new = self.source(bench, self.master(monkeypatch, masters[1]))
         assert (await asyncio.to_thread(new.read)).keys == {"one": key}
         old = self.source(bench, self.master(monkeypatch, masters[0]))
         assert await asyncio.to_thread(old.read) == ({}, None)
         with pytest.raises(UsageError, match="wrapped with the master key m2"):
-            await old.rewrap()
+            await old.rewrap("ann")
         none = self.source(bench, self.master(monkeypatch))
         assert await asyncio.to_thread(none.read) == ({}, None)
         with pytest.raises(UsageError, match="has no master key"):
@@ -260,8 +260,8 @@ class PrivacyContract:
         await source.add(DataKey.new("one"), "ann")
         await source.add(DataKey.new("two"), "ann")
         one, two = sorted(await bench.privacy.keys())
-        assert not await bench.privacy.rewrap_key("one", two.wrapped, one.wrapped)
-        assert await bench.privacy.rewrap_key("one", one.wrapped, two.wrapped)
+        assert not await bench.privacy.rewrap_key("one", two.wrapped, one.wrapped, "ann")
+        assert await bench.privacy.rewrap_key("one", one.wrapped, two.wrapped, "ann")
         with pytest.raises(KeysUnavailable, match="the key one was changed, or is of another ring"):
             await asyncio.to_thread(source.read)
 
