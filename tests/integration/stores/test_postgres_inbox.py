@@ -282,6 +282,7 @@ async def test_the_rights_that_the_documentation_names_are_enough(postgres_url: 
     [grants] = [text for text in page.split("```") if "CREATE ROLE shop_consumer" in text]
     await conn.execute(grants.removeprefix("sql"))
     await conn.execute("GRANT INSERT ON outrider.outbox_operation TO shop_consumer")
+    await conn.execute("GRANT SELECT, UPDATE ON outrider.outbox_operation_head TO shop_consumer")
     try:
         async with asyncpg.create_pool(
             postgres_url, min_size=1, max_size=2, server_settings={"role": "shop_consumer"}
