@@ -47,7 +47,7 @@ class MemoryInbox:
         self._store = store
         self.transactions: TransactionSource = MemoryTransactionSource(self.transaction)
         self.tables = InboxTables()
-        self.admin: InboxAdmin = MemoryInboxAdmin(self.tables, self.now, store.operations)
+        self.admin: InboxAdmin = MemoryInboxAdmin(self.tables, self.now, store.commands)
 
     def now(self) -> datetime:
         """Return the time by the store's clock."""

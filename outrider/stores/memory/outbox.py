@@ -13,6 +13,7 @@ from uuid import UUID
 from outrider.checks import CheckResult, warn
 from outrider.clock import Clock, SystemClock
 from outrider.event import BANDS, OnDeadLetter, OutboxRow, Readiness, Stream, TopicRule, default_topic, topic_of
+from outrider.operation_log import OperationLog
 from outrider.outbox.model import (
     EXPIRE_ACTOR,
     EXPIRE_VERB,
@@ -63,7 +64,8 @@ class MemoryStore:
         self.locks: dict[Hashable, MemoryTransaction] = {}
         self.admin: OutboxAdmin = MemoryOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = MemoryMaintenance(self)
-        self.operations = MemoryOperationLog(self.tables.operations, self.sagas, self.clock.now)
+        self.commands = MemoryOperationLog(self.tables.operations, self.sagas, self.clock.now)
+        self.operations: OperationLog = self.commands
         self._position = 0
         self._listeners: list[Callable[[], None]] = []
 
@@ -309,8 +311,8 @@ class MemoryMaintenance:
             del tables.archive[event_id]
         for event_id in dead:
             del tables.dead[event_id]
-        self._store.operations.write(EXPIRE_ACTOR, EXPIRE_VERB, [(event_id, None) for event_id in dead])
-        return Pruned(len(sent), len(dead), await self._store.operations.remove_lines(retention.operation_days))
+        self._store.commands.write(EXPIRE_ACTOR, EXPIRE_VERB, [(event_id, None) for event_id in dead])
+        return Pruned(len(sent), len(dead), await self._store.commands.remove_lines(retention.operation_days))
 
 
 def check() -> list[CheckResult]:

@@ -112,7 +112,7 @@ class MemoryOutboxAdmin:
             row, DeadLettered(DeadLetterReason.BY_HAND, failure, OnDeadLetter(policy)), attempts=row.event.attempts
         )
         settling.streams()
-        self._store.operations.write(actor, "dead_letter", [(event_id, None)], policy=policy)
+        self._store.commands.write(actor, "dead_letter", [(event_id, None)], policy=policy)
         return True
 
     def _resolve_topics(self) -> None:
@@ -151,7 +151,7 @@ class MemoryOutboxAdmin:
             row.stream = Stream(stream.lane, edit.topic, stream.key)
             dead.policy = OnDeadLetter.SKIP
             self._unblock(stream)
-        self._store.operations.write(actor, "edit", [(event_id, None)], **changes)
+        self._store.commands.write(actor, "edit", [(event_id, None)], **changes)
         return True
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
@@ -193,7 +193,7 @@ class MemoryOutboxAdmin:
             tables.blocked[stream] = BlockRow(BlockReason.DRAINING, None, self._store.clock.now())
 
     def _record(self, verb: str, actor: str, chosen: Sequence[DeadRow]) -> None:
-        self._store.operations.write(actor, verb, [(dead.row.event.event_id, None) for dead in chosen])
+        self._store.commands.write(actor, verb, [(dead.row.event.event_id, None) for dead in chosen])
 
 
 def _facts(row: OutboxTableRow) -> dict[str, Any]:

@@ -105,10 +105,7 @@ async def test_the_role_of_relays_writes_and_prunes_and_can_neither_change_nor_f
         with pytest.raises(OutriderError, match="append only"):
             await store.database.execute("UPDATE outrider.outbox_operation_head SET lines = lines - 1")
         with pytest.raises(OutriderError, match="has a number"):
-            columns = "(at, actor, verb) SELECT at, 'nobody', verb"
-            await store.database.execute(
-                f"INSERT INTO outrider.outbox_operation {columns} FROM outrider.outbox_operation"
-            )
+            await store.database.execute(OLD_LINE)
         # The role may write lines and the head, but has no key.
         await store.database.execute(
             "INSERT INTO outrider.outbox_operation (line, at, actor, verb, hash) "
