@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outrider.payload.store import PayloadStore, StoredSchemas
     from outrider.privacy.keys import KeyRing
     from outrider.privacy.store import PrivacyStore
+    from outrider.privacy.subjects import SubjectKeys
     from outrider.saga.definition.saga import SagaRegistry
     from outrider.saga.store import SagaStore
     from outrider.stores.migrations import Installer, Schema
@@ -50,6 +51,7 @@ __all__ = [
     "stage_sync",
     "stored_keys",
     "stored_schemas",
+    "stored_subject_keys",
 ]
 
 
@@ -342,6 +344,18 @@ def stored_keys(url: str, *, master: KeyRing, schema: str = "outrider") -> KeyRi
 
     find_adapter("privacy", url)
     return KeyRing(StoredKeys(partial(open_privacy, url, schema=schema), redacted(url), master))
+
+
+def stored_subject_keys(url: str, *, master: KeyRing, schema: str = "outrider") -> SubjectKeys:
+    """Return the keys of subjects in a store, wrapped with a master key, for `FieldEncryption(subjects=...)`::
+
+    master = KeyRing.from_environment("SHOP_MASTER_KEYS")
+    subjects = stored_subject_keys("postgresql://localhost/shop", master=master)
+    """
+    from outrider.privacy.subjects import SubjectKeys
+
+    find_adapter("privacy", url)
+    return SubjectKeys(partial(open_privacy, url, schema=schema), redacted(url), master)
 
 
 def saga_inbox(sagas: SagaRegistry, *, outbox: Outbox | None = None, observer: Observer | None = None) -> Inbox:

@@ -10,7 +10,8 @@
     ├── Permanent             trying again cannot help
     │   ├── NotFound          the store has no row for the given name or id
     │   ├── InvalidPayload    a stored or received payload is invalid, or cannot be opened; `path` names the field
-    │   │   └── KeyMissing    a field is encrypted with a key that this process does not have
+    │   │   ├── KeyMissing    a field is encrypted with a key that this process does not have
+    │   │   └── SubjectErased the key of a field was destroyed, because its subject was erased
     │   ├── StepRejected      raised by a step that did not happen, and will not
     │   └── AlreadyStarted    a saga with this correlation id exists
     └── Transient             the same call may succeed later
@@ -102,6 +103,10 @@ class InvalidPayload(Permanent):
 
 class KeyMissing(InvalidPayload):
     """A field is encrypted with a key that this process does not have. Add the key that the text names to the ring."""
+
+
+class SubjectErased(InvalidPayload):
+    """The key of a field was destroyed, because its subject was erased. Nothing can be done: that is its purpose."""
 
 
 class StepRejected(Permanent):

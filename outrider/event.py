@@ -6,6 +6,7 @@ The module also defines streams and lanes, because producers, stores and consume
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import time
@@ -41,6 +42,11 @@ VERSION = re.compile(r"[1-9][0-9]{0,9}|(?:0|[1-9]\d{0,8})(?:\.(?:0|[1-9]\d{0,8})
 SCHEMA_HEADER = "dataschema"
 """The header with the URI of the schema of a payload; with CloudEvents also the attribute of the name."""
 
+SUBJECT_HEADER = "subject"
+"""The header with the subject of an event. The attribute of that name of CloudEvents has a prefix on every wire."""
+
+SUBJECT_BYTES_MAX = 400
+
 SKIPPED_TYPE = "outrider.skipped"
 """The type of the marker that is published instead of a skipped event."""
 
@@ -72,6 +78,7 @@ class Event:
     Staging the same `event_id` twice is a no-op; an event without an id gets a new id. `sequence="auto"` numbers the
     events of a stream without gaps; a number is the aggregate's own version. `payload` is any JSON value, or a pydantic
     model, a dataclass or a msgspec struct. Ids may be text, whole numbers, UUIDs or ObjectIds, and are kept as text.
+    `subject` names the person whose data the event carries; it is stored and published as the header `subject`.
 
     >>> Event("order.placed", {"total": 12}, aggregate_type="order", aggregate_id="A-1").topic is None
     True
@@ -95,6 +102,7 @@ class Event:
     retry: RetryPolicy | None = None
     created_at: datetime | None = None
     available_at: datetime | None = None
+    subject: Identifier = None
 
 
 class Readiness(StrEnum):
@@ -181,6 +189,44 @@ def lane_of(key: str, priority: int, lanes: int) -> int:
     """
     digest = hashlib.md5(key.encode(), usedforsecurity=False).digest()
     return band_of(priority) * lanes + (digest[0] * 256 + digest[1]) % lanes
+
+
+def subject_of(event: Event) -> str | None:
+    """Return the subject of an event as text, None without one. The header counts as well.
+
+    >>> subject_of(Event("order.placed", {}, subject=42)), subject_of(Event("paid", {}, headers={"subject": "ann"}))
+    ('42', 'ann')
+    """
+    if event.subject is not None:
+        return str(event.subject)
+    headers: Any = event.headers
+    # Staging rejects headers of another type later, with a path.
+    return headers.get(SUBJECT_HEADER) if isinstance(headers, Mapping) else None
+
+
+def subject_problem(subject: str) -> str | None:
+    """Return the reason why a text cannot be a subject: operators type it, and brokers carry it as a header.
+
+    >>> subject_problem("customer:42"), subject_problem("customer\\n42")
+    (None, 'it has a character that cannot be printed')
+    """
+    if not subject.isprintable():
+        return "it has a character that cannot be printed"
+    if not 0 < (size := len(subject.encode())) <= SUBJECT_BYTES_MAX:
+        return f"it has {size} bytes" if size else "it is empty"
+    return None
+
+
+def subject_in(headers: bytes) -> str | None:
+    """Return the subject in the headers of a stored event, which are JSON text.
+
+    >>> subject_in(b'{"subject": "customer:42"}'), subject_in(b"{}")
+    ('customer:42', None)
+    """
+    if b'"subject"' not in headers:
+        return None
+    subject = json.loads(headers).get(SUBJECT_HEADER)
+    return subject if isinstance(subject, str) else None
 
 
 def default_topic(event_type: str, topic: str | None, routing_key: str | None) -> str:

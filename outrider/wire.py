@@ -19,6 +19,7 @@ from outrider.event import (
     BAND_NAMES,
     GAPLESS,
     SKIPPED_TYPE,
+    SUBJECT_HEADER,
     UNREADABLE,
     VERSION,
     Delivery,
@@ -218,6 +219,7 @@ def _event(
         saga_id=headers.get("saga_id"),
         sequence=sequence,
         created_at=_time(headers.get("created_at")),
+        subject=headers.get(SUBJECT_HEADER) or None,
     )
 
 

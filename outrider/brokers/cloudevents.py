@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from outrider.errors import InvalidSetting
-from outrider.event import SCHEMA_HEADER, Message
+from outrider.event import SCHEMA_HEADER, SUBJECT_HEADER, Message
 
 SPEC_VERSION = "1.0"
 JSON = "application/json"
@@ -27,7 +27,7 @@ TAKEN = frozenset((*CORE, *EXTENSIONS))
 HARMLESS = (
     frozenset({"message_id", "event_type", "key", "sequence", "schema_version", "created_at", "skipped", "replayed"})
     | {"aggregate_type", "aggregate_id", "saga_id", "correlation_id", "causation_id", "content_type"}
-    | {"trace_id", "traceparent", "tracestate", SCHEMA_HEADER}
+    | {"trace_id", "traceparent", "tracestate", SCHEMA_HEADER, SUBJECT_HEADER}
 )
 """Headers that no reader takes for an attribute. Most events have only these, and need no further check."""
 

@@ -43,6 +43,7 @@ NAMES = {
     "duplicates": "duplicates",
     "dropped": "dropped",
     "no_handler": "without a handler",
+    "erased": "of erased subjects",
     "waiting": "waiting",
     "dead_lettered": "dead-lettered",
     "unhandled": "not handled yet",
@@ -68,7 +69,7 @@ class ConsumerTally:
             self.counts[PUBLISHED] += event.confirmed
             self.last_error.set()
         elif isinstance(event, Handled):
-            for name in ("applied", "duplicates", "dropped", "waiting", "no_handler"):
+            for name in ("applied", "duplicates", "dropped", "waiting", "no_handler", "erased"):
                 self.counts[name] += getattr(event, name)
             self.last_error.set()
         elif isinstance(event, ConsumerDeadLettered):

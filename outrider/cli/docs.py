@@ -47,6 +47,7 @@ HEADERS: Mapping[str, Any] = {
         "causation_id": {"type": "string"},
         "saga_id": {"type": "string"},
         "traceparent": {"type": "string"},
+        "subject": {"type": "string", "description": "The person whose data the event carries."},
     },
 }
 """The headers on which a consumer may rely; headers of the application come beside them."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -15,13 +16,16 @@ from outrider import app as composition
 from outrider.cli.imports import find_payloads
 from outrider.cli.options import As, Json, StoreLocation, actor, expand_options, with_outbox
 from outrider.cli.output import CHECK_RESULT, NotDone, emit, say, show_table
-from outrider.errors import InvalidPayload, KeysUnavailable, NotFound, UsageError
+from outrider.errors import InvalidPayload, KeysUnavailable, NotFound, SubjectErased, UsageError
 from outrider.payload.model import PayloadFacts, Version, parse_version
 from outrider.payload.payloads import Payloads
 from outrider.privacy.encryption import FieldEncryption
 from outrider.privacy.keys import DataKey, KeyFacts
 from outrider.privacy.reencryption import Reencryption
 from outrider.privacy.store import CopyKind, StoredKeys
+from outrider.privacy.subjects import SubjectKeys
+
+T = TypeVar("T")
 
 app = typer.Typer(help="Keys that encrypt fields of payloads: make, add, rotate, list.", no_args_is_help=True)
 
@@ -47,8 +51,26 @@ def new(id: KeyId = None, json: Json = False) -> None:
 @expand_options
 def list_keys(*, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
     """List the keys of the ring, without their secrets. Alias: `ls`."""
-    rows = [_row(each) for each in asyncio.run(_encryption(location, payloads).keys.source.facts())]
-    emit(rows) if json else show_table(COLUMNS, rows, empty="the ring has no keys")
+    encryption = _encryption(location, payloads)
+    rows = [_row(each) for each in asyncio.run(encryption.keys.source.facts())]
+    if json:
+        emit(rows)
+        return
+    show_table(COLUMNS, rows, empty="the ring has no keys")
+    if isinstance(encryption.subjects, SubjectKeys):
+        counts = _with_subjects(encryption.subjects, encryption.subjects.counts())
+        say(f"{counts.live} subjects have keys of their own; {counts.destroyed} keys of subjects were destroyed")
+
+
+@app.command("subjects")
+@expand_options
+def count_subjects(*, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
+    """Count the keys of subjects: those in use, and those that were destroyed."""
+    subjects = _encryption(location, payloads).subjects
+    if not isinstance(subjects, SubjectKeys):
+        raise UsageError("subjects have no keys of their own; give FieldEncryption subjects=stored_subject_keys(…)")
+    counts = _with_subjects(subjects, subjects.counts())._asdict()
+    emit(counts) if json else show_table(list(counts), [counts], empty="")
 
 
 @app.command("add")
@@ -96,11 +118,16 @@ def rotate(
 @expand_options
 def rewrap(*, location: StoreLocation, payloads: OfPayloads = None, as_name: As = None, json: Json = False) -> None:
     """Wrap the keys of a store with the active master key. Values stay as they are. Then the old master can go."""
-    source = _encryption(location, payloads).keys.source
-    if not isinstance(source, StoredKeys):
+    encryption = _encryption(location, payloads)
+    source, subjects = encryption.keys.source, encryption.subjects
+    if not isinstance(source, StoredKeys) and not isinstance(subjects, SubjectKeys):
         raise UsageError(f"{source.where} has no master key; only keys in a store are wrapped")
-    count = asyncio.run(source.rewrap(actor(as_name, as_json=json)))
-    emit({"rewrapped": count}) if json else say(f"{count} keys have a new master key")
+    name = actor(as_name, as_json=json)
+    done = {"rewrapped": asyncio.run(source.rewrap(name))} if isinstance(source, StoredKeys) else {}
+    if isinstance(subjects, SubjectKeys):
+        with _counting("keys of subjects examined", quiet=json) as progress:
+            done["rewrapped_subjects"] = _with_subjects(subjects, subjects.rewrap(progress))
+    emit(done) if json else say(f"{sum(done.values())} keys have a new master key")
 
 
 @app.command("reencrypt")
@@ -127,16 +154,16 @@ def reencrypt(
     async def work() -> tuple[Reencryption, bool]:
         chosen = location.read()
         store = await composition.open_privacy(chosen.store_url(), schema=chosen.schema)
-        hidden = json or not sys.stderr.isatty()
-        columns = TextColumn("{task.completed} payloads examined")
         try:
-            with Progress(columns, console=Console(stderr=True), disable=hidden, transient=True) as bar:
-                task, run = bar.add_task("", total=None), Reencryption(encryption, store, dry_run)
-                return run, await run.run(lambda count: bar.update(task, completed=count))
+            with _counting("payloads examined", quiet=json) as progress:
+                run = Reencryption(encryption, store, dry_run)
+                return run, await run.run(progress)
         finally:
             await store.close()
 
     run, complete = asyncio.run(work())
+    if isinstance(encryption.subjects, SubjectKeys):
+        encryption.subjects.close()
     _show_result(run, complete, json)
     if run.failed or not (complete or dry_run):
         raise typer.Exit(CHECK_RESULT)
@@ -147,10 +174,13 @@ def _show_result(run: Reencryption, complete: bool, as_json: bool) -> None:
     rows = [each._asdict() for each in run.named]
     verb = "to_write" if run.dry_run else "written"
     if as_json:
-        emit({"examined": examined, verb: written, "complete": complete, "would_not_open": rows, "count": run.failed})
+        facts = {"examined": examined, verb: written, "complete": complete, "would_not_open": rows, "count": run.failed}
+        emit({**facts, "erased": run.erased.total()})
         return
     shown = [{"kind": kind, "examined": examined[kind], verb: written[kind]} for kind in examined]
     show_table(["kind", "examined", verb], shown, empty="")
+    if run.erased:
+        say(f"{run.erased.total()} payloads belong to subjects that were erased")
     if rows:
         show_table(["kind", "event_id", "event_type", "problem"], rows, empty="")
         say(f"{run.failed} payloads do not open and stay as they are")
@@ -166,14 +196,35 @@ def opened(payloads: Payloads | None, facts: Mapping[str, Any], payload: Any) ->
     about = PayloadFacts(facts["event_id"], facts["event_type"], version, facts.get("topic") or "", facts.get("key"))
     try:
         return payloads.encryption.decrypt(about, payload)
+    except SubjectErased as error:
+        typer.echo(f"erased: {error}", err=True)
     except (InvalidPayload, KeysUnavailable) as error:
         typer.echo(f"shown as stored: {error}", err=True)
-        return payload
+    return payload
 
 
 def with_plain_payload(location: StoreLocation, facts: dict[str, Any]) -> dict[str, Any]:
     """Return an event with its payload as a person reads it."""
     return {**facts, "payload": opened(find_payloads(location.read().payloads), facts, facts["payload"])}
+
+
+def _with_subjects(subjects: SubjectKeys, work: Coroutine[Any, Any, T]) -> T:
+    """Run work on the keys of subjects, and close their connection."""
+    try:
+        return asyncio.run(work)
+    finally:
+        subjects.close()
+
+
+@contextmanager
+def _counting(what: str, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show a number while the block runs, on a terminal."""
+    columns = TextColumn(f"{{task.completed}} {what}")
+    with Progress(
+        columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty(), transient=True
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda count: bar.update(task, completed=count)
 
 
 def _encryption(location: StoreLocation, target: str | None) -> FieldEncryption:

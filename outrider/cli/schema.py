@@ -121,7 +121,8 @@ def check(
     counts = {str(kind): count for kind, count in sorted(found.counts.items())}
     if json:
         rows = [each._asdict() for each in unopened[:SHOWN_MAX]]
-        emit({"checked": counts, "would_not_open": rows, "count": len(unopened), "unchecked": found.unchecked_sagas})
+        facts = {"checked": counts, "would_not_open": rows, "count": len(unopened)}
+        emit({**facts, "unchecked": found.unchecked_sagas, "erased": found.erased})
     else:
         _say_result(found, unopened)
     if unopened:
@@ -142,6 +143,8 @@ def _say_result(check: StoredCheck, unopened: list[Unopened]) -> None:
         say(f"{count} checked: {each}")
     if check.unchecked_sagas:
         say(f"{check.unchecked_sagas} saga states are not checked; name the new sagas with --sagas module:sagas")
+    if check.erased:
+        say(f"{check.erased} belong to subjects that were erased, and are not checked")
     if unopened:
         rows = [each._asdict() for each in unopened[:SHOWN_MAX]]
         show_table(UNOPENED_COLUMNS, rows, empty="")

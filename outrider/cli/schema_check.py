@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outrider.errors import InvalidPayload, OutriderError, SchemaUnavailable
+from outrider.errors import InvalidPayload, OutriderError, SchemaUnavailable, SubjectErased
 from outrider.event import DeadLetterReason, Event
 from outrider.payload.model import PayloadFacts, parse_version
 from outrider.payload.payloads import Payloads
@@ -49,6 +49,8 @@ class StoredCheck:
     counts: Counter[StoredKind] = field(default_factory=Counter)
     unchecked_sagas: int = 0
     """Sagas that were not opened, because no definitions were given."""
+    erased: int = 0
+    """Documents whose subjects were erased, which no code opens again."""
 
     async def run(self, store: PayloadStore, progress: Callable[[int], None]) -> AsyncIterator[Unopened]:
         """Open every document; yield those that would not open. `progress` is told the number of documents so far."""
@@ -75,6 +77,8 @@ class StoredCheck:
             await self._open(document, event)
         except SchemaUnavailable:
             raise
+        except SubjectErased:
+            self.erased += 1
         except InvalidPayload as error:
             return Unopened(document.kind, document.id, name, str(error))
         return None

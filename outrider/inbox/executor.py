@@ -20,7 +20,7 @@ from outrider.event import DeadLetterReason, InboxStream, ReceivedEvent
 from outrider.inbox.model import Applied, Held, Ignored, InboxDeadLettered, LeftWithBroker
 from outrider.inbox.router import Routes
 from outrider.inbox.store import InboxStore
-from outrider.inbox.transaction import NO_HANDLER, BatchOutcome, HandlerFailed, InboxTransaction
+from outrider.inbox.transaction import ERASED, NO_HANDLER, BatchOutcome, HandlerFailed, InboxTransaction
 from outrider.redaction import without_values
 from outrider.retry import RetryPolicy
 from outrider.telemetry.events import (
@@ -28,6 +28,7 @@ from outrider.telemetry.events import (
     ConsumerDeadLettered,
     ConsumerRecovered,
     ConsumerUnavailable,
+    ErasedEventSkipped,
     Handled,
     HandlerRetried,
     HeldEventsFull,
@@ -212,11 +213,16 @@ class HandlerExecutor:
     def _emit_outcomes(self, done: BatchOutcome, seconds: float) -> None:
         consumer = self._routes.consumer
         applied, dropped, waiting = (len(done.of(kind)) for kind in (Applied, Ignored, Held))
-        unhandled = [received for received, outcome in done.entries if outcome is NO_HANDLER]
-        dropped -= len(unhandled)
+        unhandled, erased = (
+            [received for received, outcome in done.entries if outcome is reason] for reason in (NO_HANDLER, ERASED)
+        )
+        dropped -= len(unhandled) + len(erased)
         counts = applied, len(done.duplicates), dropped, waiting, len(unhandled)
-        self._observer.emit(Handled(consumer, *counts, seconds=seconds, staged=done.staged))
+        self._observer.emit(Handled(consumer, *counts, seconds=seconds, staged=done.staged, erased=len(erased)))
         self._emit_unhandled_types(unhandled)
+        for received in erased:
+            event = received.event_id, received.delivery.topic, received.event_type
+            self._observer.emit(ErasedEventSkipped(consumer, *event))
         for received, outcome in done.of(InboxDeadLettered):
             assert isinstance(outcome, InboxDeadLettered)
             self._observer.emit(

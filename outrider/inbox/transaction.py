@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.causation import counting_staged, handling
-from outrider.errors import InvalidHandler, InvalidPayload, OutriderError, Permanent, TransactionLost, UsageError
+from outrider.errors import (
+    InvalidHandler,
+    InvalidPayload,
+    OutriderError,
+    Permanent,
+    SubjectErased,
+    TransactionLost,
+    UsageError,
+)
 from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter, ReceivedEvent
 from outrider.inbox.model import (
     Applied,
@@ -39,6 +47,8 @@ from outrider.wire import decode
 NO_HANDLER = Ignored("no handler of its type")
 
 HANDLED_BEFORE = Ignored("handled before")
+
+ERASED = Ignored("its subject was erased")
 
 Todo = list[tuple[ReceivedEvent, Route | InboxOutcome]]
 
@@ -106,6 +116,9 @@ class InboxTransaction:
 
     async def _process(self, batch: Batch, dead_letter: Mapping[UUID, InboxDeadLettered]) -> BatchOutcome:
         outcome = BatchOutcome(drains=self._routes.settings.drains)
+        if not isinstance(batch, HeldBatch):
+            # Before the transaction: a slow store of keys must not keep its locks.
+            await self._load_keys(batch)
         try:
             async with self._store.transaction() as tx:
                 if (given := await self._read_batch(tx, batch)) is None:
@@ -145,7 +158,13 @@ class InboxTransaction:
         if claimed is None:
             return None
         events = [_reopen(held, batch.stream) for held in claimed.waiting]
+        await self._load_keys(events)
         return BatchInput(events, claimed.fresh, {batch.stream: claimed.state})
+
+    async def _load_keys(self, events: Sequence[ReceivedEvent]) -> None:
+        """Read the keys of encrypted values, which the handlers get decrypted."""
+        if self._routes.payloads is not None:
+            await self._routes.payloads.load([], payloads=[received.delivery.body for received in events])
 
     async def _invoke(self, tx: Any, todo: Todo) -> dict[UUID, float]:
         """Run handlers in order. Consecutive events with the same batch handler are passed to the handler together."""
@@ -251,11 +270,18 @@ def _target(
     if route is None or routes.payloads is None:
         return received, route or NO_HANDLER
     try:
-        # The delivery stays as received, and is what a store keeps.
-        return received._replace(event=routes.payloads.open(received.event)), route
+        opened = routes.payloads.open(received.event)
     except InvalidPayload as error:
-        letter = {"error": str(error)}
-        return received, InboxDeadLettered(DeadLetterReason(error.reason), letter, routes.settings.on_dead_letter, 0)
+        return received, _unopened(error, routes)
+    # The delivery stays as received, and is what a store keeps.
+    return received._replace(event=opened), route
+
+
+def _unopened(error: InvalidPayload, routes: Routes) -> Ignored | InboxDeadLettered:
+    if isinstance(error, SubjectErased):
+        return ERASED
+    letter = {"error": str(error)}
+    return InboxDeadLettered(DeadLetterReason(error.reason), letter, routes.settings.on_dead_letter, 0)
 
 
 def _poison(error: str, routes: Routes) -> InboxDeadLettered:

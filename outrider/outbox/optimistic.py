@@ -208,7 +208,8 @@ class OptimisticWriter:
         batch = Batch.plan([event._replace(readiness=Readiness.READY) for event in events])
         ordered = self._broker.capabilities.ordered
         if self._rules.payloads is not None:
-            await self._rules.payloads.load([(event.event_type, event.schema_version) for event in events])
+            pairs = [(event.event_type, event.schema_version) for event in events]
+            await self._rules.payloads.load(pairs, payloads=[event.payload for event in events])
         while (seconds := deadline - self._clock.boot_seconds()) > 0:
             wave = batch.next_wave(len(events), ordered=ordered)
             if wave is None:

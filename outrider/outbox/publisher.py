@@ -176,7 +176,7 @@ class BatchPublisher:
     async def _load_checks(self, events: Sequence[OutboxRow]) -> None:
         """Read the schemas and the last values with which events are compared."""
         if self.payloads is not None:
-            await self.payloads.load(set(map(_TYPE_VERSION, events)))
+            await self.payloads.load(set(map(_TYPE_VERSION, events)), payloads=(event.payload for event in events))
         if self.increases is not None:
             await self.increases.load(events)
 

@@ -22,12 +22,16 @@ from outrider.errors import InvalidEvent
 from outrider.event import (
     EVENT_TYPE_BYTES_MAX,
     GAPLESS,
+    SUBJECT_BYTES_MAX,
+    SUBJECT_HEADER,
     TOPIC,
     TRACEPARENT,
     VERSION,
     Event,
     band_of,
     default_topic,
+    subject_of,
+    subject_problem,
     uuid7,
 )
 from outrider.outbox.model import DeadLetterEdit, NewEvent, StageRequest
@@ -47,7 +51,7 @@ _TRACE = {
 
 _TEXT_FIELDS = ("event_type", "aggregate_type", "aggregate_id", "key", "routing_key", "saga_id")
 
-_ID_FIELDS = ("aggregate_id", "key", "saga_id")
+_ID_FIELDS = ("aggregate_id", "key", "saga_id", "subject")
 
 _YEARS = range(1900, 9000)
 
@@ -82,16 +86,20 @@ class StagingRules:
 
 
 async def load_schemas(rules: StagingRules, events: Sequence[Event]) -> None:
-    """Read the schemas of events that are not in memory, on a thread: a source may be slow, and the loop must not wait.
+    """Read the schemas and keys of events that are not in memory: a source may be slow, and the loop must not wait.
 
     ```python
     await load_schemas(rules, events)
     request = validate_events(events, rules)
     ```
     """
-    if rules.payloads is not None and rules.payloads.checks_at_staging:
-        # `validate_events` rejects whatever is no event.
-        await rules.payloads.load([(e.event_type, e.schema_version) for e in events if hasattr(e, "event_type")])
+    if (payloads := rules.payloads) is not None:
+        # `validate_events` rejects whatever is no event, and whatever is no subject.
+        known = [event for event in events if hasattr(event, "event_type")]
+        pairs = [(each.event_type, each.schema_version) for each in known] if payloads.checks_at_staging else []
+        named = [(each.event_type, subject_of(each)) for each in known]
+        subjects = [(name, subject) for name, subject in named if subject and not subject_problem(subject)]
+        await payloads.load(pairs, subjects=subjects)
 
 
 def validate_events(events: Sequence[Event], rules: StagingRules) -> StageRequest:
@@ -131,11 +139,14 @@ def validate_edit(
     except ValueError as error:
         raise InvalidEvent("payload", f"it is not JSON ({error})", "pass one JSON value") from error
     kept = {name: dead_letter[name] for name in ("event_id", "schema_version", "key") if dead_letter.get(name)}
-    changed = Event(
-        dead_letter["event_type"], content, headers=headers or {}, topic=topic or dead_letter["topic"], **kept
-    )
+    own, stored = dict(headers or {}), (dead_letter.get("headers") or {}).get(SUBJECT_HEADER)
+    if payload is None and stored is not None and own.get(SUBJECT_HEADER, stored) != stored:
+        problem = "the encrypted values of the payload belong to the subject that the event has"
+        raise InvalidEvent(f"headers.{SUBJECT_HEADER}", problem, "pass the payload as well")
+    bound = {SUBJECT_HEADER: stored, **own} if isinstance(stored, str) else own
+    changed = Event(dead_letter["event_type"], content, headers=bound, topic=topic or dead_letter["topic"], **kept)
     new = _prepare(changed, rules if payload is not None else replace(rules, payloads=None), "")
-    return DeadLetterEdit(None if payload is None else new.payload, dict(headers or {}), topic and new.topic)
+    return DeadLetterEdit(None if payload is None else new.payload, own, topic and new.topic)
 
 
 def _is_numbered(event: Event) -> bool:
@@ -161,9 +172,10 @@ def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
     event = _with_text_ids(event)
     _check_fields(event, prefix)
     topic, event_id = _topic(event, rules, prefix), event.event_id or uuid7()
-    text = payload_text(event.payload, rules.limit_of(topic), f"{prefix}payload")
+    text, headers = payload_text(event.payload, rules.limit_of(topic), f"{prefix}payload"), _headers(event, prefix)
     if rules.payloads is not None:
-        facts = PayloadFacts(event_id, event.event_type, event.schema_version, topic, event.key or event.aggregate_id)
+        key = event.key or event.aggregate_id
+        facts = PayloadFacts(event_id, event.event_type, event.schema_version, topic, key, subject_of(event))
         text = _checked_size(rules.payloads.stage(facts, text, f"{prefix}payload"), rules, topic, prefix)
     return NewEvent(
         event_id=event_id,
@@ -171,7 +183,7 @@ def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
         aggregate_type=event.aggregate_type,
         aggregate_id=event.aggregate_id,
         payload=text,
-        headers=_headers(event, prefix),
+        headers=headers,
         topic=topic,
         key=event.key,
         routing_key=event.routing_key,
@@ -291,8 +303,24 @@ def _headers(event: Event, prefix: str) -> str:
         problem = bad_characters(value) or ("it has a line break" if "\n" in value or "\r" in value else None)
         if problem:
             raise InvalidEvent(path, problem, "remove it")
-    headers = {**event.headers, **(GAPLESS if _is_numbered(event) else {})}
+    headers = {**event.headers, **(GAPLESS if _is_numbered(event) else {}), **_subject(event, prefix)}
     return json.dumps(headers, ensure_ascii=False) if headers else "{}"
+
+
+def _subject(event: Event, prefix: str) -> dict[str, str]:
+    """Return the header of the subject. Two different subjects would leave open whose data the event carries."""
+    in_header = event.headers.get(SUBJECT_HEADER)
+    if event.subject is not None and in_header not in (None, event.subject):
+        reason = f"it is {in_header!r}, and the event has the subject {event.subject!r}"
+        raise InvalidEvent(f"{prefix}headers.{SUBJECT_HEADER}", reason, "leave the header out")
+    if (subject := subject_of(event)) is None:
+        return {}
+    path = f"{prefix}subject" if event.subject is not None else f"{prefix}headers.{SUBJECT_HEADER}"
+    if not isinstance(event.subject, str | None):
+        raise InvalidEvent(path, f"{event.subject!r} is not a text", "pass a string that is not empty")
+    if problem := subject_problem(subject):
+        raise InvalidEvent(path, problem, f"use 1 to {SUBJECT_BYTES_MAX} bytes of text without control characters")
+    return {SUBJECT_HEADER: subject}
 
 
 def bad_characters(text: str) -> str | None:

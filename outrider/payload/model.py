@@ -6,7 +6,7 @@ A version is a whole number, or a semantic version as text. Both are text in a s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
@@ -77,6 +77,8 @@ class PayloadFacts(NamedTuple):
     schema_version: Version
     topic: str
     key: str | None
+    subject: str | None = None
+    """The person whose data the event carries; None without one, or where it is unknown."""
 
 
 class PayloadProblem(NamedTuple):
@@ -94,6 +96,13 @@ class PayloadProblem(NamedTuple):
 class PayloadCipher(Protocol):
     """Encrypts fields of payloads. Each method gets and returns JSON values, and leaves its argument unchanged."""
 
+    async def load(self, subjects: Iterable[tuple[str, str]], payloads: Iterable[Any]) -> None:
+        """Read the keys of subjects, as (event type, subject), and of payloads, as JSON text or values.
+
+        The event loop does not wait for them later. A failure is raised by the call that needs the key.
+        """
+        ...
+
     def encrypt(self, facts: PayloadFacts, payload: Any) -> Any:
         """Return the payload with its sensitive fields encrypted. Raises InvalidEvent if a field cannot be."""
         ...
@@ -101,7 +110,8 @@ class PayloadCipher(Protocol):
     def decrypt(self, facts: PayloadFacts, payload: Any) -> Any:
         """Return the payload with its encrypted fields as plain values.
 
-        Raises InvalidPayload if a field cannot be, and its subclass KeyMissing if the key is not there.
+        Raises InvalidPayload if a field cannot be, and its subclasses KeyMissing if the key is not there, and
+        SubjectErased if the key was destroyed.
         """
         ...
 

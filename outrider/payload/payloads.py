@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, SchemaUnavailable, UsageError
-from outrider.event import SKIPPED_TYPE, DeadLetterReason, Event, OutboxRow
+from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, SchemaUnavailable, SubjectErased, UsageError
+from outrider.event import SKIPPED_TYPE, DeadLetterReason, Event, OutboxRow, subject_in, subject_of
 from outrider.payload.conversion import json_parser
 from outrider.payload.model import (
     OnInvalid,
@@ -138,10 +138,18 @@ from version 2; add Upcaster('order.placed', 2, …)
         checks = self._checks.get(_key(*pair))
         return checks is not None and time.monotonic() < checks.read_again_at
 
-    async def load(self, pairs: Iterable[TypeVersion]) -> None:
-        """Read the schemas of types and versions that are not in memory, on a thread. A check raises the error."""
+    async def load(
+        self, pairs: Iterable[TypeVersion], *, subjects: Iterable[tuple[str, str]] = (), payloads: Iterable[Any] = ()
+    ) -> None:
+        """Read what is not in memory, off the event loop: schemas of types and versions, and keys.
+
+        The keys are those of subjects that are going to be staged, as (event type, subject), and those of stored or
+        received payloads, as JSON text or values. An error is raised by the call that needs the schema or the key.
+        """
         if wanted := [pair for pair in pairs if not self.is_loaded(pair)]:
             await asyncio.to_thread(self.load_sync, wanted)
+        if self.encryption is not None:
+            await self.encryption.load(subjects, payloads)
 
     def load_sync(self, pairs: Iterable[TypeVersion]) -> None:
         """Read schemas, and block until the source answers or its time limit is over."""
@@ -212,8 +220,7 @@ from version 2; add Upcaster('order.placed', 2, …)
                 return checks.uri
         if row.event_type == SKIPPED_TYPE:
             return None
-        facts = PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key)
-        self.check_payload(facts, row.payload)
+        self.check_payload(_facts_of(row), row.payload)
         return checks.uri if checks is not None else None
 
     def check_payload(self, facts: PayloadFacts, text: bytes) -> None:
@@ -226,7 +233,7 @@ from version 2; add Upcaster('order.placed', 2, …)
                 raise InvalidPayload(plain, problem, DeadLetterReason.ENCRYPTION_FAILED)
             try:
                 payload = payload if checks.is_empty else self.encryption.decrypt(facts, payload)
-            except KeyMissing:
+            except (KeyMissing, SubjectErased):
                 # A relay needs no keys: staging has checked the plain values, and an encrypted value is no secret.
                 return
         for found in self._problems(facts, checks, payload):
@@ -239,7 +246,9 @@ from version 2; add Upcaster('order.placed', 2, …)
         given, payload = parse_version(event.schema_version) or event.schema_version, event.payload
         version: Version = given
         if self.encryption is not None:
-            facts = PayloadFacts(event.event_id, event.event_type, version, event.topic or "", event.key)
+            facts = PayloadFacts(
+                event.event_id, event.event_type, version, event.topic or "", event.key, subject_of(event)
+            )
             payload = self.encryption.decrypt(facts, payload)
         version, payload = self.chains.upcast(event.event_type, given, payload)
         if version == given and payload is event.payload:
@@ -260,8 +269,7 @@ from version 2; add Upcaster('order.placed', 2, …)
             return []
         payload = self._parse(row.payload)
         if self.encryption is not None and any(rule.value(payload) is None for rule in rules):
-            facts = PayloadFacts(row.event_id, row.event_type, row.schema_version, row.topic, row.key)
-            payload = self.encryption.decrypt(facts, payload)
+            payload = self.encryption.decrypt(_facts_of(row), payload)
         found = ((rule, rule.value(payload)) for rule in rules)
         return [(rule, value) for rule, value in found if value is not None]
 
@@ -309,6 +317,11 @@ from version 2; add Upcaster('order.placed', 2, …)
     def _warn(self, facts: PayloadFacts, problem: PayloadProblem) -> None:
         version = str(facts.schema_version)
         self.observer.emit(InvalidPayloadPublished(facts.event_id, facts.event_type, version, str(problem)))
+
+
+def _facts_of(row: OutboxRow) -> PayloadFacts:
+    place = row.topic, row.key
+    return PayloadFacts(row.event_id, row.event_type, row.schema_version, *place, subject_in(row.headers))
 
 
 def _key(event_type: str, version: object) -> tuple[str, str]:

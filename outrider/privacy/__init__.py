@@ -2,6 +2,7 @@
 
 from outrider.privacy.encryption import FieldEncryption
 from outrider.privacy.keys import DataKey, EnvironmentKeys, FileKeys, KeyFacts, KeyRing, KeySet, KeySource
+from outrider.privacy.subjects import SubjectKeys
 
 __all__ = [
     "DataKey",
@@ -12,4 +13,5 @@ __all__ = [
     "KeyRing",
     "KeySet",
     "KeySource",
+    "SubjectKeys",
 ]

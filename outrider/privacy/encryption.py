@@ -12,14 +12,14 @@ import binascii
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, UsageError
+from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, SubjectErased, UsageError
 from outrider.event import DeadLetterReason
 from outrider.payload.model import PayloadFacts, field_path
-from outrider.privacy.keys import KEY_ID, DataKey, KeyRing
+from outrider.privacy.keys import KEY_ID, SUBJECT_KEY_ID, DataKey, KeyRing, SubjectKeySource, subject_key_ids
 
 MARK = "$encrypted"
 """The member that makes an object an encrypted value. The name is reserved in payloads."""
@@ -67,6 +67,9 @@ class FieldEncryption:
         )
         outbox = outrider.Outbox(payloads=Payloads(encryption=encryption))
 
+    With `subjects`, the fields of an event that has a subject are encrypted with the subject's own key, which can be
+    destroyed.
+
     >>> FieldEncryption(keys=KeyRing.from_environment("ABSENT_KEYS"), sensitive={"order.placed": ["customer..email"]})
     Traceback (most recent call last):
     ...
@@ -74,8 +77,10 @@ class FieldEncryption:
 [*] for the items of a list
     """
 
-    def __init__(self, *, keys: KeyRing, sensitive: Mapping[str, Sequence[str]]) -> None:
-        self.keys = keys
+    def __init__(
+        self, *, keys: KeyRing, sensitive: Mapping[str, Sequence[str]], subjects: SubjectKeySource | None = None
+    ) -> None:
+        self.keys, self.subjects = keys, subjects
         self._prefixes: list[tuple[str, list[Parts]]] = []
         for event_types, paths in sensitive.items():
             if not event_types or "*" in event_types[:-1] or isinstance(paths, str):
@@ -86,6 +91,14 @@ class FieldEncryption:
             self._prefixes.append((event_types, [_parse_path(event_types, path) for path in paths]))
         self._fields: dict[str, Fields] = {}
 
+    async def load(self, subjects: Iterable[tuple[str, str]], payloads: Iterable[Any]) -> None:
+        """Read the keys of subjects, as (event type, subject), and of payloads, as JSON text or values."""
+        if self.subjects is not None:
+            named = {subject for event_type, subject in subjects if self._of(event_type)}
+            found = (subject_key_ids(each) if isinstance(each, bytes) else self.key_ids(each) for each in payloads)
+            key_ids = {key_id for ids in found for key_id in ids if SUBJECT_KEY_ID.fullmatch(key_id)}
+            await self.subjects.load(named, key_ids)
+
     def encrypt(self, facts: PayloadFacts, payload: Any) -> Any:
         """Return the payload with its sensitive fields encrypted. Raises InvalidEvent if a field cannot be."""
         fields = self._of(facts.event_type)
@@ -93,10 +106,10 @@ class FieldEncryption:
             return payload
 
         def seal(value: Any, parts: Parts) -> Any:
-            key = self.keys.active()
+            where, key = self._encrypting_key(facts)
             if key is None:
                 remedy = "make a key with `outrider keys new`, or stage where the keys are"
-                raise InvalidEvent(_shown(parts), f"it must be encrypted, and {self.keys.where} has no key", remedy)
+                raise InvalidEvent(_shown(parts), f"it must be encrypted, and {where} has no key", remedy)
             return self._seal(key, facts, parts, value)
 
         def misplaced(parts: Parts, text: str) -> None:
@@ -107,7 +120,8 @@ class FieldEncryption:
     def decrypt(self, facts: PayloadFacts, payload: Any) -> Any:
         """Return the payload with every encrypted value as its plain value.
 
-        Raises InvalidPayload for a value that is damaged or belongs elsewhere, and KeyMissing without its key.
+        Raises InvalidPayload for a value that is damaged or belongs elsewhere, KeyMissing without its key, and
+        SubjectErased if its key was destroyed.
         """
         try:
             return _change_encrypted(payload, (), lambda value, parts: self._open(facts, parts, value))
@@ -129,23 +143,41 @@ class FieldEncryption:
             _change_fields(fields, payload, (), look, lambda parts, _: found.append(parts))
         return _shown(found[0]) if found else None
 
-    def reencrypt(self, facts: PayloadFacts, text: str) -> str | None:
-        """Return the JSON text of a stored payload with all sensitive fields under the active key; None if they are.
+    def is_current(self, facts: PayloadFacts, text: str) -> bool:
+        """Return whether `reencrypt` would leave a stored payload as it is. Raises InvalidPayload as `decrypt` does."""
+        payload = json.loads(text)
+        if self.plaintext_path(facts, payload) is not None:
+            self.decrypt(facts, payload)
+            return False
 
-        Other parts of the text stay as they are, character by character, unless a field was not encrypted.
+        def look(value: dict[str, Any], parts: Parts) -> Any:
+            return value if self._is_present(facts, parts, value) else self._open(facts, parts, value)
+
+        return _change_encrypted(payload, (), look) is payload
+
+    def reencrypt(self, facts: PayloadFacts, text: str) -> str | None:
+        """Return the JSON text of a stored payload with all sensitive fields under their present key; None if they are.
+
+        That is the active key of the ring, or the key of the subject. Other parts of the text stay as they are,
+        character by character, unless a field was not encrypted.
         """
         payload = json.loads(text)
         if self.plaintext_path(facts, payload) is not None:
             whole = self.encrypt(facts, self.decrypt(facts, payload))
             return _compact(whole)
-        if (key := self.keys.active()) is None:
+        if (self.subjects is None or facts.subject is None) and self.keys.active() is None:
             raise UsageError(f"{self.keys.where} has no key; make one with: outrider keys add")
         fresh: list[tuple[str, str]] = []
 
         def renew(value: dict[str, Any], parts: Parts) -> Any:
-            if value.get("key") == key.id:
+            if self._is_present(facts, parts, value):
                 return value
-            sealed = self._seal(key, facts, parts, self._open(facts, parts, value))
+            # The old key first: a destroyed key must not make a new one.
+            plain = self._open(facts, parts, value)
+            where, key = self._encrypting_key(facts)
+            if key is None:
+                raise UsageError(f"{where} has no key; make one with: outrider keys add")
+            sealed = self._seal(key, facts, parts, plain)
             fresh.append((_compact(value), _compact(sealed)))
             return sealed
 
@@ -157,6 +189,17 @@ class FieldEncryption:
                 text = text.replace(before, after)
             return text
         return _compact(changed)
+
+    def _is_present(self, facts: PayloadFacts, parts: Parts, value: dict[str, Any]) -> bool:
+        """Return whether a value has the key that would encrypt it now."""
+        key_id = str(value.get("key"))
+        if self.subjects is None or not SUBJECT_KEY_ID.fullmatch(key_id):
+            active = self.keys.active() if self.subjects is None or facts.subject is None else None
+            return active is not None and active.id == key_id
+        # A subject has one live key. A reply in a mailbox has no headers, so that its subject is unknown there.
+        if facts.subject is not None:
+            self._subject_key(facts, parts, key_id)
+        return True
 
     def key_ids(self, payload: Any) -> set[str]:
         """Return the ids of the keys of all encrypted values in a payload."""
@@ -180,16 +223,39 @@ class FieldEncryption:
             if not _has_form(value):
                 text = f"it has the member {MARK}, which is reserved, in a form that this version does not know"
             raise _invalid(parts, text)
-        key = self.keys.find(sealed.key_id)
-        if key is None:
-            text = f"it is encrypted with the key {sealed.key_id}, which {self.keys.where} does not have"
-            raise KeyMissing(_shown(parts), text, DeadLetterReason.ENCRYPTION_FAILED)
+        if self.subjects is not None and SUBJECT_KEY_ID.fullmatch(sealed.key_id):
+            key = self._subject_key(facts, parts, sealed.key_id)
+        elif (found := self.keys.find(sealed.key_id)) is not None:
+            key = found
+        else:
+            raise _missing(parts, sealed.key_id, f"which {self.keys.where} does not have")
         plain = open_bytes(key, sealed, _associated(key.id, facts, parts))
         if plain is None:
             raise _invalid(
                 parts, f"it does not open with the key {key.id}: it was changed, or belongs to another event or field"
             )
         return json.loads(plain.decode("utf-8", "surrogatepass"))
+
+    def _encrypting_key(self, facts: PayloadFacts) -> tuple[str, DataKey | None]:
+        """Return the place of the key that encrypts the fields of an event, and the key if it is there."""
+        if self.subjects is not None and facts.subject is not None:
+            return self.subjects.where, self.subjects.key_of(facts.subject)
+        return self.keys.where, self.keys.active()
+
+    def _subject_key(self, facts: PayloadFacts, parts: Parts, key_id: str) -> DataKey:
+        """Return the key of the subject of an event, which decrypts a field."""
+        assert self.subjects is not None
+        found = self.subjects.find(key_id)
+        if found is None:
+            raise _missing(parts, key_id, f"which {self.subjects.where} does not have")
+        if found.destroyed_at is not None:
+            text = f"its subject was erased: the key {key_id} was destroyed on {found.destroyed_at:%Y-%m-%d}"
+            raise SubjectErased(_shown(parts), text, DeadLetterReason.ENCRYPTION_FAILED)
+        if found.key is None:
+            raise _missing(parts, key_id, f"the key of a subject, which cannot be used: {found.problem}")
+        if facts.subject not in (None, found.subject):
+            raise _invalid(parts, f"it is encrypted with the key {key_id} of another subject than that of the event")
+        return found.key
 
     def _of(self, event_type: str) -> Fields:
         """Return the sensitive fields of a type. Types come from other programs, too, so the memory is bounded."""
@@ -394,6 +460,11 @@ _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 def _shown(parts: Parts) -> str:
     return field_path("payload", parts)
+
+
+def _missing(parts: Parts, key_id: str, which: str) -> KeyMissing:
+    text = f"it is encrypted with the key {key_id}, {which}"
+    return KeyMissing(_shown(parts), text, DeadLetterReason.ENCRYPTION_FAILED)
 
 
 def _invalid(parts: Parts, text: str) -> InvalidPayload:

@@ -39,6 +39,11 @@ MISSING_MAX = 1_000
 
 EXAMPLE = "outrider keys new"
 
+SUBJECT_KEY_ID = re.compile(r"s-[0-9a-f]{16}")
+"""The id of the key of a subject. It is random: an id says nothing about its subject."""
+
+_IN_TEXT = re.compile(rb'"(s-[0-9a-f]{16})"')
+
 
 @dataclass(frozen=True, slots=True)
 class DataKey:
@@ -112,6 +117,47 @@ class KeySource(Protocol):
     async def activate(self, key_id: str, actor: str) -> bool:
         """Let a key encrypt from now on; return False if there is no key with this id."""
         ...
+
+
+class SubjectKey(NamedTuple):
+    """The key of a subject as a process knows it. Without `key` it was destroyed, or `problem` has the reason."""
+
+    id: str
+    subject: str
+    key: DataKey | None
+    problem: str = ""
+    destroyed_at: datetime | None = None
+
+
+class SubjectKeySource(Protocol):
+    """The keys of subjects: each person has a key, which can be destroyed with all that it has encrypted."""
+
+    where: str
+    """The place, for texts of errors."""
+
+    def key_of(self, subject: str) -> DataKey | None:
+        """Return the key that encrypts for a subject, made at the first use; None where there are no secrets.
+
+        The method blocks unless `load` has read the key. Raises KeysUnavailable.
+        """
+        ...
+
+    def find(self, key_id: str) -> SubjectKey | None:
+        """Return a key by its id, None if it is unknown. The method may block, as `key_of`. Raises KeysUnavailable."""
+        ...
+
+    async def load(self, subjects: Iterable[str], key_ids: Iterable[str]) -> None:
+        """Read keys that are not in memory, and make those that subjects lack, while the event loop goes on."""
+        ...
+
+
+def subject_key_ids(payload: bytes) -> set[str]:
+    """Return the ids of keys of subjects in the JSON text of a payload, perhaps with other texts of that form.
+
+    >>> subject_key_ids(b'{"email": {"$encrypted": 1, "key": "s-0123456789abcdef"}}')
+    {'s-0123456789abcdef'}
+    """
+    return {found.decode("ascii") for found in _IN_TEXT.findall(payload)} if b'"s-' in payload else set()
 
 
 class EnvironmentKeys:

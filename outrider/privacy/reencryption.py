@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from outrider.errors import InvalidEvent, InvalidPayload
+from outrider.errors import InvalidEvent, InvalidPayload, SubjectErased
 from outrider.payload.model import PayloadFacts
-from outrider.privacy.encryption import FieldEncryption
+from outrider.privacy.encryption import MARK, FieldEncryption
+from outrider.privacy.keys import subject_key_ids
 from outrider.privacy.store import CopyKind, PayloadCopy, PrivacyStore, Rewrite
 
 BATCH = 200
@@ -48,6 +49,8 @@ class Reencryption:
     """The payloads of the last pass."""
     written: Counter[CopyKind] = field(default_factory=Counter)
     """The payloads that were encrypted again, in all passes."""
+    erased: Counter[CopyKind] = field(default_factory=Counter)
+    """The payloads of the last pass whose subjects were erased, which stay as they are."""
     failed: int = 0
     named: list[UnopenedCopy] = field(default_factory=list)
 
@@ -66,12 +69,14 @@ class Reencryption:
     async def _pass(self, progress: Callable[[int], None]) -> int:
         """Go through all kinds once; return the number of payloads that were not under the active key."""
         self.examined.clear()
+        self.erased.clear()
         self.named.clear()
         self.failed, found = 0, 0
         for kind in CopyKind:
             after: tuple[Any, ...] | None = None
             while True:
                 page = await self.store.copies(kind, after, self.batch)
+                await self._load_keys(page.copies)
                 rewrites = [rewrite for copy in page.copies if (rewrite := self._rewrite(kind, copy)) is not None]
                 found += len(rewrites)
                 if rewrites:
@@ -82,11 +87,25 @@ class Reencryption:
                     break
         return found
 
+    async def _load_keys(self, copies: Sequence[PayloadCopy]) -> None:
+        """Read the keys of a page at once, and make the keys of subjects whose values are still under the ring."""
+        texts = [(copy, copy.text.encode()) for copy in copies if copy.text is not None and MARK in copy.text]
+        await self.encryption.load([], [text for _, text in texts])
+        if not self.dry_run:
+            # A payload with a value under the key of a subject may be erased, and must not make a new key.
+            ring = [copy for copy, text in texts if not subject_key_ids(text)]
+            await self.encryption.load([(copy.event_type, copy.subject) for copy in ring if copy.subject], [])
+
     def _rewrite(self, kind: CopyKind, copy: PayloadCopy) -> Rewrite | None:
         if copy.text is None:
             return None
+        facts = PayloadFacts(copy.event_id, copy.event_type, 1, "", None, copy.subject)
         try:
-            text = self.encryption.reencrypt(PayloadFacts(copy.event_id, copy.event_type, 1, "", None), copy.text)
+            if self.dry_run:
+                return None if self.encryption.is_current(facts, copy.text) else Rewrite(copy, copy.text)
+            text = self.encryption.reencrypt(facts, copy.text)
+        except SubjectErased:
+            self.erased[kind] += 1
         except (InvalidPayload, InvalidEvent) as error:
             self._fail(kind, copy, f"{error.path}: {error.problem}")
         except (ValueError, RecursionError):

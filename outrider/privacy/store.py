@@ -1,10 +1,12 @@
-"""The contract of the store of privacy: wrapped keys, and all stored copies of payloads; and the key ring in a store.
+"""The contract of the store of privacy: wrapped keys, of rings and of subjects, and all stored copies of payloads; and
+the key ring in a store.
 
 A key in the store is wrapped: encrypted with a master key, which is never in the store.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
@@ -54,6 +56,8 @@ class PayloadCopy(NamedTuple):
     event_type: str
     text: str | None
     """None for a body that is no text."""
+    subject: str | None = None
+    """The subject of the event; unknown for a message in the mailbox of a saga, which is kept without headers."""
 
 
 class CopyPage(NamedTuple):
@@ -70,10 +74,76 @@ class Rewrite(NamedTuple):
     text: str
 
 
-class PrivacyStore(Protocol):
-    """The table of keys, and a reader and writer of all stored payloads.
+class WrappedSubjectKey(NamedTuple):
+    """The key of a subject in a store. A destroyed key has no wrapped form, and a hash instead of its subject."""
 
-    A change of a key leaves a line in the operation log, in the same transaction.
+    id: str
+    subject: str
+    wrapped: str | None
+    created_at: datetime
+    destroyed_at: datetime | None
+
+
+class NewSubjectKey(NamedTuple):
+    """A key to be inserted for a subject."""
+
+    id: str
+    subject: str
+    wrapped: str
+
+
+class SubjectKeyCounts(NamedTuple):
+    """The numbers of keys in use, and of destroyed keys."""
+
+    live: int
+    destroyed: int
+
+
+class SubjectKeyStore(Protocol):
+    """The table of the keys of subjects. A subject has one live key at most, and any number of destroyed ones."""
+
+    async def subject_keys(self, subjects: Sequence[str], key_ids: Sequence[str]) -> list[WrappedSubjectKey]:
+        """Return the keys of these subjects, and those with these ids. A destroyed key has the `erased_name`."""
+        ...
+
+    async def insert_subject_keys(self, keys: Sequence[NewSubjectKey]) -> None:
+        """Insert keys, and commit. A subject that has a live key keeps it."""
+        ...
+
+    async def destroy_subject_key(self, subject: str) -> list[str]:
+        """Destroy the live key of a subject; return its id, empty without one. `erased_name` replaces the subject."""
+        ...
+
+    async def subject_key_page(self, after: str, limit: int) -> list[WrappedSubjectKey]:
+        """Return the next live keys in the order of their ids."""
+        ...
+
+    async def rewrap_subject_keys(self, changes: Sequence[tuple[str, str, str]]) -> int:
+        """Replace wrapped forms, given as (id, before, after), where the old one still stands; return their number."""
+        ...
+
+    async def count_subject_keys(self) -> SubjectKeyCounts:
+        """Count all keys."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections and threads."""
+        ...
+
+
+def erased_name(subject: str) -> str:
+    """Return the text that stands for the subject of a destroyed key.
+
+    >>> erased_name("customer:42")[:14]
+    'sha256:67f22bf'
+    """
+    return f"sha256:{hashlib.sha256(subject.encode()).hexdigest()}"
+
+
+class PrivacyStore(SubjectKeyStore, Protocol):
+    """The tables of keys, and a reader and writer of all stored payloads.
+
+    A change of a key of a ring leaves a line in the operation log, in the same transaction.
     """
 
     async def keys(self) -> list[WrappedKey]:
@@ -103,10 +173,6 @@ class PrivacyStore(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Close connections and threads."""
-        ...
-
 
 _background = Background("outrider-keys")
 """A loop of its own: a ring is read by plain functions on any thread, the shared loop's included."""
@@ -131,18 +197,18 @@ class StoredKeys:
             found = _background.run(self._with_store(lambda store: store.keys())).result(ANSWER_SECONDS)
         except (OutriderError, TimeoutError) as error:
             raise KeysUnavailable(f"{self.where} cannot be read ({str(error) or 'no answer'})") from error
-        opened = {each.id: self._unwrap(each) for each in found}
+        opened = {each.id: unwrap_key(self.master, each.id, each.wrapped, self.where) for each in found}
         keys = {key_id: key for key_id, key in opened.items() if key is not None}
         return KeySet(keys, _active(found, keys))
 
     async def facts(self) -> list[KeyFacts]:
         found = await self._with_store(lambda store: store.keys())
         active = _active(found, {each.id: each for each in found})
-        rows = [KeyFacts(each.id, each.id == active, *each[3:], _master_of(each.wrapped)) for each in found]
+        rows = [KeyFacts(each.id, each.id == active, *each[3:], master_of(each.wrapped)) for each in found]
         return sorted(rows, key=lambda row: (not row.active, row.created_at, row.id))
 
     async def add(self, key: DataKey, actor: str) -> bool:
-        wrapped = self._wrap(key)
+        wrapped = wrap_key(self.master, key)
         return await self._with_store(lambda store: store.insert_key(key.id, wrapped, actor))
 
     async def activate(self, key_id: str, actor: str) -> bool:
@@ -150,41 +216,17 @@ class StoredKeys:
 
     async def rewrap(self, actor: str) -> int:
         """Wrap all keys with the active master key; return the number of keys that had another one."""
-        master = self._master()
+        master = active_master(self.master)
 
         async def work(store: PrivacyStore) -> int:
             done = 0
             for each in await store.keys():
-                if _master_of(each.wrapped) != master.id:
-                    if (key := self._unwrap(each)) is None:
-                        raise UsageError(
-                            f"the key {each.id} is wrapped with the master key {_master_of(each.wrapped)}, which "
-                            f"{self.master.where} does not have; add it there"
-                        )
-                    done += await store.rewrap_key(each.id, each.wrapped, self._wrap(key), actor)
+                if master_of(each.wrapped) != master.id:
+                    key = required_key(self.master, each.id, each.wrapped, self.where)
+                    done += await store.rewrap_key(each.id, each.wrapped, wrap_key(self.master, key), actor)
             return done
 
         return await self._with_store(work)
-
-    def _master(self) -> DataKey:
-        if (master := self.master.active()) is None:
-            raise UsageError(f"{self.master.where} has no master key; make one with: outrider keys new")
-        return master
-
-    def _wrap(self, key: DataKey) -> str:
-        master = self._master()
-        return json.dumps(seal_bytes(master, key.secret, _about(master.id, key.id)).to_json())
-
-    def _unwrap(self, each: WrappedKey) -> DataKey | None:
-        """Return a key, None if its master key is not here."""
-        sealed = parse_encrypted(json.loads(each.wrapped))
-        master = None if sealed is None else self.master.find(sealed.key_id)
-        if sealed is None or master is None:
-            return None
-        secret = open_bytes(master, sealed, _about(master.id, each.id))
-        if secret is None:
-            raise KeysUnavailable(f"{self.where} cannot be read: the key {each.id} was changed, or is of another ring")
-        return DataKey(each.id, secret)
 
     async def _with_store(self, work: Callable[[PrivacyStore], Awaitable[T]]) -> T:
         store = await self._opening()
@@ -203,9 +245,45 @@ def _active(found: Sequence[WrappedKey], known: Mapping[str, object]) -> str | N
     return first.id if first.id in known else None
 
 
-def _master_of(wrapped: str) -> str:
+def active_master(master: KeyRing) -> DataKey:
+    """Return the master key that wraps."""
+    if (key := master.active()) is None:
+        raise UsageError(f"{master.where} has no master key; make one with: outrider keys new")
+    return key
+
+
+def master_of(wrapped: str) -> str:
+    """Return the id of the master key that wraps a key."""
     return str(json.loads(wrapped).get("key"))
 
 
-def _about(master_id: str, key_id: str) -> bytes:
-    return json.dumps(["outrider key", 1, master_id, key_id]).encode()
+def wrap_key(master: KeyRing, key: DataKey, *owner: str) -> str:
+    """Return the wrapped form of a key. It is bound to the id, and to the owner if the key has one."""
+    wrapping = active_master(master)
+    return json.dumps(seal_bytes(wrapping, key.secret, _about(wrapping.id, key.id, *owner)).to_json())
+
+
+def unwrap_key(master: KeyRing, key_id: str, wrapped: str, where: str, *owner: str) -> DataKey | None:
+    """Return a key, None if its master key is not here. Raises KeysUnavailable if the wrapped form was changed."""
+    sealed = parse_encrypted(json.loads(wrapped))
+    wrapping = None if sealed is None else master.find(sealed.key_id)
+    if sealed is None or wrapping is None:
+        return None
+    secret = open_bytes(wrapping, sealed, _about(wrapping.id, key_id, *owner))
+    if secret is None:
+        raise KeysUnavailable(f"{where} cannot be read: the key {key_id} was changed, or is of another ring")
+    return DataKey(key_id, secret)
+
+
+def required_key(master: KeyRing, key_id: str, wrapped: str, where: str, *owner: str) -> DataKey:
+    """Return a key whose master key must be here."""
+    if (key := unwrap_key(master, key_id, wrapped, where, *owner)) is None:
+        raise UsageError(
+            f"the key {key_id} is wrapped with the master key {master_of(wrapped)}, which {master.where} does not "
+            "have; add it there"
+        )
+    return key
+
+
+def _about(master_id: str, key_id: str, *owner: str) -> bytes:
+    return json.dumps(["outrider key", 1, master_id, key_id, *owner]).encode()

@@ -111,6 +111,8 @@ class NewSaga(NamedTuple):
     parent_id: UUID | None = None
     parent_step: str | None = None
     """The step of the parent that started this child, or one of its items."""
+    subject: str | None = None
+    """The person whose data the saga works with, and the subject of the events that it stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,8 @@ class Instance:
     """The number of lines of the saga's audit chain."""
     audit_hash: bytes | None = None
     """The hash of the last line; None for the first line, whose hash is not stored."""
+    subject: str | None = None
+    """The person whose data the saga works with, and the subject of the events that it stages."""
 
     @property
     def audit_head(self) -> bytes:

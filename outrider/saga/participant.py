@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from outrider.errors import Permanent, UsageError
-from outrider.event import Event
+from outrider.event import Event, subject_of
 from outrider.outbox.staging import Outbox, default
 from outrider.payload.conversion import to_plain
 from outrider.retry import RetryPolicy
@@ -27,7 +27,7 @@ CommandFunction = Callable[[Event, Any], Any]
 
 REPLY_FIELDS = (
     *("event_type", "payload", "aggregate_type", "aggregate_id", "headers", "topic", "key", "routing_key"),
-    *("priority", "schema_version", "saga_id", "max_attempts"),
+    *("priority", "schema_version", "saga_id", "max_attempts", "subject"),
 )
 """The fields that a repeated reply has in common with the first reply."""
 
@@ -182,7 +182,7 @@ async def _call(do: CommandFunction, command: Event, tx: Any) -> Event | Rejecti
 
 
 def _address(reply: Event, request: _Command) -> Event:
-    """Add the saga id and the key of the step to a reply, so that the reply finds its saga."""
+    """Add the saga id and the key of the step to a reply, so that the reply finds its saga; and its subject."""
     saga_id = request.event.saga_id or request.key.partition(":")[0]
     headers = {KEY_HEADER: request.key, "causation_id": str(request.event.event_id)}
     if trace := request.event.headers.get("traceparent"):
@@ -190,6 +190,7 @@ def _address(reply: Event, request: _Command) -> Event:
     return replace(
         reply,
         saga_id=saga_id,
+        subject=request.event.subject if subject_of(reply) is None else reply.subject,
         key=reply.key or reply.aggregate_id or saga_id,
         headers={**headers, **reply.headers, KEY_HEADER: request.key},
     )

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
-from outrider.errors import Permanent
+from outrider.errors import Permanent, SubjectErased
 from outrider.event import Event, uuid7
 from outrider.outbox.staging import Outbox, default
 from outrider.redaction import UNREDACTED
@@ -22,7 +22,7 @@ from outrider.saga.definition.steps import Step, StepKind
 from outrider.saga.definition.validation import Function
 from outrider.saga.execution.step_executor import KEY_HEADER
 from outrider.saga.model import MessageKind, NewSagaMessage
-from outrider.telemetry.events import Observer, Observers, ReplyOfUnknownSaga, ReplyWithoutSaga
+from outrider.telemetry.events import ErasedEventSkipped, Observer, Observers, ReplyOfUnknownSaga, ReplyWithoutSaga
 from outrider.tracebacks import summary_of, user_frame
 
 COPY = "copy saga_id and saga_key from the command, or use Participant"
@@ -71,9 +71,19 @@ class ReplyHandler:
     async def deliver(self, saga_type: str, event: Event, tx: Any) -> bool:
         """Deliver an event to its saga of a type; False if there is no saga, or the saga already has the event.
 
+        An event whose subject was erased is dropped as well.
+
         The mailbox keeps the payload as received; an event that this code cannot open raises InvalidPayload.
         """
-        opened = event if self._payloads is None else self._payloads.open(event)
+        opened = event
+        if self._payloads is not None:
+            await self._payloads.load([], payloads=[event.payload])
+            try:
+                opened = self._payloads.open(event)
+            except SubjectErased:
+                facts = event.event_id, event.topic or "", event.event_type
+                self._observer.emit(ErasedEventSkipped(self._sagas.consumer(saga_type), *facts))
+                return False
         saga_id = self._find_saga(saga_type, opened)
         if saga_id is not None:
             message = _message(saga_type, saga_id, event)

@@ -42,6 +42,7 @@ _UNFINISHED = {
     "saga": "sagas are under way or need a person",
     "payload": "schemas are in use",
     "privacy": "keys may be in use",
+    "subject": "keys of subjects may be in use",
 }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outrider.privacy.store import CopyKind, CopyPage, PayloadCopy, WrappedKey
+from outrider.event import SUBJECT_HEADER, subject_in, subject_problem
+from outrider.privacy.store import CopyKind, CopyPage, PayloadCopy, WrappedKey, WrappedSubjectKey
+from outrider.stores.rows import headers_of
 
 BODIES = (CopyKind.HELD_EVENT, CopyKind.CONSUMER_DEAD_LETTER)
 """The kinds whose payload is the body of a message, in bytes."""
@@ -46,13 +49,13 @@ FILE_SHAPES: Mapping[CopyKind, CopyShape] = {
 """The pages of SQLite by kind. Ids are text there, and an archived event has its id for itself."""
 
 
-def to_copies(rows: Sequence[Mapping[str, Any]], limit: int, key: Sequence[str]) -> CopyPage:
+def to_copies(kind: CopyKind, rows: Sequence[Mapping[str, Any]], limit: int, key: Sequence[str]) -> CopyPage:
     """Return the page of some rows; a page that is not full is the last one."""
-    copies = [_copy(row, key) for row in rows]
+    copies = [_copy(kind, row, key) for row in rows]
     return CopyPage(copies, copies[-1].key if len(copies) == limit else None)
 
 
-def _copy(row: Mapping[str, Any], key: Sequence[str]) -> PayloadCopy:
+def _copy(kind: CopyKind, row: Mapping[str, Any], key: Sequence[str]) -> PayloadCopy:
     text, event_id = row["text"], row["event_id"]
     if isinstance(text, bytes):
         try:
@@ -60,7 +63,23 @@ def _copy(row: Mapping[str, Any], key: Sequence[str]) -> PayloadCopy:
         except UnicodeDecodeError:
             text = None
     own_id = event_id if isinstance(event_id, UUID) else UUID(event_id)
-    return PayloadCopy(tuple(row[name] for name in key), own_id, row["event_type"], text)
+    subject = _subject(kind, row.get("headers") or "{}")
+    return PayloadCopy(tuple(row[name] for name in key), own_id, row["event_type"], text, subject)
+
+
+def _subject(kind: CopyKind, headers: str) -> str | None:
+    """Return the subject in stored headers; None without one, and for headers that another program wrote wrongly.
+
+    >>> _subject(CopyKind.EVENT, '{"subject": "customer:42"}'), _subject(CopyKind.EVENT, "[]")
+    ('customer:42', None)
+    """
+    subject = None
+    with suppress(ValueError, AttributeError):
+        if kind in BODIES:
+            subject = headers_of(headers).get(SUBJECT_HEADER, b"").decode()
+        else:
+            subject = subject_in(headers.encode())
+    return None if subject is None or subject_problem(subject) else subject
 
 
 def stored_text(kind: CopyKind, text: str | None) -> str | bytes | None:
@@ -70,6 +89,11 @@ def stored_text(kind: CopyKind, text: str | None) -> str | bytes | None:
     b'{}'
     """
     return text.encode() if kind in BODIES and text is not None else text
+
+
+def to_subject_keys(rows: Sequence[Sequence[Any]]) -> list[WrappedSubjectKey]:
+    """Return the keys of subjects of some rows, from their columns."""
+    return [WrappedSubjectKey(*row) for row in rows]
 
 
 def to_keys(rows: Sequence[Sequence[Any]]) -> list[WrappedKey]:

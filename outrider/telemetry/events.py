@@ -255,6 +255,7 @@ class Handled(TelemetryEvent):
     no_handler: int
     seconds: float
     staged: int = 0
+    erased: int = 0
 
     level: ClassVar[str] = "debug"
 
@@ -310,6 +311,16 @@ class NoHandler(TelemetryEvent):
     """Events of the type arrive on a consumed topic and have no handler: they are acked. Emitted once per type."""
 
     consumer: str
+    topic: str
+    event_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedEventSkipped(TelemetryEvent):
+    """The subject of an event was erased: its handler was not called, and its receipt is kept."""
+
+    consumer: str
+    event_id: UUID | None
     topic: str
     event_type: str
 

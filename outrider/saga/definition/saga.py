@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID, uuid5
 
 from outrider.errors import AlreadyStarted, InvalidHandler, InvalidState, UsageError
+from outrider.event import Identifier
 from outrider.outbox.staging import Outbox, default
 from outrider.payload.payloads import Payloads
 from outrider.redaction import UNREDACTED
@@ -60,6 +61,7 @@ from outrider.saga.definition.validation import (
     check_function,
     check_name,
     check_parentheses,
+    check_saga_subject,
     check_seconds,
     check_traceparent,
     check_version,
@@ -407,8 +409,13 @@ class Saga(Generic[S]):
         if self.deadline_seconds is not None:
             self._graph.check_deadline(self.deadline_seconds)
 
-    def new(self, state: S, correlation_id: str, *, traceparent: str | None = None) -> NewSaga:
+    def new(
+        self, state: S, correlation_id: str, *, traceparent: str | None = None, subject: Identifier = None
+    ) -> NewSaga:
         """Return a saga to be started. Calls with the same type and correlation id return the same saga id.
+
+        `subject` names the person whose data the saga works with. The events that the saga stages get it, unless they
+        have a subject of their own, and so do its children.
 
         >>> from dataclasses import dataclass
         >>> @dataclass
@@ -430,7 +437,8 @@ class Saga(Generic[S]):
         saga_id = saga_id_of(self.saga_type, correlation_id)
         stored = dump_state(self.state_type, state)
         name = saga_id, definition.saga_type, definition.version, correlation_id
-        return NewSaga(*name, stored, traceparent, definition.fingerprint, self.deadline_seconds)
+        person = None if subject is None else check_saga_subject(subject, f"starting {self.saga_type}")
+        return NewSaga(*name, stored, traceparent, definition.fingerprint, self.deadline_seconds, subject=person)
 
     def child_id(self, parent_id: UUID, step: str) -> UUID:
         """Return the id of the child that a step of another saga starts: always the same."""
@@ -451,6 +459,7 @@ class Saga(Generic[S]):
             self.deadline_seconds,
             parent.saga_id,
             step,
+            parent.subject,
         )
 
     async def start(
@@ -460,6 +469,7 @@ class Saga(Generic[S]):
         *,
         correlation_id: str,
         traceparent: str | None = None,
+        subject: Identifier = None,
         outbox: Outbox = default,
         must_be_new: bool = False,
     ) -> UUID:
@@ -472,7 +482,7 @@ class Saga(Generic[S]):
             async with conn.transaction():
                 saga_id = await order.start(conn, Order("A-7", 12), correlation_id="A-7")
         """
-        new = self.new(state, correlation_id, traceparent=traceparent)
+        new = self.new(state, correlation_id, traceparent=traceparent, subject=subject)
         if not await outbox.perform(conn, "start_saga", new, instead=f"{self.saga_type}.start_sync(conn, ...)"):
             self._check_new(new, must_be_new)
         return new.saga_id
@@ -484,6 +494,7 @@ class Saga(Generic[S]):
         *,
         correlation_id: str,
         traceparent: str | None = None,
+        subject: Identifier = None,
         outbox: Outbox = default,
         must_be_new: bool = False,
     ) -> UUID:
@@ -492,7 +503,7 @@ class Saga(Generic[S]):
         with transaction.atomic():
             saga_id = order.start_sync(connection, Order("A-7", 12), correlation_id="A-7")
         """
-        new = self.new(state, correlation_id, traceparent=traceparent)
+        new = self.new(state, correlation_id, traceparent=traceparent, subject=subject)
         if not outbox.perform_sync(conn, "start_saga", new, instead=f"await {self.saga_type}.start(conn, ...)"):
             self._check_new(new, must_be_new)
         return new.saga_id

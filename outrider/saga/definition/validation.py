@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import combinations
 from typing import Any
+from uuid import UUID
 
 from outrider.errors import UsageError
-from outrider.event import EVENT_TYPE_BYTES_MAX, TOPIC, TRACEPARENT, default_topic
+from outrider.event import EVENT_TYPE_BYTES_MAX, TOPIC, TRACEPARENT, default_topic, subject_problem
+from outrider.payload.conversion import is_object_id
 from outrider.saga.state.types import shown
 
 NAME_CHARACTERS_MAX = 200
@@ -130,6 +132,19 @@ def check_seconds(seconds: Any, name: str, line: str) -> float:
             f"{line}: {name}={shown(seconds)} cannot work; use a number above 0, at most {SECONDS_MAX} (ten years)"
         )
     return float(seconds)
+
+
+def check_saga_subject(subject: Any, line: str) -> str:
+    """Return the subject of a saga as text. Reject one with which the saga could stage no event.
+
+    >>> check_saga_subject(42, "starting order")
+    '42'
+    """
+    if isinstance(subject, bool) or not (isinstance(subject, str | int | UUID) or is_object_id(subject)):
+        raise UsageError(f'{line}: {shown(subject)} is no subject; pass the id of a person, such as "customer:42"')
+    if problem := subject_problem(str(subject)):
+        raise UsageError(f"{line}: the subject cannot be used: {problem}")
+    return str(subject)
 
 
 def check_parentheses(given: Any, example: str, line: str) -> None:

@@ -24,7 +24,7 @@ from outrider.errors import (
     TransactionLost,
     UsageError,
 )
-from outrider.event import Event
+from outrider.event import Event, subject_of
 from outrider.payload.payloads import Payloads
 from outrider.redaction import ErrorText, Redactor
 from outrider.saga.context import Reply, StepContext
@@ -152,6 +152,11 @@ class StepExecutor:
             texts.append((action.item or "null").encode())
             texts.append(action.message.body if isinstance(action, ApplyReply) else (action.result or "null").encode())
         return Redactor(self.error_text, *texts)
+
+    async def open(self, record: SagaRecord) -> SagaRecord:
+        """Return a saga as `opened` does, and read the keys of its replies before."""
+        await load_keys(self.payloads, [record])
+        return self.opened(record)
 
     def opened(self, record: SagaRecord) -> SagaRecord:
         """Return a saga with its replies as code of the current version reads them.
@@ -421,8 +426,17 @@ def _being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+async def load_keys(payloads: Payloads | None, records: Sequence[SagaRecord]) -> None:
+    """Read the keys of replies in mailboxes, while the event loop goes on."""
+    if payloads is not None:
+        bodies = [message.body for record in records for message in record.messages]
+        await payloads.load([], payloads=bodies)
+
+
 def traced(event: Event, instance: Instance) -> Event:
-    """Add the trace of the saga to an event that has no trace."""
+    """Add the trace and the subject of the saga to an event that has none."""
+    if instance.subject is not None and subject_of(event) is None:
+        event = replace(event, subject=instance.subject)
     if instance.traceparent is None or not isinstance(event.headers, Mapping):
         return event
     if event.headers.keys() & {"traceparent", "trace_id"}:
@@ -487,7 +501,8 @@ class LeakedTasks:
 
 def failure(action: Step, error: BaseException, redactor: Redactor, *, late: bool = False) -> Result:
     """Return the result of an exception: invalid, declined, unavailable, raised, or unknown after a timeout."""
-    if isinstance(error, INVALID):
+    # A reply that does not open says nothing about the effect, which must not be taken as rejected.
+    if isinstance(error, INVALID) or (isinstance(error, InvalidPayload) and isinstance(action, ApplyReply)):
         return invalid(action, error, redactor)
     if isinstance(error, Permanent):
         return RejectedResult(action.step, action.phase, describe_failure(action, error, redactor))

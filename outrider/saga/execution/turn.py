@@ -276,7 +276,7 @@ class TurnTransaction:
     async def _load(self, tx: Any, *, lock: bool) -> SagaRecord | None:
         """Return the saga, or None if the stored version is not the expected version."""
         found = await self.context.store.load(tx, self.claim.saga_id, for_update=lock)
-        record = self.executor.opened(require_claim(found, self.claim))
+        record = await self.executor.open(require_claim(found, self.claim))
         return record if self.version in (None, record.instance.version) else None
 
     def _plan(

@@ -23,7 +23,7 @@ from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.definition.steps import Step, StepKind
 from outrider.saga.execution.outages import StepOutages
 from outrider.saga.execution.runner import PAUSES, FailingSagas, SagaRunner, wait_for
-from outrider.saga.execution.step_executor import RAISED, LeakedTasks, definition_site, describe
+from outrider.saga.execution.step_executor import RAISED, LeakedTasks, definition_site, describe, load_keys
 from outrider.saga.execution.turn import RunnerContext
 from outrider.saga.model import SagaRecord
 from outrider.saga.settings import LEASE_MARGIN, SagaSettings
@@ -169,6 +169,7 @@ class SagaWorker:
             lease_seconds=self.settings.lease_seconds,
             suspects=0 if any(runner.is_suspect for runner in self._runners.values()) else 1,
         )
+        await load_keys(self.sagas.payloads, records)
         for record in records:
             self._start(record)
         return len(records)

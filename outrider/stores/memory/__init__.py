@@ -2,7 +2,8 @@
 
 from outrider.stores.memory.inbox import MemoryInbox
 from outrider.stores.memory.outbox import MemoryStore
+from outrider.stores.memory.privacy import MemorySubjectKeys
 from outrider.stores.memory.saga import MemorySagas
 from outrider.stores.memory.transaction import MemoryTransaction
 
-__all__ = ["MemoryInbox", "MemorySagas", "MemoryStore", "MemoryTransaction"]
+__all__ = ["MemoryInbox", "MemorySagas", "MemoryStore", "MemorySubjectKeys", "MemoryTransaction"]

@@ -95,7 +95,7 @@ async def start(tx: MemoryTransaction, saga: NewSaga) -> bool:
     instance = Instance(
         *saga[:5], Status.STARTED, None, 0, None, 0, False, saga.traceparent, *times, None, 0, saga.fingerprint
     )
-    instance = replace(instance, parent_id=saga.parent_id, parent_step=saga.parent_step)
+    instance = replace(instance, parent_id=saga.parent_id, parent_step=saga.parent_step, subject=saga.subject)
     if saga.deadline_seconds is not None:
         instance = replace(instance, deadline_at=now + timedelta(seconds=saga.deadline_seconds))
 

@@ -7,16 +7,28 @@ from typing import Any, NamedTuple
 
 from bson.binary import Binary
 from pymongo import UpdateOne
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from outrider.clock import Clock
-from outrider.privacy.store import CopyKind, CopyPage, Rewrite, WrappedKey
+from outrider.privacy.store import (
+    CopyKind,
+    CopyPage,
+    NewSubjectKey,
+    Rewrite,
+    SubjectKeyCounts,
+    WrappedKey,
+    WrappedSubjectKey,
+    erased_name,
+)
 from outrider.stores.mongo.database import Document, MongoDatabase, Session
 from outrider.stores.mongo.handler_transactions import open_installed
 from outrider.stores.mongo.operation_log import record
-from outrider.stores.privacy_rows import KEY_VERBS, stored_text, to_copies, to_keys
+from outrider.stores.privacy_rows import KEY_VERBS, stored_text, to_copies, to_keys, to_subject_keys
 
-VERSION = 5
+VERSION = 6
+
+TAKEN = 11000
+"""The code of the server for a document that breaks a unique index."""
 
 
 class CollectionCopies(NamedTuple):
@@ -70,13 +82,61 @@ class MongoPrivacy:
     async def rewrap_key(self, key_id: str, before: str, after: str, actor: str) -> bool:
         return await self.database.transaction(_rewrap_key, self.database, key_id, before, after, actor=actor)
 
+    async def subject_keys(self, subjects: Sequence[str], key_ids: Sequence[str]) -> list[WrappedSubjectKey]:
+        # A condition for each partial index.
+        named = {"subject": {"$in": list(subjects)}}
+        live, destroyed = {**named, "wrapped": {"$type": "string"}}, {**named, "destroyed_at": {"$type": "date"}}
+        wanted = {"$or": [live, destroyed, {"_id": {"$in": list(key_ids)}}]}
+        rows = await self.database.run(self.database["subject_key"].find(wanted).to_list())
+        return to_subject_keys([_subject_key(row) for row in rows])
+
+    async def insert_subject_keys(self, keys: Sequence[NewSubjectKey]) -> None:
+        now = await self.database.time()
+        made = [
+            {"_id": key.id, "subject": key.subject, "wrapped": key.wrapped, "created_at": now, "destroyed_at": None}
+            for key in keys
+        ]
+        try:
+            await self.database.run(self.database["subject_key"].insert_many(made, ordered=False))
+        except Exception as error:
+            cause = error.__cause__
+            details = cause.details["writeErrors"] if isinstance(cause, BulkWriteError) and cause.details else []
+            if not details or any(each["code"] != TAKEN for each in details):
+                raise
+
+    async def destroy_subject_key(self, subject: str) -> list[str]:
+        keys, live = self.database["subject_key"], {"subject": subject, "wrapped": {"$type": "string"}}
+        now = await self.database.time()
+        change = {"$set": {"wrapped": None, "destroyed_at": now, "subject": erased_name(subject)}}
+        found = await self.database.run(keys.find_one_and_update(live, change, {"_id": 1}))
+        return [found["_id"]] if found else []
+
+    async def subject_key_page(self, after: str, limit: int) -> list[WrappedSubjectKey]:
+        wanted = {"_id": {"$gt": after}, "wrapped": {"$type": "string"}}
+        found = self.database["subject_key"].find(wanted).sort("_id").limit(limit)
+        return to_subject_keys([_subject_key(row) for row in await self.database.run(found.to_list())])
+
+    async def rewrap_subject_keys(self, changes: Sequence[tuple[str, str, str]]) -> int:
+        writes = [
+            UpdateOne({"_id": key_id, "wrapped": before}, {"$set": {"wrapped": after}})
+            for key_id, before, after in changes
+        ]
+        done = await self.database.run(self.database["subject_key"].bulk_write(writes, ordered=False))
+        return int(done.matched_count)
+
+    async def count_subject_keys(self) -> SubjectKeyCounts:
+        keys = self.database["subject_key"]
+        live = await self.database.run(keys.count_documents({"wrapped": {"$type": "string"}}))
+        destroyed = await self.database.run(keys.count_documents({"destroyed_at": {"$type": "date"}}))
+        return SubjectKeyCounts(live, destroyed)
+
     async def copies(self, kind: CopyKind, after: tuple[Any, ...] | None, limit: int) -> CopyPage:
         about = COPIES[kind]
         wanted = {**about.counts, **({} if after is None else {"_id": {"$gt": after[0]}})}
-        fields = {"_id": 1, about.field: 1, about.event_type: 1}
+        fields = {"_id": 1, about.field: 1, about.event_type: 1, "headers": 1}
         found = self.database[about.collection].find(wanted, fields).sort("_id").limit(limit)
         rows = await self.database.run(found.to_list())
-        return to_copies([_columns(row, about) for row in rows], limit, ("_id",))
+        return to_copies(kind, [_columns(row, about) for row in rows], limit, ("_id",))
 
     async def rewrite(self, kind: CopyKind, rewrites: Sequence[Rewrite]) -> int:
         about = COPIES[kind]
@@ -128,7 +188,12 @@ def _columns(row: Mapping[str, Any], about: CollectionCopies) -> Document:
     identity = row["_id"]
     event_id = identity["event_id"] if isinstance(identity, Mapping) else identity
     event_type = row.get(about.event_type) or ""
-    return {"_id": identity, "event_id": event_id, "event_type": event_type, "text": row[about.field]}
+    known = {"_id": identity, "event_id": event_id, "event_type": event_type, "text": row[about.field]}
+    return {**known, "headers": row.get("headers")}
+
+
+def _subject_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("_id", "subject", "wrapped", "created_at", "destroyed_at"))
 
 
 def _stored(kind: CopyKind, text: str | None) -> Any:

@@ -368,6 +368,25 @@ PRIVACY_COLLECTIONS = (
 )
 
 
+SUBJECT_COLLECTIONS = (
+    # The keys of subjects, by id, wrapped as those above. A destroyed key stays without its wrapped form, and with a
+    # hash of its subject.
+    Collection(
+        "subject_key",
+        validator=_rules(("subject", "created_at"), wrapped={"bsonType": ["string", "null"]}),
+        indexes=(
+            # A subject has one live key at most.
+            Index("subject_key_live", ("subject",), only={"wrapped": {"$type": "string"}}, unique=True),
+            Index("subject_key_destroyed", ("subject",), only={"destroyed_at": _DATE}),
+        ),
+    ),
+)
+
+
+SAGA_SUBJECT = Index("saga_instance_subject", ("subject",), only={"subject": {"$type": "string"}})
+"""The index of the sagas that have a subject."""
+
+
 def _step(version: int, migration: str, name: str, command: dict[str, Any]) -> MigrationStep:
     text = json_util.dumps(command, json_options=json_util.RELAXED_JSON_OPTIONS, ensure_ascii=False)
     return MigrationStep(version, migration, name, text, hashlib.sha256(text.encode()).hexdigest()[:16])
@@ -410,6 +429,8 @@ STEPS: tuple[MigrationStep, ...] = (
     *steps(3, "0003_saga", SAGA_COLLECTIONS),
     *steps(4, "0004_payload", PAYLOAD_COLLECTIONS),
     *steps(5, "0005_privacy", PRIVACY_COLLECTIONS),
+    *steps(6, "0006_subject", SUBJECT_COLLECTIONS),
+    _step(6, "0006_subject", SAGA_SUBJECT.name, SAGA_SUBJECT.command("saga_instance")),
     *(_step(9, "0009_operation_log", *named) for named in OPERATION_LOG_COMMANDS),
 )
 

@@ -245,8 +245,7 @@ def installer(schema: str) -> Installer:
 
 def start_parameters(saga: NewSaga) -> list[Any]:
     """Return the parameters of `start`."""
-    *name, state, traceparent, fingerprint, deadline_seconds, parent_id, parent_step = saga
-    return [*name, state.decode(), traceparent, fingerprint, deadline_seconds, parent_id, parent_step]
+    return [*saga[:4], saga.state.decode(), *saga[5:]]
 
 
 def message_parameters(messages: Sequence[NewSagaMessage]) -> list[list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -9,14 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from outrider.clock import Clock, SystemClock
-from outrider.errors import UsageError
-from outrider.privacy.store import CopyKind, CopyPage, Rewrite, WrappedKey
-from outrider.stores.privacy_rows import FILE_SHAPES, KEY_VERBS, stored_text, to_copies, to_keys
+from outrider.errors import Transient, UsageError
+from outrider.privacy.store import (
+    CopyKind,
+    CopyPage,
+    NewSubjectKey,
+    Rewrite,
+    SubjectKeyCounts,
+    WrappedKey,
+    WrappedSubjectKey,
+    erased_name,
+)
+from outrider.stores.privacy_rows import FILE_SHAPES, KEY_VERBS, stored_text, to_copies, to_keys, to_subject_keys
 from outrider.stores.sqlite.database import SqliteDatabase, installation
 from outrider.stores.sqlite.operation_log import record
 from outrider.stores.sqlite.rows import load_privacy, to_moment, to_seconds
 
 SQL = load_privacy()
+
+BUSY_SECONDS = 5.0
+"""The wait for another writer: less than staging waits for a key, so that its error says what to do."""
+
+KEEP_APART = (
+    "a new key is committed before the event that needs it, and a file has one writer: keep the keys of subjects in a "
+    "file of their own"
+)
 
 
 class SqlitePrivacy:
@@ -26,8 +44,9 @@ class SqlitePrivacy:
         self.clock = clock or SystemClock()
         self.database = SqliteDatabase(path)
         try:
+            self.database.connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
             installation(self.database.connection, "table of keys")
-            if not self.database.connection.execute("PRAGMA table_info(encryption_key)").fetchall():
+            if not self.database.connection.execute("PRAGMA table_info(subject_key)").fetchall():
                 raise UsageError("the database has no table of keys; run `outrider db migrate`")
         except BaseException:
             self.database.connection.close()
@@ -44,6 +63,31 @@ class SqlitePrivacy:
 
     async def rewrap_key(self, key_id: str, before: str, after: str, actor: str) -> bool:
         return await self._change("rewrap_key", key_id=key_id, before=before, after=after, actor=actor)
+
+    async def subject_keys(self, subjects: Sequence[str], key_ids: Sequence[str]) -> list[WrappedSubjectKey]:
+        wanted = {"subjects": json.dumps(list(subjects)), "key_ids": json.dumps(list(key_ids))}
+        return await self.database.read(_subject_keys, "subject_keys", wanted)
+
+    async def insert_subject_keys(self, keys: Sequence[NewSubjectKey]) -> None:
+        now = to_seconds(self.clock.now())
+        try:
+            await self.database.write(_insert_subject_keys, [(*key, now) for key in keys])
+        except Transient as error:
+            # The caller's own transaction may be the one that writes.
+            raise Transient(f"{error}; {KEEP_APART}") from error
+
+    async def destroy_subject_key(self, subject: str) -> list[str]:
+        facts = {"subject": subject, "erased": erased_name(subject), "now": to_seconds(self.clock.now())}
+        return await self.database.write(_destroy_subject_key, facts)
+
+    async def subject_key_page(self, after: str, limit: int) -> list[WrappedSubjectKey]:
+        return await self.database.read(_subject_keys, "subject_key_page", {"after": after, "limit": limit})
+
+    async def rewrap_subject_keys(self, changes: Sequence[tuple[str, str, str]]) -> int:
+        return await self.database.write(_rewrap_subject_keys, changes)
+
+    async def count_subject_keys(self) -> SubjectKeyCounts:
+        return await self.database.read(_count_subject_keys)
 
     async def copies(self, kind: CopyKind, after: tuple[Any, ...] | None, limit: int) -> CopyPage:
         return await self.database.read(_copies, kind, after, limit)
@@ -70,11 +114,33 @@ def _keys(conn: sqlite3.Connection) -> list[WrappedKey]:
     return to_keys([(*row[:3], to_moment(row[3]), row[4], to_moment(row[5]), row[6]) for row in rows])
 
 
+def _subject_keys(conn: sqlite3.Connection, name: str, values: Mapping[str, Any]) -> list[WrappedSubjectKey]:
+    rows = conn.execute(SQL[name], values).fetchall()
+    return to_subject_keys([(*row[:3], to_moment(row[3]), to_moment(row[4])) for row in rows])
+
+
+def _insert_subject_keys(conn: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    conn.executemany(SQL["insert_subject_keys"], rows)
+
+
+def _destroy_subject_key(conn: sqlite3.Connection, facts: Mapping[str, Any]) -> list[str]:
+    return [key_id for (key_id,) in conn.execute(SQL["destroy_subject_key"], facts).fetchall()]
+
+
+def _rewrap_subject_keys(conn: sqlite3.Connection, changes: Sequence[tuple[str, str, str]]) -> int:
+    rows = [(after, key_id, before) for key_id, before, after in changes]
+    return conn.executemany(SQL["rewrap_subject_keys"], rows).rowcount
+
+
+def _count_subject_keys(conn: sqlite3.Connection) -> SubjectKeyCounts:
+    return SubjectKeyCounts(*conn.execute(SQL["count_subject_keys"]).fetchone())
+
+
 def _copies(conn: sqlite3.Connection, kind: CopyKind, after: tuple[Any, ...] | None, limit: int) -> CopyPage:
     shape = FILE_SHAPES[kind]
     cursor = conn.execute(SQL[f"{shape.name}_copies"], [*(after or shape.start), limit])
     names = [column[0] for column in cursor.description]
-    return to_copies([dict(zip(names, row, strict=True)) for row in cursor], limit, shape.key)
+    return to_copies(kind, [dict(zip(names, row, strict=True)) for row in cursor], limit, shape.key)
 
 
 def _rewrite(conn: sqlite3.Connection, kind: CopyKind, rewrites: Sequence[Rewrite]) -> int:

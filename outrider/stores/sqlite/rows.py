@@ -50,7 +50,7 @@ _SAGA = (
     *("saga_id", "saga_type", "definition_version", "correlation_id", "state", "status", "current_step", "version"),
     *("last_error", "retry_count", "needs_attention", "traceparent", "started_at", "updated_at", "ended_at", "wake_at"),
     *("owner", "epoch", "fingerprint", "losses", "deadline_at", "parent_id", "parent_step", "audit_lines"),
-    "audit_hash",
+    *("audit_hash", "subject"),
 )
 
 _READINESS = (

@@ -30,8 +30,10 @@ from outrider.privacy.encryption import FieldEncryption
 from outrider.privacy.keys import DataKey, EnvironmentKeys, KeyRing
 from outrider.privacy.reencryption import Reencryption
 from outrider.privacy.store import CopyKind, PrivacyStore, Rewrite, StoredKeys
+from outrider.privacy.subjects import SubjectKeys
 from outrider.saga.model import MessageKind, NewSagaMessage
 from outrider.saga.store import SagaStore
+from outrider.stores.memory import MemorySubjectKeys
 from outrider.telemetry.events import Observers
 from outrider.telemetry.log_observer import LogObserver
 from outrider.testing.fakes import MemoryBroker
@@ -126,11 +128,11 @@ class PrivacyBench:
             if (after := page.after) is None:
                 return found
 
-    async def fill(self, payloads: Payloads) -> None:
-        """Store five payloads of every kind."""
+    async def fill(self, payloads: Payloads, subject: str | None = None) -> None:
+        """Store five payloads of every kind, perhaps of a subject."""
         harness, outbox, broker = self.harness, Outbox(payloads=payloads), MemoryBroker()
         relay = Relay(harness.store, broker, RelaySettings(workers=1), clock=harness.clock, payloads=payloads)
-        events = [Event("order.placed", order(), topic="orders", key=f"k{n}") for n in range(5)]
+        events = [Event("order.placed", order(), topic="orders", key=f"k{n}", subject=subject) for n in range(5)]
         await harness.transact(lambda conn: outbox.stage(conn, *events))
         await harness.works(relay)
         dead = await harness.transact(lambda conn: outbox.stage(conn, *events))
@@ -318,6 +320,36 @@ class PrivacyContract:
         assert rest.written.total() == 5 * len(CopyKind) - written
         assert await self._key_ids(bench) == {"new": 5 * len(CopyKind)}
         await self._opens(bench, both)
+
+    async def test_values_of_a_subject_move_to_its_key_in_all_copies_and_stay_once_the_key_is_destroyed(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject, table, mailbox = "customer:42", MemorySubjectKeys(), CopyKind.SAGA_MESSAGE
+        await bench.fill(encrypting(rings[0]), subject)
+        for kind in CopyKind:
+            page = await bench.privacy.copies(kind, None, 5)
+            assert {copy.subject for copy in page.copies} == {None if kind is mailbox else subject}, kind
+
+        async def opening() -> MemorySubjectKeys:
+            return table
+
+        subjects = SubjectKeys(opening, "the test", self.master(monkeypatch, DataKey.new("m1")))
+        cipher = FieldEncryption(keys=rings[1], sensitive=SENSITIVE, subjects=subjects)
+        assert not await Reencryption(cipher, bench.privacy, dry_run=True).run()
+        assert table.table == {}
+        run = Reencryption(cipher, bench.privacy, batch=2)
+        assert await run.run()
+        assert (run.written, run.failed) == (dict.fromkeys(CopyKind, 5), 0)
+        [key] = table.table.values()
+        # Replies are kept without headers.
+        assert await self._key_ids(bench) == {key.id: 5 * (len(CopyKind) - 1), "new": 5}
+        assert await subjects.destroy(subject) == [key.id]
+        again = Reencryption(cipher, bench.privacy)
+        assert await again.run()
+        assert again.written.total() == again.failed == 0
+        assert again.erased == {kind: 5 for kind in CopyKind if kind is not mailbox}
+        assert await subjects.counts() == (0, 1)
+        await asyncio.to_thread(subjects.close)
 
     async def test_a_copy_that_has_changed_meanwhile_is_not_overwritten(
         self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing]

@@ -315,6 +315,15 @@ class StartRules:
         assert instance.started_at == instance.updated_at == record.now
         assert (record.journal, record.messages) == ((), ())
 
+    async def test_a_saga_keeps_its_subject_through_its_turns(self, bench: SagaBench) -> None:
+        await bench.start(new_saga()._replace(subject="customer:42"), new_saga("A-8"))
+        records = {record.instance.correlation_id: record for record in await bench.claim()}
+        assert records["A-8"].instance.subject is None
+        record = records["A-7"]
+        assert record.instance.subject == "customer:42"
+        await bench.release(record, subject=None, wake_seconds=0)
+        assert (await bench.show(record.instance.saga_id)).instance.subject == "customer:42"
+
     async def test_starting_twice_is_one_start(self, bench: SagaBench) -> None:
         await bench.start(new_saga())
         async with bench.store.transaction() as tx:

@@ -12,8 +12,12 @@ from pymongo import AsyncMongoClient
 from outrider.stores.mongo import MongoInbox, MongoPrivacy, MongoSagas, MongoStore
 from outrider.testing import ManualClock
 from outrider.testing.contracts.privacy import EncryptionContract, PrivacyBench, PrivacyContract
+from outrider.testing.contracts.subjects import SubjectBench, SubjectContract
 from outrider.testing.harness import Harness
 from tests.contract.outbox.test_mongo import MongoHarness
+from tests.support.mongo_benches import MongoInboxBench, shop
+
+__all__ = ["shop"]
 
 
 @pytest.mark.mongo
@@ -42,3 +46,13 @@ class TestMongoPrivacy(PrivacyContract):
             yield PrivacyBench(MongoHarness(store, clock, client), *others)
             for each in (store, *others):
                 await each.close()
+
+
+@pytest.mark.mongo
+class TestMongoSubjects(SubjectContract):
+    @pytest.fixture
+    async def bench(self, shop: AsyncMongoClient[dict[str, Any]], mongo_default: str) -> AsyncIterator[SubjectBench]:
+        clock = ManualClock(start=datetime.now(UTC))
+        store = await MongoInbox.open(mongo_default, clock=clock)
+        yield SubjectBench(MongoInboxBench(store, clock, shop), lambda: MongoPrivacy.open(mongo_default))
+        await store.close()

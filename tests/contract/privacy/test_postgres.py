@@ -14,8 +14,9 @@ from outrider.stores.postgres import PostgresInbox, PostgresSagas, PostgresStore
 from outrider.stores.postgres.privacy import PostgresPrivacy
 from outrider.testing import ManualClock
 from outrider.testing.contracts.privacy import EncryptionContract, PrivacyBench, PrivacyContract, encrypting
+from outrider.testing.contracts.subjects import SubjectBench, SubjectContract
 from outrider.testing.harness import Harness
-from tests.support.postgres_benches import OWN_THE_CLOCK, PostgresHarness
+from tests.support.postgres_benches import EFFECTS, OWN_THE_CLOCK, PostgresHarness, PostgresInboxBench
 
 
 class TestPostgresEncryption(EncryptionContract):
@@ -56,3 +57,14 @@ class TestPostgresPrivacy(PrivacyContract):
             assert await bench.privacy.rewrite(CopyKind.EVENT, rewrites) == 4
         assert await bench.privacy.rewrite(CopyKind.EVENT, rewrites) == 1
         await conn.close()
+
+
+class TestPostgresSubjects(SubjectContract):
+    @pytest.fixture
+    async def bench(self, postgres_url: str) -> AsyncIterator[SubjectBench]:
+        async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
+            await pool.execute(OWN_THE_CLOCK + EFFECTS)
+            store = await PostgresInbox.open(postgres_url)
+            inbox = PostgresInboxBench(store, ManualClock(), pool)
+            yield SubjectBench(inbox, lambda: PostgresPrivacy.open(postgres_url))
+            await store.close()

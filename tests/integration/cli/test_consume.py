@@ -112,7 +112,9 @@ class Service:
         return sorted(found, key=lambda each: each["text"])
 
 
-NOTHING = dict.fromkeys(("applied", "duplicates", "dropped", "no_handler", "waiting", "dead_lettered", "unhandled"), 0)
+NOTHING = dict.fromkeys(
+    ("applied", "duplicates", "dropped", "no_handler", "erased", "waiting", "dead_lettered", "unhandled"), 0
+)
 
 
 @pytest.fixture

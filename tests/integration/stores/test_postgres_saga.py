@@ -387,3 +387,39 @@ async def test_an_installation_without_sagas_names_the_command_to_run_and_upgrad
     assert await conn.fetchval("SELECT count(*) FROM outrider.outbox") == 1
     await sagas.close()
     await conn.close()
+
+
+async def test_the_subject_of_sagas_is_added_beside_sessions_that_run_sagas(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = PostgresSchema(empty_database)
+    with monkeypatch.context() as patch:
+        every = migrations.steps
+        patch.setattr(migrations, "steps", lambda *args: [step for step in every(*args) if step.version < 6])
+        await schema.migrate()
+    with pytest.raises(UsageError, match="run: outrider db migrate"):
+        await PostgresSagas.open(empty_database)
+    conn = await asyncpg.connect(empty_database)
+    saga = new_saga()
+    await conn.execute(
+        "INSERT INTO outrider.saga_instance (saga_id, saga_type, definition_version, correlation_id, state, status, "
+        "started_at, updated_at) VALUES ($1, 'order', 1, 'A-7', '{}', 'started', now(), now())",
+        saga.saga_id,
+    )
+    # A statement of the version before, prepared, and a function whose plans the session keeps.
+    loads = (
+        "SELECT i.saga_id, i.audit_hash, f.now FROM outrider.saga_load($1, true) AS f, LATERAL (SELECT (f.saga).*) AS i"
+    )
+    old = await conn.prepare(loads)
+    pages = "SELECT pg_relation_filenode('outrider.saga_instance')"
+    before = await conn.fetchval(pages)
+    assert [row["saga_id"] for row in await old.fetch(saga.saga_id)] == [saga.saga_id]
+    assert {step.version for step in await schema.migrate()} == {6}
+    assert await conn.fetchval(pages) == before
+    assert [row["saga_id"] for row in await old.fetch(saga.saga_id)] == [saga.saga_id]
+    sagas = await PostgresSagas.open(empty_database)
+    record = await sagas.admin.show(saga.saga_id)
+    assert record is not None
+    assert record.instance.subject is None
+    await sagas.close()
+    await conn.close()

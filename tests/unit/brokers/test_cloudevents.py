@@ -21,8 +21,8 @@ from outrider.brokers.kafka import KafkaBroker
 from outrider.brokers.rabbitmq import RabbitBroker
 from outrider.brokers.rabbitmq.frames import encode as to_frames
 from outrider.errors import InvalidSetting
-from outrider.event import SKIPPED_TYPE, Message
-from outrider.wire import encode
+from outrider.event import SKIPPED_TYPE, Delivery, Message
+from outrider.wire import decode, encode
 from tests.support.outbox_rows import staged
 
 SOURCE = "/shop/orders"
@@ -75,6 +75,26 @@ def test_the_schema_of_the_payload_is_an_attribute_if_it_is_a_uri(
     assert wire.dress(message).headers["dataschema"] == header
     mine = encoded({"dataschema": header, f"{wire.prefix}dataschema": "https://shop.example/mine"})
     assert read(mine).get_dataschema() == "https://shop.example/mine"
+
+
+@on_both_wires
+def test_the_subject_of_an_event_is_a_header_and_the_attribute_subject_stays_the_aggregate(
+    read: Read, wire: CloudEvents
+) -> None:
+    message = encoded({"subject": "customer:42"}, aggregate_id="A-9")
+    dressed = wire.dress(message).headers
+    assert (read(message).get_subject(), dressed["subject"], dressed[f"{wire.prefix}subject"]) == (
+        "A-9",
+        "customer:42",
+        "A-9",
+    )
+    received = decode(Delivery("orders", b"A-7", b"{}", {name: text.encode() for name, text in dressed.items()})).event
+    assert received is not None
+    assert received.subject == "customer:42"
+    del dressed["subject"]
+    foreign = decode(Delivery("orders", b"A-7", b"{}", {name: text.encode() for name, text in dressed.items()})).event
+    assert foreign is not None
+    assert foreign.subject is None
 
 
 FULL = encoded(

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
 from outrider import Delivery, Event
-from outrider.app import Outbox, open_inbox
+from outrider.app import Outbox, open_inbox, stored_subject_keys
 from outrider.cli.imports import find_payloads
+from outrider.errors import KeysUnavailable
 from outrider.event import DeadLetterReason, OnDeadLetter
 from outrider.inbox.model import EventOutcome, InboxDeadLettered
+from outrider.privacy import DataKey, KeyRing
+from outrider.stores.sqlite import privacy as sqlite_privacy
 from outrider.wire import decode
+from tests.support.key_rings import ListedKeys
 from tests.unit.cli.test_commands import Shell, bare, shell
 
 __all__ = ["bare", "shell"]
 
 MODULE = """
-from outrider.app import stored_keys
+from outrider.app import stored_keys, stored_subject_keys
 from outrider.payload import Payloads
 from outrider.privacy import FieldEncryption, KeyRing
 
@@ -34,6 +40,8 @@ fixed = Payloads(encryption=FieldEncryption(keys=KeyRing.from_environment("SHOP_
 plain = Payloads()
 master = KeyRing.from_environment("SHOP_MASTER")
 stored = Payloads(encryption=FieldEncryption(keys=stored_keys(STORE, master=master), sensitive=SENSITIVE))
+subjects = stored_subject_keys(APART, master=master)
+personal = Payloads(encryption=FieldEncryption(keys=KeyRing.from_file(FILE), sensitive=SENSITIVE, subjects=subjects))
 """
 NAME = "shop_keys:payloads"
 PLAIN = {"customer": {"email": "ann@example.com"}}
@@ -42,6 +50,7 @@ PLAIN = {"customer": {"email": "ann@example.com"}}
 @pytest.fixture(autouse=True)
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = MODULE.replace("FILE", repr(str(tmp_path / "ring"))).replace("STORE", repr(f"sqlite:///{tmp_path}/store.db"))
+    text = text.replace("APART", repr(f"sqlite:///{tmp_path}/keys.db"))
     (tmp_path / "shop_keys.py").write_text(text)
     monkeypatch.delenv("SHOP_MASTER", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -54,11 +63,11 @@ def named(shell: Shell) -> Shell:
     return shell
 
 
-def stage(shell: Shell, payload: Any = PLAIN, name: str = NAME) -> str:
+def stage(shell: Shell, payload: Any = PLAIN, name: str = NAME, subject: str | None = None) -> str:
     outbox = Outbox(payloads=find_payloads(name))
     with closing(sqlite3.connect(shell.path, isolation_level=None)) as conn:
         conn.execute("BEGIN IMMEDIATE")
-        [event_id] = outbox.stage_sync(conn, Event("order.placed", payload, topic="orders", key="A"))
+        [event_id] = outbox.stage_sync(conn, Event("order.placed", payload, topic="orders", key="A", subject=subject))
         conn.execute("COMMIT")
     return str(event_id)
 
@@ -232,3 +241,90 @@ def test_a_relay_without_the_master_key_publishes_encrypted_events(
     shell("relay", "--until-empty")
     assert key_ids(shell) == []
     assert shell.json("dead-letters", "list") == []
+
+
+PERSONAL = "shop_keys:personal"
+
+
+@pytest.fixture
+def personal(shell: Shell, installed_sqlite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """A shell whose payloads have keys for subjects, in a file of their own, and a ring with one key."""
+    shutil.copy(installed_sqlite, tmp_path / "keys.db")
+    shell.environment["OUTRIDER_PAYLOADS"] = PERSONAL
+    monkeypatch.setenv("SHOP_MASTER", shell.json("keys", "new", "m1")["entry"])
+    shell("keys", "add", "one")
+    sys.modules.pop("shop_keys")
+    return shell
+
+
+def destroy(subject: str) -> None:
+    sys.modules.pop("shop_keys")
+    encryption = cast("Any", find_payloads(PERSONAL)).encryption
+    assert len(asyncio.run(encryption.subjects.destroy(subject))) == 1
+    encryption.subjects.close()
+
+
+def test_keys_of_subjects_are_counted_and_wrapped_again(personal: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    event_id = stage(personal, name=PERSONAL, subject="customer:1")
+    stage(personal, name=PERSONAL, subject="customer:2")
+    assert personal.json("keys", "subjects") == {"live": 2, "destroyed": 0}
+    destroy("customer:2")
+    assert personal.json("keys", "subjects") == {"live": 1, "destroyed": 1}
+    assert "1 subjects have keys of their own; 1 keys of subjects were destroyed" in personal("keys", "list").stdout
+    assert [row["id"] for row in personal.json("keys", "list")] == ["one"]
+    second = personal.json("keys", "new", "m2")["entry"]
+    monkeypatch.setenv("SHOP_MASTER", f"{second} {os.environ['SHOP_MASTER']}")
+    sys.modules.pop("shop_keys")
+    assert personal.json("keys", "rewrap") == {"rewrapped_subjects": 1}
+    assert "0 keys have a new master key" in personal("keys", "rewrap").stdout
+    monkeypatch.setenv("SHOP_MASTER", second)
+    sys.modules.pop("shop_keys")
+    assert personal.json("events", "show", event_id, "--payload")["payload"] == PLAIN
+    assert "subjects have no keys of their own" in personal("keys", "subjects", "--payloads", NAME, code=2).stderr
+
+
+def test_payloads_of_an_erased_subject_are_called_erased_and_nothing_fails(personal: Shell) -> None:
+    event_id = stage(personal, name=PERSONAL, subject="customer:1")
+    stage(personal, name=PERSONAL, subject="customer:2")
+    with closing(sqlite3.connect(personal.path)) as conn:
+        [(stored,)] = conn.execute("SELECT payload FROM outbox WHERE event_id = ?", [event_id]).fetchall()
+    asyncio.run(_dead_letter(personal, event_id, stored.encode()))
+    destroy("customer:1")
+    [row] = personal.json("inbox", "list")
+    for command in (("events", "show", event_id, "--payload"), ("inbox", "show", str(row["id"]), "--body")):
+        shown = personal(*command)
+        assert "erased: payload.customer.email: its subject was erased: the key s-" in shown.stderr
+        assert "$encrypted" in shown.stdout
+    checked = personal.json("schema", "check")
+    assert (checked["checked"]["event"], checked["count"], checked["erased"]) == (2, 0, 2)
+    assert "2 belong to subjects that were erased" in personal("schema", "check").stdout
+    done = personal.json("keys", "reencrypt")
+    assert (done["written"]["event"], done["count"], done["erased"], done["complete"]) == (0, 0, 1, True)
+    assert "1 payloads belong to subjects that were erased" in personal("keys", "reencrypt").stdout
+
+
+def test_stored_payloads_move_from_the_ring_to_the_key_of_their_subject(personal: Shell) -> None:
+    personal.environment["OUTRIDER_PAYLOADS"] = NAME
+    event_id = stage(personal, subject="customer:1")
+    stage(personal)
+    assert key_ids(personal) == ["one", "one"]
+    personal.environment["OUTRIDER_PAYLOADS"] = PERSONAL
+    assert personal.json("keys", "reencrypt", "--dry-run")["to_write"]["event"] == 1
+    assert personal.json("keys", "subjects") == {"live": 0, "destroyed": 0}
+    assert personal.json("keys", "reencrypt")["written"]["event"] == 1
+    moved, kept = key_ids(personal)
+    assert (moved[:2], kept) == ("s-", "one")
+    assert personal.json("keys", "subjects") == {"live": 1, "destroyed": 0}
+    assert personal.json("events", "show", event_id, "--payload")["payload"] == PLAIN
+
+
+def test_a_key_in_the_file_that_the_caller_writes_is_refused_with_the_remedy(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_privacy, "BUSY_SECONDS", 0.05)
+    subjects = stored_subject_keys(shell.environment["OUTRIDER_STORE"], master=KeyRing(ListedKeys(DataKey.new("m1"))))
+    with closing(sqlite3.connect(shell.path, isolation_level=None)) as conn:
+        conn.execute("BEGIN IMMEDIATE")
+        with pytest.raises(KeysUnavailable, match="keep the keys of subjects in a file of their own"):
+            subjects.key_of("customer:1")
+    subjects.close()

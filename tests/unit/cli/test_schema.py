@@ -177,6 +177,7 @@ def test_the_check_passes_if_new_code_opens_everything(shell: Shell) -> None:
         "would_not_open": [],
         "count": 0,
         "unchecked": 0,
+        "erased": 0,
     }
     assert "everything opens" in shell("schema", "check", OUTRIDER_PAYLOADS="shop_schema:good").stdout
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -63,6 +63,8 @@ class Cipher:
         if payload["email"]["of"] != facts.event_type:
             raise InvalidPayload("payload.email", "it was moved", "schema_validation_failed")
         return {**payload, "email": payload["email"]["hidden"][::-1]}
+
+    async def load(self, subjects: Iterable[tuple[str, str]], payloads: Iterable[Any]) -> None: ...
 
     def plaintext_path(self, facts: PayloadFacts, payload: Any) -> str | None:
         return "payload.email" if isinstance(payload.get("email"), str) else None
@@ -374,6 +376,7 @@ class MemoryRow:
             "schema_version": 1,
             "topic": "users",
             "key": "U",
+            "headers": b"{}",
         }
         self.made = OutboxRow(**{**empty, **facts, "payload": payload})
 

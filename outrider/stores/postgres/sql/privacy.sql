@@ -27,9 +27,51 @@ RETURNING key_id
 UPDATE {schema}.encryption_key SET wrapped = $3::text::json WHERE key_id = $1 AND wrapped::text = $2
 RETURNING key_id
 
+-- name: subject_keys
+-- Keys by subject and by id. Indexes: subject_key_live, subject_key_destroyed, subject_key_pkey.
+SELECT key_id, subject, wrapped::text, created_at, destroyed_at FROM {schema}.subject_key
+WHERE subject = ANY ($1::text[]) AND destroyed_at IS NULL
+UNION ALL
+SELECT key_id, subject, wrapped::text, created_at, destroyed_at FROM {schema}.subject_key
+WHERE subject = ANY ($1) AND destroyed_at IS NOT NULL
+UNION ALL
+SELECT key_id, subject, wrapped::text, created_at, destroyed_at FROM {schema}.subject_key WHERE key_id = ANY ($2::text[])
+
+-- name: insert_subject_keys
+-- Sorted, so that two processes that insert the same keys wait for each other and never in a circle.
+-- Indexes: subject_key_live, subject_key_pkey.
+INSERT INTO {schema}.subject_key (key_id, subject, wrapped, created_at)
+SELECT g.key_id, g.subject, g.wrapped::json, {schema}.outbox_clock()
+FROM unnest($1::text[], $2::text[], $3::text[]) AS g (key_id, subject, wrapped)
+ORDER BY g.subject
+ON CONFLICT DO NOTHING
+
+-- name: destroy_subject_key
+-- Index: subject_key_live.
+UPDATE {schema}.subject_key SET wrapped = NULL, destroyed_at = {schema}.outbox_clock(), subject = $2
+WHERE subject = $1 AND destroyed_at IS NULL
+RETURNING key_id
+
+-- name: subject_key_page
+-- Index: subject_key_pkey.
+SELECT key_id, subject, wrapped::text, created_at, destroyed_at FROM {schema}.subject_key
+WHERE key_id > $1 AND destroyed_at IS NULL ORDER BY key_id LIMIT $2
+
+-- name: rewrap_subject_keys
+-- Index: subject_key_pkey.
+UPDATE {schema}.subject_key AS k SET wrapped = g.new::json
+FROM unnest($1::text[], $2::text[], $3::text[]) AS g (key_id, old, new)
+WHERE k.key_id = g.key_id AND k.wrapped::text = g.old
+RETURNING k.key_id
+
+-- name: count_subject_keys
+-- The whole table.
+SELECT count(*) FILTER (WHERE destroyed_at IS NULL), count(*) FILTER (WHERE destroyed_at IS NOT NULL)
+FROM {schema}.subject_key
+
 -- name: event_copies
 -- Index: outbox_pkey.
-SELECT event_id, event_type, payload::text AS text FROM {schema}.outbox
+SELECT event_id, event_type, payload::text AS text, headers::text AS headers FROM {schema}.outbox
 WHERE event_id > $1::uuid ORDER BY event_id LIMIT $2
 
 -- name: rewrite_event
@@ -46,7 +88,7 @@ RETURNING o.event_id
 
 -- name: dead_letter_copies
 -- Index: outbox_dead_letter_pkey.
-SELECT event_id, event_type, payload::text AS text FROM {schema}.outbox_dead_letter
+SELECT event_id, event_type, payload::text AS text, headers::text AS headers FROM {schema}.outbox_dead_letter
 WHERE event_id > $1::uuid ORDER BY event_id LIMIT $2
 
 -- name: rewrite_dead_letter
@@ -63,7 +105,7 @@ RETURNING o.event_id
 
 -- name: held_event_copies
 -- Index: inbox_held_event.
-SELECT event_id, consumer, event_type, body AS text FROM {schema}.inbox_held
+SELECT event_id, consumer, event_type, body AS text, headers::text AS headers FROM {schema}.inbox_held
 WHERE (event_id, consumer) > ($1::uuid, $2::text) ORDER BY event_id, consumer LIMIT $3
 
 -- name: rewrite_held_event
@@ -80,7 +122,7 @@ RETURNING o.event_id
 
 -- name: consumer_dead_letter_copies
 -- Index: inbox_dead_letter_event.
-SELECT event_id, consumer, event_type, body AS text FROM {schema}.inbox_dead_letter
+SELECT event_id, consumer, event_type, body AS text, headers::text AS headers FROM {schema}.inbox_dead_letter
 WHERE (event_id, consumer) > ($1::uuid, $2::text) ORDER BY event_id, consumer LIMIT $3
 
 -- name: rewrite_consumer_dead_letter
@@ -114,7 +156,7 @@ RETURNING o.event_id
 
 -- name: archived_event_copies
 -- Index: outbox_archive_event_id.
-SELECT event_id, sent_at, event_type, payload::text AS text FROM {schema}.outbox_archive
+SELECT event_id, sent_at, event_type, payload::text AS text, headers::text AS headers FROM {schema}.outbox_archive
 WHERE event_id >= $1::uuid AND (event_id, sent_at) > ($1::uuid, $2::timestamptz) ORDER BY event_id, sent_at LIMIT $3
 
 -- name: rewrite_archived_event

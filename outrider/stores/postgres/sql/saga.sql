@@ -17,7 +17,7 @@
 i.saga_id, i.saga_type, i.definition_version, i.correlation_id, i.state::text AS state, i.status, i.current_step,
 i.version, i.last_error, i.retry_count, i.needs_attention, i.traceparent, i.started_at, i.updated_at, i.ended_at,
 i.wake_at, i.owner, i.epoch, i.fingerprint, i.losses, i.deadline_at, i.parent_id, i.parent_step, i.audit_lines,
-i.audit_hash
+i.audit_hash, i.subject
 
 -- fragment: moment
 -- One moment for the whole statement.
@@ -45,9 +45,9 @@ saga_id, line, at, old_status, new_status, step, what, actor, detail, traceparen
 WITH {moment}, fresh AS (
     INSERT INTO {schema}.saga_instance (
         saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at,
-        wake_at, fingerprint, deadline_at, parent_id, parent_step)
+        wake_at, fingerprint, deadline_at, parent_id, parent_step, subject)
     SELECT $1::uuid, $2::text, $3::integer, $4::text, $5::text::json, 'started', $6::text, now, now, now, $7::text,
-        now + $8::float8 * interval '1 second', $9::uuid, $10::text
+        now + $8::float8 * interval '1 second', $9::uuid, $10::text, $11::text
     FROM moment
     ON CONFLICT DO NOTHING
     RETURNING saga_id, started_at, traceparent

@@ -108,6 +108,15 @@ SELECT count(*) FROM {schema}.encryption_key
 -- name: privacy
 DROP TABLE {schema}.encryption_key;
 
+-- name: subject_unfinished
+-- Values that a key has encrypted cannot be read without it. A destroyed key says that they were erased.
+SELECT count(*) FROM {schema}.subject_key
+
+-- name: subject
+DROP TABLE {schema}.subject_key;
+DROP INDEX {schema}.saga_instance_subject;
+ALTER TABLE {schema}.saga_instance DROP COLUMN subject;
+
 -- name: operation_log_unfinished
 -- The lines stay, without their numbers.
 SELECT 0

@@ -22,9 +22,44 @@ WHERE key_id = :key_id;
 -- The primary key.
 UPDATE encryption_key SET wrapped = :after WHERE key_id = :key_id AND wrapped = :before;
 
+-- name: subject_keys
+-- Keys by subject and by id; subject_key_live, subject_key_destroyed and the primary key.
+SELECT key_id, subject, wrapped, created_at, destroyed_at FROM subject_key
+WHERE subject IN (SELECT value FROM json_each(:subjects)) AND destroyed_at IS NULL
+UNION ALL
+SELECT key_id, subject, wrapped, created_at, destroyed_at FROM subject_key
+WHERE subject IN (SELECT value FROM json_each(:subjects)) AND destroyed_at IS NOT NULL
+UNION ALL
+SELECT key_id, subject, wrapped, created_at, destroyed_at FROM subject_key
+WHERE key_id IN (SELECT value FROM json_each(:key_ids));
+
+-- name: insert_subject_keys
+-- The primary key and subject_key_live.
+INSERT INTO subject_key (key_id, subject, wrapped, created_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: destroy_subject_key
+-- subject_key_live.
+UPDATE subject_key SET wrapped = NULL, destroyed_at = :now, subject = :erased
+WHERE subject = :subject AND destroyed_at IS NULL
+RETURNING key_id;
+
+-- name: subject_key_page
+-- The primary key.
+SELECT key_id, subject, wrapped, created_at, destroyed_at FROM subject_key
+WHERE key_id > :after AND destroyed_at IS NULL ORDER BY key_id LIMIT :limit;
+
+-- name: rewrap_subject_keys
+-- The primary key.
+UPDATE subject_key SET wrapped = ? WHERE key_id = ? AND wrapped = ?;
+
+-- name: count_subject_keys
+-- The whole table.
+SELECT count(*) FILTER (WHERE destroyed_at IS NULL), count(*) FILTER (WHERE destroyed_at IS NOT NULL)
+FROM subject_key;
+
 -- name: event_copies
 -- The unique index of ids.
-SELECT event_id, event_type, payload AS text FROM outbox
+SELECT event_id, event_type, payload AS text, headers FROM outbox
 WHERE event_id > ? ORDER BY event_id LIMIT ?;
 
 -- name: rewrite_event
@@ -33,7 +68,7 @@ UPDATE outbox SET payload = ? WHERE event_id = ? AND payload = ?;
 
 -- name: dead_letter_copies
 -- The unique index of ids.
-SELECT event_id, event_type, payload AS text FROM outbox_dead_letter
+SELECT event_id, event_type, payload AS text, headers FROM outbox_dead_letter
 WHERE event_id > ? ORDER BY event_id LIMIT ?;
 
 -- name: rewrite_dead_letter
@@ -42,7 +77,7 @@ UPDATE outbox_dead_letter SET payload = ? WHERE event_id = ? AND payload = ?;
 
 -- name: held_event_copies
 -- The unique index of consumers and ids.
-SELECT event_id, consumer, event_type, body AS text FROM inbox_held
+SELECT event_id, consumer, event_type, body AS text, headers FROM inbox_held
 WHERE (consumer, event_id) > (?, ?) ORDER BY consumer, event_id LIMIT ?;
 
 -- name: rewrite_held_event
@@ -51,7 +86,7 @@ UPDATE inbox_held SET body = ? WHERE consumer = ? AND event_id = ? AND body = ?;
 
 -- name: consumer_dead_letter_copies
 -- The unique index of consumers and ids.
-SELECT event_id, consumer, event_type, body AS text FROM inbox_dead_letter
+SELECT event_id, consumer, event_type, body AS text, headers FROM inbox_dead_letter
 WHERE (consumer, event_id) > (?, ?) ORDER BY consumer, event_id LIMIT ?;
 
 -- name: rewrite_consumer_dead_letter
@@ -69,7 +104,7 @@ UPDATE saga_mailbox SET body = ? WHERE saga_id = ? AND event_id = ? AND body = ?
 
 -- name: archived_event_copies
 -- The unique index of ids.
-SELECT event_id, event_type, payload AS text FROM outbox_archive
+SELECT event_id, event_type, payload AS text, headers FROM outbox_archive
 WHERE event_id > ? ORDER BY event_id LIMIT ?;
 
 -- name: rewrite_archived_event

@@ -7,18 +7,18 @@ saga_id, id, line, at, old_status, new_status, step, what, actor, detail, tracep
 number, at, kind, covers, chains, lines, until, digest, hash
 
 -- name: installed
--- Tell whether the last step of the sagas' migration was taken.
-SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_barrier_age';
+-- Tell whether the last step of the sagas' migrations was taken.
+SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_instance_subject';
 
 -- name: start
 -- An instance that is due at once, unless there is one of that name; the primary key and the unique index.
 INSERT INTO saga_instance (
     saga_id, saga_type, definition_version, correlation_id, state, status, traceparent, started_at, updated_at, wake_at,
-    fingerprint, deadline_at, parent_id, parent_step
+    fingerprint, deadline_at, parent_id, parent_step, subject
 )
 VALUES (
     :saga_id, :saga_type, :definition_version, :correlation_id, :state, 'started', :traceparent, :now, :now, :now,
-    :fingerprint, :now + :deadline_seconds, :parent_id, :parent_step
+    :fingerprint, :now + :deadline_seconds, :parent_id, :parent_step, :subject
 )
 ON CONFLICT DO NOTHING;
 

@@ -88,6 +88,15 @@ SELECT count(*) FROM encryption_key;
 -- name: privacy
 DROP TABLE encryption_key;
 
+-- name: subject_unfinished
+-- Values that a key has encrypted cannot be read without it. A destroyed key says that they were erased.
+SELECT count(*) FROM subject_key;
+
+-- name: subject
+DROP TABLE subject_key;
+DROP INDEX saga_instance_subject;
+ALTER TABLE saga_instance DROP COLUMN subject;
+
 -- name: operation_log_unfinished
 -- The lines stay, without their numbers.
 SELECT 0;
