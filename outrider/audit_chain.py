@@ -2,9 +2,11 @@
 
 Each run of a saga has a chain of its own, so chains never wait for each other. A line has a hash of the line before and
 of its own columns. The details enter through a digest, so they can be removed later while the chain still verifies. The
-first line is written by an application, in any driver, and has no stored hash: the second line covers it.
+first line is written by an application, in any driver, and has no stored hash: the second line covers it. The operation
+log is one chain, see `outrider.operation_log`.
 
-An anchor covers the heads of the chains whose sagas were removed together. Anchors are a chain too, and stay for ever.
+An anchor covers the heads of the chains whose sagas were removed together, or the lines that were removed from the
+start of the operation log. Anchors are a chain too, and stay for ever.
 
 Without a key, everyone who may write to the tables can compute these hashes. With `OUTRIDER_AUDIT_KEY`, only processes
 that have the key can.
@@ -17,7 +19,8 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import NamedTuple
@@ -39,6 +42,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 NOTHING = b""
 """The hash before the first line, and before the first anchor."""
+
+Key = bytes | None
+"""A key that may have written a hash; None stands for no key."""
 
 
 class AuditLine(NamedTuple):
@@ -83,6 +89,8 @@ class AuditAnchor(NamedTuple):
     """An anchor: `close` covers the heads of removed sagas, and `prune` the removal of their lines.
 
     `covers` is the number of the `close` whose lines were removed, and `until` the latest change of the covered sagas.
+    A `close` without chains covers the removal of lines from the start of the operation log: `lines` is the number of
+    the last one that was removed, `digest` its hash, and `until` the latest time of the removed lines.
     """
 
     number: int
@@ -94,6 +102,48 @@ class AuditAnchor(NamedTuple):
     until: datetime
     digest: bytes
     hash: bytes = NOTHING
+
+
+class AuditFinding(NamedTuple):
+    """A fault in the audit log.
+
+    `line` is the number in the chain of the saga, or in the operation log, and `anchor` the number of an anchor.
+    """
+
+    problem: str
+    saga_id: UUID | None = None
+    line: int | None = None
+    anchor: int | None = None
+    at: datetime | None = None
+    log: str = "sagas"
+    """The log of the line: `sagas` or `operations`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCheck:
+    """The rules of a verification."""
+
+    keys: tuple[bytes, ...] = ()
+    keyed_since: datetime | None = None
+    """Lines before this time may have been written without a key."""
+    expected: tuple[int, str] | None = None
+    """The number and the hash of an anchor that was noted elsewhere."""
+
+    def writers(self, hash_with: Callable[[Key], bytes], hash: bytes | None) -> list[Key]:
+        """Return the keys that give a hash; the last of them is none at all."""
+        return [key for key in (*self.keys, None) if hash_with(key) == hash]
+
+    def lacks_key(self, at: datetime, key: Key) -> bool:
+        """Tell whether a hash without a key is a finding."""
+        return bool(self.keys) and key is None and (self.keyed_since is None or at >= self.keyed_since)
+
+    def line_problem(self, at: datetime, writers: Sequence[Key], *, keyed: bool) -> str | None:
+        """Return the problem of a line; `keyed` tells whether the line before was written with a key."""
+        if not writers:
+            return "the line, or the line before, was changed or forged"
+        if keyed and writers[0] is None:
+            return "the line has no key, and the line before has one: it was forged"
+        return "the line was written without the key" if self.lacks_key(at, writers[0]) else None
 
 
 @cache
@@ -133,16 +183,21 @@ def digest_of(line: AuditLine) -> bytes:
     """
     if line.digest is not None:
         return line.digest
-    return hashlib.sha256(_text((_hex(line.salt), line.detail, _hex(line.state_hash)))).digest()
+    return details_digest(line.salt, line.detail, line.state_hash)
 
 
-def line_hash(before: bytes, line: AuditLine, key: bytes | None = None) -> bytes:
+def details_digest(salt: bytes | None, detail: str, state_hash: bytes | None = None) -> bytes:
+    """Return the digest of the details of a line."""
+    return hashlib.sha256(_text((_hex(salt), detail, _hex(state_hash)))).digest()
+
+
+def line_hash(before: bytes, line: AuditLine, key: Key = None) -> bytes:
     """Return the hash of a line after the hash of the line before."""
     facts = (
-        *(str(line.saga_id), line.line, _microseconds(line.at), line.old_status, line.new_status, line.step),
+        *(str(line.saga_id), line.line, microseconds(line.at), line.old_status, line.new_status, line.step),
         *(line.what, line.actor, line.traceparent, _hex(digest_of(line))),
     )
-    return _hash(before, facts, key)
+    return hash_after(before, facts, key)
 
 
 def first_line(saga_id: UUID, at: datetime, traceparent: str | None) -> AuditLine:
@@ -172,19 +227,24 @@ def heads_digest(heads: Iterable[AuditHead]) -> bytes:
     return hashlib.sha256(_text(facts)).digest()
 
 
-def anchor_hash(before: bytes, anchor: AuditAnchor, key: bytes | None = None) -> bytes:
+def anchor_hash(before: bytes, anchor: AuditAnchor, key: Key = None) -> bytes:
     """Return the hash of an anchor after the hash of the anchor before."""
     facts = (
-        *(anchor.number, _microseconds(anchor.at), anchor.kind, anchor.covers, anchor.chains, anchor.lines),
-        *(_microseconds(anchor.until), _hex(anchor.digest)),
+        *(anchor.number, microseconds(anchor.at), anchor.kind, anchor.covers, anchor.chains, anchor.lines),
+        *(microseconds(anchor.until), _hex(anchor.digest)),
     )
-    return _hash(before, facts, key)
+    return hash_after(before, facts, key)
 
 
 def close_anchor(last: AuditAnchor | None, heads: Sequence[AuditHead], at: datetime, until: datetime) -> AuditAnchor:
     """Return the anchor of sagas that are removed now."""
     lines = sum(head.lines for head in heads)
     return _sealed(last, "close", None, len(heads), lines, until, heads_digest(heads), at)
+
+
+def start_anchor(last: AuditAnchor | None, lines: int, hash: bytes, at: datetime, until: datetime) -> AuditAnchor:
+    """Return the anchor of lines that are removed now from the start of the operation log."""
+    return _sealed(last, "close", None, 0, lines, until, hash, at)
 
 
 def prune_anchor(last: AuditAnchor, closed: AuditAnchor, at: datetime) -> AuditAnchor:
@@ -207,7 +267,8 @@ def _sealed(  # noqa: PLR0917 - the columns of an anchor, in their order
     return anchor._replace(hash=anchor_hash(last.hash if last else NOTHING, anchor, keys[0] if keys else None))
 
 
-def _hash(before: bytes, facts: Sequence[object], key: bytes | None) -> bytes:
+def hash_after(before: bytes, facts: Sequence[object], key: Key) -> bytes:
+    """Return the hash of facts after the hash before: an HMAC if there is a key."""
     text = before + _text(facts)
     return hashlib.sha256(text).digest() if key is None else hmac.digest(key, text, "sha256")
 
@@ -220,5 +281,6 @@ def _hex(part: bytes | None) -> str:
     return "" if part is None else part.hex()
 
 
-def _microseconds(moment: datetime) -> int:
+def microseconds(moment: datetime) -> int:
+    """Return a time as it enters a hash."""
     return (moment - EPOCH) // timedelta(microseconds=1)

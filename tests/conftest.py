@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from bson import Int64
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from pymongo import AsyncMongoClient, MongoClient
@@ -270,8 +271,11 @@ async def _empty(mongo_url: str, name: str) -> None:
     """Leave nothing but what was installed: to make collections anew would take longer than most tests."""
     async with AsyncMongoClient[dict[str, Any]](mongo_url) as client:
         database = client[name]
-        for found in set(await database.list_collection_names()) - {"outrider_migration", "outbox_meta", "outbox_lane"}:
+        kept = {"outrider_migration", "outbox_meta", "outbox_lane", "outbox_operation_head"}
+        for found in set(await database.list_collection_names()) - kept:
             await database[found].delete_many({})
+        head = {"lines": Int64(0), "hash": b"", "unchained": Int64(0)}
+        await database["outbox_operation_head"].update_one({"_id": 1}, {"$set": head}, upsert=True)
         await database["outbox_lane"].update_many({}, {"$set": {"owner": None, "epoch": 0, "turn": 0}})
 
 

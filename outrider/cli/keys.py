@@ -14,7 +14,7 @@ from rich.progress import Progress, TextColumn
 
 from outrider import app as composition
 from outrider.cli.imports import find_payloads
-from outrider.cli.options import As, Json, StoreLocation, actor, expand_options
+from outrider.cli.options import As, Json, StoreLocation, actor, expand_options, with_outbox
 from outrider.cli.output import CHECK_RESULT, NotDone, emit, say, show_table
 from outrider.errors import InvalidPayload, KeysUnavailable, NotFound, SubjectErased, UsageError
 from outrider.payload.model import PayloadFacts, Version, parse_version
@@ -116,13 +116,14 @@ def rotate(
 
 @app.command("rewrap")
 @expand_options
-def rewrap(*, location: StoreLocation, payloads: OfPayloads = None, json: Json = False) -> None:
+def rewrap(*, location: StoreLocation, payloads: OfPayloads = None, as_name: As = None, json: Json = False) -> None:
     """Wrap the keys of a store with the active master key. Values stay as they are. Then the old master can go."""
     encryption = _encryption(location, payloads)
     source, subjects = encryption.keys.source, encryption.subjects
     if not isinstance(source, StoredKeys) and not isinstance(subjects, SubjectKeys):
         raise UsageError(f"{source.where} has no master key; only keys in a store are wrapped")
-    done = {"rewrapped": asyncio.run(source.rewrap())} if isinstance(source, StoredKeys) else {}
+    name = actor(as_name, as_json=json)
+    done = {"rewrapped": asyncio.run(source.rewrap(name))} if isinstance(source, StoredKeys) else {}
     if isinstance(subjects, SubjectKeys):
         with _counting("keys of subjects examined", quiet=json) as progress:
             done["rewrapped_subjects"] = _with_subjects(subjects, subjects.rewrap(progress))
@@ -136,6 +137,7 @@ def reencrypt(
     location: StoreLocation,
     payloads: OfPayloads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be encrypted again.")] = False,
+    as_name: As = None,
     json: Json = False,
 ) -> None:
     """Encrypt stored payloads again with the active key, in small steps; exit 1 if some do not open or are left.
@@ -144,6 +146,10 @@ def reencrypt(
     now is encrypted as well.
     """
     encryption = _encryption(location, payloads)
+    if not dry_run:
+        active, operator = encryption.keys.active(), actor(as_name, as_json=json)
+        key = active and active.id
+        with_outbox(location, lambda store: store.operations.record(operator, "keys_reencrypt", key=key))
 
     async def work() -> tuple[Reencryption, bool]:
         chosen = location.read()

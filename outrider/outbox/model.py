@@ -16,6 +16,7 @@ from uuid import UUID
 
 from outrider.brokers.base import CONFIRMED, Confirmed
 from outrider.event import DeadLetterReason, OnDeadLetter, OutboxRow, Stream
+from outrider.operation_log import content_digest
 
 UNWRITTEN = ("claim", "release")
 """Transitions that write no row: a relay claims events by owning their lane."""
@@ -417,6 +418,17 @@ class DeadLetterEdit(NamedTuple):
         """Return the headers to store. An event that moved to another topic has no number in a gapless stream."""
         kept = {name: value for name, value in json.loads(stored).items() if not (moved and name == "gapless")}
         return json.dumps({**kept, **self.headers}, ensure_ascii=False)
+
+    def changes(self, payload: str | bytes, topic: str) -> dict[str, Any]:
+        """Return the details for the operation log: what changed, with digests in place of payloads."""
+        found: dict[str, Any] = {}
+        if self.payload is not None:
+            found["payload"] = {"before": content_digest(payload), "after": content_digest(self.payload)}
+        if self.headers:
+            found["headers"] = sorted(self.headers)
+        if self.topic not in (None, topic):
+            found["topic"] = {"before": topic, "after": self.topic}
+        return found
 
 
 class BlockedStream(NamedTuple):

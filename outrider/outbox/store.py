@@ -24,6 +24,7 @@ from uuid import UUID
 
 from outrider.checks import CheckResult
 from outrider.event import OutboxRow, Stream, TopicRule
+from outrider.operation_log import OperationLog
 from outrider.outbox.model import (
     BlockedStream,
     Criteria,
@@ -128,7 +129,7 @@ class OutboxMaintenance(Protocol):
     async def prune(self, retention: Retention) -> Pruned:
         """Remove rows older than their retention, in bounded steps.
 
-        A dead letter that is removed leaves a record, as if an operator had discarded it.
+        A dead letter that is removed leaves a line in the operation log, as if an operator had discarded it.
         """
         ...
 
@@ -137,13 +138,14 @@ class OutboxStore(Protocol):
     """The tables of an outbox, as a relay uses them.
 
     `lanes` is the number of lanes per band, fixed at installation. `topic_rule` returns the topic of rows that were
-    inserted without a topic.
+    inserted without a topic. `operations` has the commands of operators to all of the store.
     """
 
     lanes: int
     topic_rule: TopicRule
     admin: OutboxAdmin
     maintenance: OutboxMaintenance
+    operations: OperationLog
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
         """Join, or renew a heartbeat; return None if the heartbeat had expired: then every lane may be lost."""

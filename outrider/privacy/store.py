@@ -141,7 +141,10 @@ def erased_name(subject: str) -> str:
 
 
 class PrivacyStore(SubjectKeyStore, Protocol):
-    """The tables of keys, and a reader and writer of all stored payloads."""
+    """The tables of keys, and a reader and writer of all stored payloads.
+
+    A change of a key of a ring leaves a line in the operation log, in the same transaction.
+    """
 
     async def keys(self) -> list[WrappedKey]:
         """Return all keys."""
@@ -155,7 +158,7 @@ class PrivacyStore(SubjectKeyStore, Protocol):
         """Give a key the highest rank; return False if there is none with this id."""
         ...
 
-    async def rewrap_key(self, key_id: str, before: str, after: str) -> bool:
+    async def rewrap_key(self, key_id: str, before: str, after: str, actor: str) -> bool:
         """Replace the wrapped form of a key, if it is still the given one."""
         ...
 
@@ -211,7 +214,7 @@ class StoredKeys:
     async def activate(self, key_id: str, actor: str) -> bool:
         return await self._with_store(lambda store: store.activate_key(key_id, actor))
 
-    async def rewrap(self) -> int:
+    async def rewrap(self, actor: str) -> int:
         """Wrap all keys with the active master key; return the number of keys that had another one."""
         master = active_master(self.master)
 
@@ -220,7 +223,7 @@ class StoredKeys:
             for each in await store.keys():
                 if master_of(each.wrapped) != master.id:
                     key = required_key(self.master, each.id, each.wrapped, self.where)
-                    done += await store.rewrap_key(each.id, each.wrapped, wrap_key(self.master, key))
+                    done += await store.rewrap_key(each.id, each.wrapped, wrap_key(self.master, key), actor)
             return done
 
         return await self._with_store(work)

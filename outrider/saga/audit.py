@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from functools import partial
 from itertools import groupby
-from typing import NamedTuple
 from uuid import UUID
 
 from outrider.audit_chain import (
     NOTHING,
     AuditAnchor,
+    AuditCheck,
+    AuditFinding,
     AuditHead,
     AuditLine,
     anchor_hash,
@@ -24,6 +25,8 @@ from outrider.audit_chain import (
 )
 from outrider.saga.store import SagaAudit
 
+__all__ = ["AuditCheck", "AuditFinding", "AuditReport", "chain_findings", "verify"]
+
 PAGE_LINES = 1_000
 
 MISSING_MAX = 1_000
@@ -31,39 +34,6 @@ MISSING_MAX = 1_000
 
 START = UUID(int=0), -1
 """The place before all lines."""
-
-Keys = Sequence[bytes | None]
-"""The keys that may have written a hash; None stands for no key."""
-
-
-class AuditFinding(NamedTuple):
-    """A fault in the audit log. `line` is the number in the chain of the saga, and `anchor` the number of an anchor."""
-
-    problem: str
-    saga_id: UUID | None = None
-    line: int | None = None
-    anchor: int | None = None
-    at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AuditCheck:
-    """The rules of a verification."""
-
-    keys: tuple[bytes, ...] = ()
-    keyed_since: datetime | None = None
-    """Lines before this time may have been written without a key."""
-    expected: tuple[int, str] | None = None
-    """The number and the hash of an anchor that was noted elsewhere."""
-
-    @property
-    def all_keys(self) -> Keys:
-        """Return the keys to try; the last is none at all."""
-        return (*self.keys, None)
-
-    def lacks_key(self, at: datetime, key: bytes | None) -> bool:
-        """Tell whether a hash without a key is a finding."""
-        return bool(self.keys) and key is None and (self.keyed_since is None or at >= self.keyed_since)
 
 
 @dataclass(slots=True)
@@ -151,20 +121,15 @@ def _run_findings(run: Sequence[AuditLine], check: AuditCheck) -> Iterator[Audit
     for line in run:
         place = line.saga_id, line.line, None, line.at
         if line.line != expected:
-            problem = f"line {expected} is missing, or a line was forged or moved"
-            yield AuditFinding(problem, *place)
+            yield AuditFinding(f"line {expected} is missing, or a line was forged or moved", *place)
         elif line.line == 1:
             if line.hash is not None:
                 yield AuditFinding("the first line has a hash: it was forged", *place)
         else:
-            found = [key for key in check.all_keys if line_hash(before, line, key) == line.hash]
-            if not found:
-                yield AuditFinding("the line, or the line before, was changed or forged", *place)
-            elif keyed and found[0] is None:
-                yield AuditFinding("the line has no key, and the line before has one: it was forged", *place)
-            elif check.lacks_key(line.at, found[0]):
-                yield AuditFinding("the line was written without the key", *place)
-            keyed = bool(found) and found[0] is not None
+            writers = check.writers(partial(line_hash, before, line), line.hash)
+            if problem := check.line_problem(line.at, writers, keyed=keyed):
+                yield AuditFinding(problem, *place)
+            keyed = bool(writers) and writers[0] is not None
         if line.digest is not None and (line.detail or line.state_hash or line.salt):
             yield AuditFinding("the line has details, and the digest of removed details", *place)
         expected = line.line + 1
@@ -191,7 +156,8 @@ async def _verify_anchors(audit: SagaAudit, check: AuditCheck, report: AuditRepo
             report.anchor = anchor
             report.anchors += 1
             if anchor.kind == "close":
-                closed[anchor.number] = anchor
+                # An anchor without chains covers the start of the operation log.
+                closed |= {anchor.number: anchor} if anchor.chains else {}
             else:
                 report.findings += _pruned(closed.pop(anchor.covers or 0, None), anchor)
     for anchor in closed.values():
@@ -208,10 +174,10 @@ def _link(last: AuditAnchor | None, anchor: AuditAnchor, check: AuditCheck) -> I
         yield AuditFinding("anchors before this one were removed", at=anchor.at)
         return
     before = last.hash if last else NOTHING
-    found = [key for key in check.all_keys if anchor_hash(before, anchor, key) == anchor.hash]
-    if not found:
+    writers = check.writers(partial(anchor_hash, before, anchor), anchor.hash)
+    if not writers:
         yield AuditFinding("the anchor, or the anchor before, was changed or forged", at=anchor.at)
-    elif check.lacks_key(anchor.at, found[0]):
+    elif check.lacks_key(anchor.at, writers[0]):
         yield AuditFinding("the anchor was written without the key", at=anchor.at)
 
 

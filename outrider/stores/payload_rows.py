@@ -8,13 +8,18 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.event import Delivery
-from outrider.payload.model import required_version, version_order
+from outrider.operation_log import content_digest
+from outrider.payload.model import PayloadSchema, required_version, version_order
 from outrider.payload.store import RegisteredSchema, StoredDocument, StoredKind, StoredPage
 from outrider.stores.rows import delivery_of
 
 _DELIVERY = ("topic", "raw_key", "body", "headers", "partition", "position")
 
 _IDS = ("event_id", "saga_id")
+
+
+SCHEMA_VERBS = {"register": "schema_register", "replace_schema": "schema_replace"}
+"""The verbs of the operation log, by query."""
 
 
 class PageShape(NamedTuple):
@@ -71,3 +76,9 @@ def to_schemas(rows: Sequence[Sequence[Any]]) -> list[RegisteredSchema]:
         for event_type, version, document, at, by in rows
     ]
     return sorted(found, key=lambda each: (each.event_type, version_order(each.version)))
+
+
+def object_of(schema: PayloadSchema) -> dict[str, Any]:
+    """Return a schema as the object of a command, for the operation log."""
+    digest = content_digest(json.dumps(schema.document, sort_keys=True))
+    return {"event_type": schema.event_type, "version": str(schema.version), "document": digest}

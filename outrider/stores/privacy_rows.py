@@ -16,6 +16,10 @@ BODIES = (CopyKind.HELD_EVENT, CopyKind.CONSUMER_DEAD_LETTER)
 """The kinds whose payload is the body of a message, in bytes."""
 
 
+KEY_VERBS = {"insert_key": "key_add", "activate_key": "key_rotate", "rewrap_key": "key_rewrap"}
+"""The verbs of the operation log, by query."""
+
+
 class CopyShape(NamedTuple):
     """The middle of the names of a kind's queries, the columns of its key, and the key before the first page."""
 

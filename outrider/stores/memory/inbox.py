@@ -29,6 +29,7 @@ from outrider.inbox.model import (
     StreamState,
 )
 from outrider.inbox.store import InboxAdmin
+from outrider.stores.memory.operation_log import MemoryOperationLog
 from outrider.stores.memory.outbox import MemoryStore
 from outrider.stores.memory.tables import DeadReceivedEvent, InboxTables, Receipt, StreamRow
 from outrider.stores.memory.transaction import MemoryTransaction, MemoryTransactionSource
@@ -46,7 +47,7 @@ class MemoryInbox:
         self._store = store
         self.transactions: TransactionSource = MemoryTransactionSource(self.transaction)
         self.tables = InboxTables()
-        self.admin: InboxAdmin = MemoryInboxAdmin(self.tables, self.now)
+        self.admin: InboxAdmin = MemoryInboxAdmin(self.tables, self.now, store.commands)
 
     def now(self) -> datetime:
         """Return the time by the store's clock."""
@@ -182,8 +183,8 @@ class MemoryInbox:
 class MemoryInboxAdmin:
     """The admin of the inbox: lists, replays and discards."""
 
-    def __init__(self, tables: InboxTables, now: Callable[[], datetime]) -> None:
-        self._tables, self._now = tables, now
+    def __init__(self, tables: InboxTables, now: Callable[[], datetime], operations: MemoryOperationLog) -> None:
+        self._tables, self._now, self._operations = tables, now, operations
 
     async def counts(self, consumer: str | None = None) -> dict[str, int]:
         mine = [row for (name, _), row in self._tables.streams.items() if consumer in (None, name)]
@@ -238,6 +239,7 @@ class MemoryInboxAdmin:
             self._tables.waiting[number] = (dead_letter.consumer, received)
             self._tables.receipts.pop((dead_letter.consumer, received.event_id), None)
             self._drain_unblocked(dead_letter, added=1, seen=None)
+        self._record("inbox_replay", actor, dead_letters)
         return len(dead_letters)
 
     async def discard(self, ids: Sequence[int], actor: str) -> int:
@@ -245,16 +247,23 @@ class MemoryInboxAdmin:
         for _, dead_letter in dead_letters:
             if dead_letter.outcome.policy is OnDeadLetter.BLOCK:
                 self._drain_unblocked(dead_letter, added=0, seen=dead_letter.received.sequence)
+        self._record("inbox_discard", actor, dead_letters)
         return len(dead_letters)
 
     async def skip_gap(self, consumer: str, stream: InboxStream, actor: str) -> bool:
         row = self._tables.streams.get((consumer, stream))
         if row is None or row.state.cause is not InboxBlockReason.EARLY:
             return False
-        first = self._tables.waiting_of(consumer, stream, by_sequence=True)[0].sequence
-        assert first is not None
-        self._save_stream(consumer, stream, row.state._replace(seen=first - 1, cause=InboxBlockReason.DRAINING))
+        first = self._tables.waiting_of(consumer, stream, by_sequence=True)[0]
+        assert first.sequence is not None
+        state = row.state._replace(seen=first.sequence - 1, cause=InboxBlockReason.DRAINING)
+        self._save_stream(consumer, stream, state)
+        events = [(first.event_id, consumer)]
+        self._operations.write(actor, "inbox_skip_gap", events, topic=stream.topic, band=stream.band)
         return True
+
+    def _record(self, verb: str, actor: str, dead_letters: Sequence[tuple[int, DeadReceivedEvent]]) -> None:
+        self._operations.write(actor, verb, [(dead.received.event_id, dead.consumer) for _, dead in dead_letters])
 
     def _take(self, ids: Sequence[int]) -> list[tuple[int, DeadReceivedEvent]]:
         return [(number, self._tables.dead.pop(number)) for number in sorted(set(ids)) if number in self._tables.dead]

@@ -13,6 +13,7 @@ from uuid import UUID
 from outrider.checks import CheckResult, warn
 from outrider.clock import Clock, SystemClock
 from outrider.event import BANDS, OnDeadLetter, OutboxRow, Readiness, Stream, TopicRule, default_topic, topic_of
+from outrider.operation_log import OperationLog
 from outrider.outbox.model import (
     EXPIRE_ACTOR,
     EXPIRE_VERB,
@@ -30,6 +31,7 @@ from outrider.outbox.model import (
     State,
 )
 from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
+from outrider.stores.memory.operation_log import MemoryOperationLog
 from outrider.stores.memory.outbox_admin import MemoryOutboxAdmin
 from outrider.stores.memory.outbox_settle import MemorySettlement
 from outrider.stores.memory.tables import BlockRow, LaneRow, OutboxTableRow, SagaTables, Tables, has_claim, is_claimed
@@ -62,6 +64,8 @@ class MemoryStore:
         self.locks: dict[Hashable, MemoryTransaction] = {}
         self.admin: OutboxAdmin = MemoryOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = MemoryMaintenance(self)
+        self.commands = MemoryOperationLog(self.tables.operations, self.sagas, self.clock.now)
+        self.operations: OperationLog = self.commands
         self._position = 0
         self._listeners: list[Callable[[], None]] = []
 
@@ -307,13 +311,8 @@ class MemoryMaintenance:
             del tables.archive[event_id]
         for event_id in dead:
             del tables.dead[event_id]
-            record = {"at": now, "actor": EXPIRE_ACTOR, "verb": EXPIRE_VERB, "event_id": event_id}
-            tables.operations.append(record)
-        oldest = now - timedelta(days=retention.operation_days)
-        stored = [operation for operation in tables.operations if operation["at"] >= oldest]
-        removed = len(tables.operations) - len(stored)
-        tables.operations[:] = stored
-        return Pruned(len(sent), len(dead), removed)
+        self._store.commands.write(EXPIRE_ACTOR, EXPIRE_VERB, [(event_id, None) for event_id in dead])
+        return Pruned(len(sent), len(dead), await self._store.commands.remove_lines(retention.operation_days))
 
 
 def check() -> list[CheckResult]:

@@ -96,7 +96,7 @@ class MemoryOutboxAdmin:
         chosen = self._chosen(event_ids)
         for dead in chosen:
             self._resume(dead) if dead.policy == OnDeadLetter.BLOCK else self._stage_again(dead)
-            self._record("replay", dead.row.event.event_id, actor)
+        self._record("replay", actor, chosen)
         return len(chosen)
 
     async def dead_letter(self, event_id: UUID, actor: str, failure: dict[str, Any], policy: str) -> bool:
@@ -112,7 +112,7 @@ class MemoryOutboxAdmin:
             row, DeadLettered(DeadLetterReason.BY_HAND, failure, OnDeadLetter(policy)), attempts=row.event.attempts
         )
         settling.streams()
-        self._record("dead_letter", event_id, actor)
+        self._store.commands.write(actor, "dead_letter", [(event_id, None)], policy=policy)
         return True
 
     def _resolve_topics(self) -> None:
@@ -137,6 +137,7 @@ class MemoryOutboxAdmin:
             return False
         row, stream = dead.row, dead.row.stream
         moved = edit.topic not in (None, stream.topic)
+        changes = edit.changes(row.event.payload, stream.topic)
         if moved and dead.policy == OnDeadLetter.BLOCK and (marker := skipped_marker(row)):
             marker.event = marker.event._replace(state=State.PARKED)
             tables.put(marker)
@@ -150,7 +151,7 @@ class MemoryOutboxAdmin:
             row.stream = Stream(stream.lane, edit.topic, stream.key)
             dead.policy = OnDeadLetter.SKIP
             self._unblock(stream)
-        self._record("edit", event_id, actor)
+        self._store.commands.write(actor, "edit", [(event_id, None)], **changes)
         return True
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
@@ -161,7 +162,7 @@ class MemoryOutboxAdmin:
                 marker.event = marker.event._replace(state=State.PARKED)
                 self._store.tables.put(marker)
             self._unblock(dead.row.stream)
-            self._record("discard", dead.row.event.event_id, actor)
+        self._record("discard", actor, chosen)
         return len(chosen)
 
     def _chosen(self, event_ids: Sequence[UUID]) -> list[DeadRow]:
@@ -191,9 +192,8 @@ class MemoryOutboxAdmin:
         if not blocked and stream in tables.blocked and tables.blocked[stream].cause is BlockReason.DEAD_LETTER:
             tables.blocked[stream] = BlockRow(BlockReason.DRAINING, None, self._store.clock.now())
 
-    def _record(self, verb: str, event_id: UUID, actor: str) -> None:
-        now = self._store.clock.now()
-        self._store.tables.operations.append({"at": now, "actor": actor, "verb": verb, "event_id": event_id})
+    def _record(self, verb: str, actor: str, chosen: Sequence[DeadRow]) -> None:
+        self._store.commands.write(actor, verb, [(dead.row.event.event_id, None) for dead in chosen])
 
 
 def _facts(row: OutboxTableRow) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from uuid import UUID
 from outrider.audit_chain import AuditAnchor, AuditHead, AuditLine
 from outrider.event import SKIPPED_TYPE, InboxStream, OutboxRow, ReceivedEvent, Stream, uuid7
 from outrider.inbox.model import InboxDeadLettered, StreamState
+from outrider.operation_log import OperationHead, OperationLine
 from outrider.outbox import model
 from outrider.outbox.model import CLAIM_SECONDS_MAX, BlockReason, OptimisticClaim, State
 from outrider.saga.model import Instance, JournalEntry, Phase, SagaMessage, Status
@@ -87,6 +88,14 @@ class Shelf:
 
 
 @dataclass(slots=True)
+class OperationTable:
+    """The operation log and the head of its chain."""
+
+    head: OperationHead = field(default_factory=OperationHead)
+    lines: list[OperationLine] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Tables:
     """All tables of the outbox."""
 
@@ -102,7 +111,7 @@ class Tables:
     relays: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
     """The time of each relay's last heartbeat less a lease, and plus a lease: it is alive between the two."""
     duties: dict[str, datetime] = field(default_factory=dict)
-    operations: list[dict[str, Any]] = field(default_factory=list)
+    operations: OperationTable = field(default_factory=OperationTable)
     last_values: dict[tuple[str, Stream], int] = field(default_factory=dict)
 
     def known(self, event_id: UUID) -> bool:

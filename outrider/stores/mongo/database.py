@@ -71,7 +71,10 @@ TOO_OLD = "this server is older than MongoDB 5.0; upgrade it"
 NOT_INSTALLED = "run: outrider db migrate"
 
 # Error codes of the server; their names are in its error_codes.yml.
-_UNAUTHORIZED = {13, 18, 8000}
+UNAUTHORIZED = 13
+"""The code of an operation that the role of the user does not allow."""
+
+_UNAUTHORIZED = {UNAUTHORIZED, 18, 8000}
 
 _NO_REPLICA_SET = {20, 263}
 
@@ -337,6 +340,11 @@ def is_transient(error: BaseException) -> bool:
 def outrun(error: BaseException) -> bool:
     """Return whether the error is a write conflict, reported by a server that answers."""
     return isinstance(error, mongo.OperationFailure) and is_transient(error) and error.code not in _AWAY
+
+
+def is_unauthorized(error: BaseException) -> bool:
+    """Return whether the role of the user does not allow an operation, as the cause of a translated error."""
+    return isinstance(error.__cause__, mongo.OperationFailure) and error.__cause__.code == UNAUTHORIZED
 
 
 def unknown_commit(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ Every operation on a stream writes the stream document first, as consumers do.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -26,6 +26,7 @@ from outrider.stores.mongo.documents import (
     stream_row,
 )
 from outrider.stores.mongo.handler_transactions import MongoHandlerTransaction
+from outrider.stores.mongo.operation_log import record
 
 Write = Callable[..., Awaitable[Any]]
 """Runs work in a separate transaction."""
@@ -163,7 +164,7 @@ async def _skip_gap(tx: MongoHandlerTransaction, consumer: str, stream: InboxStr
     for waiting in first:
         on = at._replace(seen=waiting["sequence"] - 1, cause=InboxBlockReason.DRAINING)
         await tx.of("inbox_stream").bulk_write([stream_row(identity, on, tx.now)], session=tx.session)
-    return bool(await _record(tx, actor, "inbox_skip_gap", first))
+    return bool(await _record(tx, actor, "inbox_skip_gap", first, topic=stream.topic, band=stream.band))
 
 
 async def _take(tx: MongoHandlerTransaction, ids: Sequence[int]) -> list[Document]:
@@ -213,13 +214,10 @@ def _save_change(tx: MongoHandlerTransaction, row: Document, change: StreamChang
     return stream_row(row["_id"], StreamState(seen, cause, waiting), tx.now)
 
 
-async def _record(tx: MongoHandlerTransaction, actor: str, verb: str, rows: Sequence[Document]) -> int:
+async def _record(tx: MongoHandlerTransaction, actor: str, verb: str, rows: Sequence[Document], **detail: Any) -> int:
     """Record the action of an operator; return the number of rows."""
-    if rows:
-        now: datetime = await tx.database.time(tx.session)
-        facts = {"at": now, "actor": actor, "verb": verb}
-        noted = [{**facts, "event_id": row["_id"]["event_id"], "consumer": row["_id"]["consumer"]} for row in rows]
-        await tx.of("outbox_operation").insert_many(noted, session=tx.session)
+    events = [(row["_id"]["event_id"], row["_id"]["consumer"]) for row in rows]
+    await record(tx.session, tx.database, actor, verb, events, **detail)
     return len(rows)
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from outrider.checks import CheckResult
 from outrider.clock import Clock
 from outrider.event import OutboxRow, Readiness, Stream, TopicRule, default_topic
+from outrider.operation_log import OperationLog
 from outrider.outbox.model import (
     CLAIM_SECONDS_MAX,
     Due,
@@ -26,6 +27,7 @@ from outrider.stores.mongo import outbox_fetch, outbox_lanes, outbox_settle, wak
 from outrider.stores.mongo.checks import check
 from outrider.stores.mongo.database import Document, MongoDatabase, Session, translated
 from outrider.stores.mongo.documents import copied, to_event
+from outrider.stores.mongo.operation_log import MongoOperationLog
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_admin import MongoMaintenance, MongoOutboxAdmin
 from outrider.stores.mongo.outbox_fetch import FILL_MAX, fill
@@ -82,6 +84,7 @@ class MongoStore:
         self.database, self.lanes, self.archive, self.topic_rule = database, lanes, archive, topic_rule
         self.admin: OutboxAdmin = MongoOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = MongoMaintenance(database)
+        self.operations: OperationLog = MongoOperationLog(database)
         self._backlog = wakeup.Backlog()
         self._filling = asyncio.Lock()
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pymongo.read_concern import ReadConcern
 
-from outrider.errors import NotFound, Transient
+from outrider.errors import NotFound, Transient, UsageError
 from outrider.event import DeadLetterReason, OnDeadLetter, Stream, TopicRule, topic_of
 from outrider.outbox import model
 from outrider.outbox.model import (
@@ -29,8 +29,9 @@ from outrider.outbox.model import (
     State,
 )
 from outrider.stores.mongo import outbox_lanes, outbox_settle
-from outrider.stores.mongo.database import Document, Documents, MongoDatabase, Session, translated
+from outrider.stores.mongo.database import Document, Documents, MongoDatabase, Session, is_unauthorized, translated
 from outrider.stores.mongo.documents import UNMET, becoming, copied, inserted, stream_id, to_facts, to_stream
+from outrider.stores.mongo.operation_log import MongoOperationLog, record
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_fetch import FILL_MAX, fill, of_stream
 from outrider.stores.mongo.outbox_lanes import living, living_relays
@@ -75,7 +76,7 @@ async def dead_letter(
     await _park_before(session, database, row["position"], stream, rule)
     block = await outbox_settle.dead_letter(session, database, copied(row), stream, outcome, now)
     await outbox_settle.write(session, database, {stream: block}, (), now)
-    await _record(session, database, "dead_letter", actor, [row], now=now)
+    await _record(session, database, "dead_letter", actor, [row], policy=str(outcome.policy))
     return True
 
 
@@ -86,7 +87,7 @@ async def discard(session: Session, database: MongoDatabase, event_ids: Sequence
     blocked = [row for row in dead if row["policy"] == OnDeadLetter.BLOCK]
     await _insert(session, database, [marker for row in blocked if (marker := skip_marker(row, State.PARKED))])
     await _remove(session, database, dead, blocked, now)
-    await _record(session, database, "discard", actor, dead, now=now)
+    await _record(session, database, "discard", actor, dead)
     return len(dead)
 
 
@@ -108,7 +109,7 @@ async def _edit(session: Session, database: MongoDatabase, event_id: UUID, edit:
     await dead_letters.update_one({"_id": event_id}, {"$set": change}, session=session)
     if moved:
         await _unblock(session, database, [row], now)
-    await _record(session, database, "edit", actor, [row], now=now)
+    await _record(session, database, "edit", actor, [row], **edit.changes(row["payload"], row["topic"]))
     return True
 
 
@@ -121,7 +122,7 @@ async def replay(session: Session, database: MongoDatabase, event_ids: Sequence[
     late = [row for row in dead if row["policy"] == OnDeadLetter.SKIP]
     await _insert(session, database, restored + await _staged_again(session, database, late, now, lanes))
     await _remove(session, database, dead, blocked, now)
-    await _record(session, database, "replay", actor, dead, now=now)
+    await _record(session, database, "replay", actor, dead)
     return len(dead)
 
 
@@ -346,11 +347,9 @@ async def _unblock(session: Session, database: MongoDatabase, rows: Iterable[Doc
 
 
 async def _record(
-    session: Session, database: MongoDatabase, verb: str, actor: str, rows: Sequence[Document], *, now: datetime
+    session: Session, database: MongoDatabase, verb: str, actor: str, rows: Sequence[Document], **detail: Any
 ) -> None:
-    if rows:
-        done = [{"at": now, "actor": actor, "verb": verb, "event_id": row["_id"]} for row in rows]
-        await database["outbox_operation"].insert_many(done, session=session)
+    await record(session, database, actor, verb, [(row["_id"], None) for row in rows], **detail)
 
 
 def _topic(row: Document, rule: TopicRule) -> str:
@@ -380,7 +379,7 @@ class MongoMaintenance:
     """The maintenance of the outbox: keeps the collections bounded."""
 
     def __init__(self, database: MongoDatabase) -> None:
-        self._database = database
+        self._database, self._operations = database, MongoOperationLog(database)
 
     async def sweep(self) -> list[DeadRelay]:
         return await self._database.transaction(_sweep, self._database)
@@ -410,17 +409,26 @@ class MongoMaintenance:
                 await self._prune("outbox_archive", "sent_at", now, retention.archive_days, {}),
                 # A dead letter that blocks its stream stays until an operator acts.
                 await self._expire(now, retention.dead_letter_days),
-                await self._prune("outbox_operation", "at", now, retention.operation_days, {}),
+                await self._remove_operations(retention.operation_days),
             )
 
     async def _expire(self, now: datetime, days: float | None) -> int:
-        """Remove old dead letters; each leaves a record."""
+        """Remove old dead letters; each leaves a line in the operation log."""
         total, count = 0, 0 if days is None else PRUNE_MAX
         while count == PRUNE_MAX:
             before = now - timedelta(days=days or 0)
-            count = await self._database.transaction(_expire_dead_letters, self._database, before, now)
+            count = await self._database.transaction(_expire_dead_letters, self._database, before)
             total += count
         return total
+
+    async def _remove_operations(self, days: float) -> int:
+        try:
+            return await self._operations.remove_lines(days)
+        except UsageError as error:
+            # The role of the relays need not have the right to remove: `outrider audit prune` does it with another.
+            if is_unauthorized(error):
+                return 0
+            raise
 
     async def _prune(self, name: str, age: str, now: datetime, days: float, only: Document) -> int:
         """Remove the oldest documents, found by the index on their age."""
@@ -434,14 +442,14 @@ class MongoMaintenance:
                 return total
 
 
-async def _expire_dead_letters(session: Session, database: MongoDatabase, before: datetime, now: datetime) -> int:
-    """Remove some old dead letters, with a record of each; outbox_dead_letter_skipped."""
+async def _expire_dead_letters(session: Session, database: MongoDatabase, before: datetime) -> int:
+    """Remove some old dead letters, with a line for each in the operation log; outbox_dead_letter_skipped."""
     documents = database["outbox_dead_letter"]
     old = {"dead_lettered_at": {"$lt": before}, "policy": "skip"}
     found = documents.find(old, {"_id": 1}, session=session).sort("dead_lettered_at").limit(PRUNE_MAX)
     rows = await found.to_list()
     await documents.delete_many({"_id": {"$in": [row["_id"] for row in rows]}}, session=session)
-    await _record(session, database, EXPIRE_VERB, EXPIRE_ACTOR, rows, now=now)
+    await _record(session, database, EXPIRE_VERB, EXPIRE_ACTOR, rows)
     return len(rows)
 
 

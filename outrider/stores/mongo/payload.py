@@ -11,9 +11,10 @@ from pymongo.errors import DuplicateKeyError
 from outrider.clock import Clock
 from outrider.payload.model import PayloadSchema
 from outrider.payload.store import RegisteredSchema, StoredKind, StoredPage
-from outrider.stores.mongo.database import Document, MongoDatabase
+from outrider.stores.mongo.database import Document, MongoDatabase, Session
 from outrider.stores.mongo.handler_transactions import open_installed
-from outrider.stores.payload_rows import to_page, to_schemas
+from outrider.stores.mongo.operation_log import record
+from outrider.stores.payload_rows import SCHEMA_VERBS, object_of, to_page, to_schemas
 
 VERSION = 4
 
@@ -79,9 +80,8 @@ class MongoPayloads:
         return cls(await open_installed(url, schema, what="table of schemas", version=VERSION, clock=clock))
 
     async def register(self, schema: PayloadSchema, actor: str) -> bool:
-        made = {"_id": _identity(schema), **(await self._columns(schema, actor))}
         try:
-            await self.database.run(self.database["payload_schema"].insert_one(made))
+            await self.database.transaction(_write, self.database, "register", schema, actor)
         except Exception as error:
             if isinstance(error.__cause__, DuplicateKeyError):
                 return False
@@ -89,9 +89,7 @@ class MongoPayloads:
         return True
 
     async def replace(self, schema: PayloadSchema, actor: str) -> None:
-        change = {"$set": await self._columns(schema, actor)}
-        schemas = self.database["payload_schema"]
-        await self.database.run(schemas.update_one({"_id": _identity(schema)}, change, upsert=True))
+        await self.database.transaction(_write, self.database, "replace_schema", schema, actor)
 
     async def schemas(self, event_type: str | None = None) -> list[RegisteredSchema]:
         wanted = {} if event_type is None else {"_id.event_type": event_type}
@@ -109,9 +107,16 @@ class MongoPayloads:
     async def close(self) -> None:
         await self.database.close()
 
-    async def _columns(self, schema: PayloadSchema, actor: str) -> Document:
-        now = await self.database.time()
-        return {"document": json.dumps(schema.document), "registered_at": now, "registered_by": actor}
+
+async def _write(session: Session, database: MongoDatabase, name: str, schema: PayloadSchema, actor: str) -> None:
+    now = await database.time(session)
+    made = {"document": json.dumps(schema.document), "registered_at": now, "registered_by": actor}
+    if name == "register":
+        await database["payload_schema"].insert_one({"_id": _identity(schema), **made}, session=session)
+    else:
+        mine = {"_id": _identity(schema)}
+        await database["payload_schema"].update_one(mine, {"$set": made}, upsert=True, session=session)
+    await record(session, database, actor, SCHEMA_VERBS[name], **object_of(schema))
 
 
 def _identity(schema: PayloadSchema) -> Document:

@@ -20,9 +20,10 @@ from outrider.privacy.store import (
     WrappedSubjectKey,
     erased_name,
 )
-from outrider.stores.mongo.database import Document, MongoDatabase
+from outrider.stores.mongo.database import Document, MongoDatabase, Session
 from outrider.stores.mongo.handler_transactions import open_installed
-from outrider.stores.privacy_rows import stored_text, to_copies, to_keys, to_subject_keys
+from outrider.stores.mongo.operation_log import record
+from outrider.stores.privacy_rows import KEY_VERBS, stored_text, to_copies, to_keys, to_subject_keys
 
 VERSION = 6
 
@@ -67,12 +68,8 @@ class MongoPrivacy:
         return to_keys([tuple(row.get(name) for name in names) for row in rows])
 
     async def insert_key(self, key_id: str, wrapped: str, actor: str) -> bool:
-        now, keys = await self.database.time(), self.database["encryption_key"]
-        made: Document = {"_id": key_id, "wrapped": wrapped, "created_at": now, "created_by": actor}
-        if not await self.database.run(keys.find({}, {"_id": 1}).limit(1).to_list()):
-            made |= {"rank": 1, "activated_at": now, "activated_by": actor}
         try:
-            await self.database.run(keys.insert_one(made))
+            await self.database.transaction(_insert_key, self.database, key_id, wrapped, actor)
         except Exception as error:
             if isinstance(error.__cause__, DuplicateKeyError):
                 return False
@@ -80,16 +77,10 @@ class MongoPrivacy:
         return True
 
     async def activate_key(self, key_id: str, actor: str) -> bool:
-        ranks = [each.rank for each in await self.keys() if each.rank is not None]
-        facts = {"activated_at": await self.database.time(), "activated_by": actor}
-        change = {"$set": {"rank": max(ranks, default=0) + 1, **facts}}
-        changed = await self.database.run(self.database["encryption_key"].update_one({"_id": key_id}, change))
-        return bool(changed.matched_count)
+        return await self.database.transaction(_activate_key, self.database, key_id, actor)
 
-    async def rewrap_key(self, key_id: str, before: str, after: str) -> bool:
-        keys, wanted = self.database["encryption_key"], {"_id": key_id, "wrapped": before}
-        changed = await self.database.run(keys.update_one(wanted, {"$set": {"wrapped": after}}))
-        return bool(changed.matched_count)
+    async def rewrap_key(self, key_id: str, before: str, after: str, actor: str) -> bool:
+        return await self.database.transaction(_rewrap_key, self.database, key_id, before, after, actor=actor)
 
     async def subject_keys(self, subjects: Sequence[str], key_ids: Sequence[str]) -> list[WrappedSubjectKey]:
         # A condition for each partial index.
@@ -161,6 +152,36 @@ class MongoPrivacy:
 
     async def close(self) -> None:
         await self.database.close()
+
+
+async def _insert_key(session: Session, database: MongoDatabase, key_id: str, wrapped: str, actor: str) -> None:
+    now, keys = await database.time(session), database["encryption_key"]
+    made: Document = {"_id": key_id, "wrapped": wrapped, "created_at": now, "created_by": actor}
+    if await keys.find_one({}, {"_id": 1}, session=session) is None:
+        made |= {"rank": 1, "activated_at": now, "activated_by": actor}
+    await keys.insert_one(made, session=session)
+    await record(session, database, actor, KEY_VERBS["insert_key"], key=key_id)
+
+
+async def _activate_key(session: Session, database: MongoDatabase, key_id: str, actor: str) -> bool:
+    rows = await database["encryption_key"].find({}, {"rank": 1}, session=session).to_list()
+    ranks = [row["rank"] for row in rows if row.get("rank") is not None]
+    facts = {"activated_at": await database.time(session), "activated_by": actor}
+    change = {"$set": {"rank": max(ranks, default=0) + 1, **facts}}
+    changed = await database["encryption_key"].update_one({"_id": key_id}, change, session=session)
+    if changed.matched_count:
+        await record(session, database, actor, KEY_VERBS["activate_key"], key=key_id)
+    return bool(changed.matched_count)
+
+
+async def _rewrap_key(
+    session: Session, database: MongoDatabase, key_id: str, before: str, after: str, *, actor: str
+) -> bool:
+    keys, wanted = database["encryption_key"], {"_id": key_id, "wrapped": before}
+    changed = await keys.update_one(wanted, {"$set": {"wrapped": after}}, session=session)
+    if changed.matched_count:
+        await record(session, database, actor, KEY_VERBS["rewrap_key"], key=key_id)
+    return bool(changed.matched_count)
 
 
 def _columns(row: Mapping[str, Any], about: CollectionCopies) -> Document:

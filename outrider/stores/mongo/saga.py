@@ -13,7 +13,6 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from pymongo import AsyncMongoClient, ReplaceOne, ReturnDocument
-from pymongo.errors import OperationFailure
 
 from outrider.audit_chain import first_line
 from outrider.clock import Clock
@@ -32,7 +31,7 @@ from outrider.saga.model import (
 from outrider.saga.store import SagaAdmin
 from outrider.stores.mongo import saga_admin, saga_claims
 from outrider.stores.mongo.audit import MongoAudit
-from outrider.stores.mongo.database import NOT_INSTALLED, Document, MongoDatabase, now_expression
+from outrider.stores.mongo.database import NOT_INSTALLED, Document, MongoDatabase, is_unauthorized, now_expression
 from outrider.stores.mongo.documents import (
     DEAF,
     audit_document,
@@ -56,9 +55,6 @@ from outrider.stores.mongo.wakeup import listening
 from outrider.stores.rows import SagaWriteSet
 
 T = TypeVar("T")
-
-UNAUTHORIZED = 13
-"""The code of an operation that the role of the user does not allow."""
 
 Seen = dict[str, Any]
 """The documents found, by collection name, and `now`."""
@@ -221,7 +217,7 @@ class MongoSagas:
             return await self.audit.remove_lines(days)
         except UsageError as error:
             # The role of the workers need not have the right to remove: `outrider audit prune` does it with another.
-            if isinstance(error.__cause__, OperationFailure) and error.__cause__.code == UNAUTHORIZED:
+            if is_unauthorized(error):
                 return 0
             raise
 

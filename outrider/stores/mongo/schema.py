@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from bson import json_util
+from bson import Int64, json_util
 from bson.binary import UUID_SUBTYPE, Binary
 from pymongo import UpdateOne
 from pymongo.errors import CollectionInvalid, OperationFailure
@@ -401,6 +401,28 @@ def steps(version: int, migration: str, collections: Iterable[Collection]) -> li
     return [_step(version, migration, *named) for collection in collections for named in collection.steps()]
 
 
+OPERATION_LOG_COMMANDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    # A new line has a number in the chain; lines that are there already stay as they are.
+    (
+        "outbox_operation_numbered",
+        {
+            "collMod": "outbox_operation",
+            "validator": _rules(("line", "at", "actor", "verb", "hash"), line={"bsonType": "long", "minimum": 1}),
+            "validationLevel": "moderate",
+        },
+    ),
+    # The lines in the order of the chain.
+    ("outbox_operation_line", Index("outbox_operation_line", ("line", "_id")).command("outbox_operation")),
+    # The anchors of the operation log, which have no chains of sagas.
+    (
+        "saga_audit_anchor_operations",
+        Index("saga_audit_anchor_operations", ("chains", "_id"), only={"chains": 0}).command("saga_audit_anchor"),
+    ),
+    # The end of the chain: the number of lines, the hash of the last one, and the count of lines without a number.
+    *Collection("outbox_operation_head", seeded=True).steps(),
+)
+
+
 STEPS: tuple[MigrationStep, ...] = (
     *steps(1, "0001_outbox", OUTBOX_COLLECTIONS),
     *steps(2, "0002_inbox", INBOX_COLLECTIONS),
@@ -409,6 +431,7 @@ STEPS: tuple[MigrationStep, ...] = (
     *steps(5, "0005_privacy", PRIVACY_COLLECTIONS),
     *steps(6, "0006_subject", SUBJECT_COLLECTIONS),
     _step(6, "0006_subject", SAGA_SUBJECT.name, SAGA_SUBJECT.command("saga_instance")),
+    *(_step(9, "0009_operation_log", *named) for named in OPERATION_LOG_COMMANDS),
 )
 
 
@@ -446,8 +469,10 @@ class MongoSchema:
 
     async def _apply(self, database: MongoDatabase, step: MigrationStep, lanes: int) -> None:
         command = command_of(step)
-        if SEED in command:
+        if command.get(SEED) == "outbox_lane":
             await _seed_lanes(database, lanes)
+        elif SEED in command:
+            await _seed_head(database)
         else:
             await _make(database, command)
         facts = {"checksum": step.checksum, "applied_at": "$$NOW"}
@@ -512,6 +537,13 @@ async def _seed_lanes(database: MongoDatabase, lanes: int) -> None:
     free = {"$setOnInsert": {"owner": None, "epoch": 0, "turn": 0}}
     lane_documents = [UpdateOne({"_id": lane}, free, upsert=True) for lane in range(BANDS * found["value"])]
     await database["outbox_lane"].bulk_write(lane_documents, ordered=False)
+
+
+async def _seed_head(database: MongoDatabase) -> None:
+    """Count the lines without a number, of which no more can be added by now."""
+    unchained = await database["outbox_operation"].count_documents({"line": None})
+    head = {"lines": Int64(0), "hash": b"", "unchained": Int64(unchained)}
+    await database["outbox_operation_head"].update_one({"_id": 1}, {"$setOnInsert": head}, upsert=True)
 
 
 def command_of(step: MigrationStep) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from outrider.stores.postgres.handler_transactions import (
     in_batches,
     open_installed,
 )
+from outrider.stores.postgres.operation_log import record
 from outrider.stores.queries import identifier
 from outrider.stores.rows import (
     HeldRow,
@@ -342,7 +343,7 @@ class PostgresInboxAdmin:
     """The admin of the inbox: lists, replays, discards and releases."""
 
     def __init__(self, database: PostgresDatabase, schema: str) -> None:
-        self._database = database
+        self._database, self._schema = database, schema
         self._sql = statements.load_inbox(schema)
 
     async def counts(self, consumer: str | None = None) -> dict[str, int]:
@@ -386,7 +387,8 @@ class PostgresInboxAdmin:
             first = await self._run(conn, "first_early", consumer, *stream_key, locked[0]["seen"])
             for row in first:
                 await self._run(conn, "release", consumer, *stream_key, row["sequence"])
-                await self._record(conn, actor, "inbox_skip_gap", [{**row, "consumer": consumer}])
+                place = {"topic": stream.topic, "band": stream.band}
+                await self._record(conn, actor, "inbox_skip_gap", [{**row, "consumer": consumer}], **place)
         return bool(first)
 
     async def _drain_unblocked(self, conn: Any, rows: Sequence[Any], *, added: int) -> None:
@@ -403,9 +405,9 @@ class PostgresInboxAdmin:
             await self._run(conn, "drain_unblocked", *streams, *changes)
             await self._run(conn, "forget_empty_streams", *streams)
 
-    async def _record(self, conn: Any, actor: str, verb: str, rows: Sequence[Any]) -> None:
-        ids, consumers = [row["event_id"] for row in rows], [row["consumer"] for row in rows]
-        await self._run(conn, "record", actor, verb, ids, consumers)
+    async def _record(self, conn: Any, actor: str, verb: str, rows: Sequence[Any], **detail: Any) -> None:
+        events = [(row["event_id"], row["consumer"]) for row in rows]
+        await record(conn, self._schema, actor, verb, events, **detail)
 
     async def _run(self, conn: Any, verb: str, *args: Any) -> list[Any]:
         rows: list[Any] = await conn.fetch(self._sql[verb], *args, timeout=STATEMENT_SECONDS)

@@ -12,6 +12,7 @@ from uuid import UUID
 from outrider.checks import CheckResult
 from outrider.errors import UsageError
 from outrider.event import OutboxRow, Stream, TopicRule, default_topic, resolve_topic
+from outrider.operation_log import OperationLog
 from outrider.outbox.model import (
     BlockReason,
     Due,
@@ -26,6 +27,7 @@ from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.checks import check
 from outrider.stores.postgres.database import PostgresDatabase, fence, location, pool_size
+from outrider.stores.postgres.operation_log import PostgresOperationLog
 from outrider.stores.postgres.outbox_admin import PostgresMaintenance, PostgresOutboxAdmin
 from outrider.stores.postgres.outbox_settle import confirm, settle
 from outrider.stores.postgres.wakeup import NotificationListener, SequenceWatcher
@@ -59,6 +61,7 @@ class PostgresStore:
         self.sql = statements.load(schema)
         self.admin: OutboxAdmin = PostgresOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = PostgresMaintenance(database, schema)
+        self.operations: OperationLog = PostgresOperationLog(database, schema)
         # A channel has at most 63 characters, like a schema.
         self._notify_channel = NotificationListener(database, f"{schema[:50]}_outbox")
         self._watcher = SequenceWatcher(database, self.sql["sequence_look"], f"{schema}.outbox_id_seq")

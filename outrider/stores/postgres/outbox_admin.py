@@ -27,7 +27,8 @@ from outrider.outbox.model import (
     State,
 )
 from outrider.stores.postgres import statements
-from outrider.stores.postgres.database import PostgresDatabase
+from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase
+from outrider.stores.postgres.operation_log import PostgresOperationLog, record
 from outrider.stores.postgres.outbox_settle import DeadLetterRow, PostgresSettlement
 from outrider.stores.postgres.statements import DAYS_AHEAD
 
@@ -122,7 +123,7 @@ class PostgresOutboxAdmin:
                 [DeadLetterRow(event_id, row["id"], stream, outcome, row["event_type"], row["sequence"])], spent=0
             )
             await writing.streams()
-            await conn.execute(self._store.sql["record"], actor, "dead_letter", [event_id] * dead_lettered)
+            await self._record(conn, actor, "dead_letter", [{"event_id": event_id}] * dead_lettered, policy=policy)
             return dead_lettered > 0
 
     async def _park_before(self, conn: Any, stream: Stream, position: int) -> int:
@@ -150,7 +151,7 @@ class PostgresOutboxAdmin:
             headers = edit.headers_over(row["headers"], moved=moved)
             await conn.execute(self._store.sql["edit"], event_id, edit.payload, headers, edit.topic, moved)
             await self._unblock(conn, [row] if moved else [])
-            await self._record(conn, actor, "edit", [row])
+            await self._record(conn, actor, "edit", [row], **edit.changes(row["payload"], row["topic"]))
             return True
 
     async def discard(self, event_ids: Sequence[UUID], actor: str) -> int:
@@ -166,8 +167,8 @@ class PostgresOutboxAdmin:
             streams = [(row["lane"], row["topic"], row["stream_key"]) for row in rows]
             await conn.execute(self._store.sql["drain_held"], *(list(column) for column in zip(*streams, strict=True)))
 
-    async def _record(self, conn: Any, actor: str, verb: str, rows: list[Any]) -> None:
-        await conn.execute(self._store.sql["record"], actor, verb, [row["event_id"] for row in rows])
+    async def _record(self, conn: Any, actor: str, verb: str, rows: Sequence[Any], **detail: Any) -> None:
+        await record(conn, self._store.schema, actor, verb, [(row["event_id"], None) for row in rows], **detail)
 
     async def _fetch(self, verb: str, *args: Any) -> list[Any]:
         return await self._store.database.fetch(self._store.sql[verb], *args)
@@ -193,7 +194,7 @@ class PostgresMaintenance:
 
     def __init__(self, database: PostgresDatabase, schema: str) -> None:
         self._database, self._schema = database, schema
-        self._sql = statements.load(schema)
+        self._sql, self._operations = statements.load(schema), PostgresOperationLog(database, schema)
 
     async def sweep(self) -> list[DeadRelay]:
         return [DeadRelay(row["relay_id"], row["lanes"]) for row in await self._database.fetch(self._sql["sweep"])]
@@ -214,10 +215,19 @@ class PostgresMaintenance:
         await self._database.execute(self._sql["adopt_orphans"])
         dropped = await self._drop_older_than(retention.archive_days)
         netted = await self._in_batches("prune_net", retention.archive_days)
-        expire = "prune_dead_letters", retention.dead_letter_days, EXPIRE_ACTOR, EXPIRE_VERB
-        dead = 0 if retention.dead_letter_days is None else await self._in_batches(*expire)
-        operations = await self._in_batches("prune_operations", retention.operation_days)
-        return Pruned(dropped + netted, dead, operations)
+        dead = 0 if retention.dead_letter_days is None else await self._expire(retention.dead_letter_days)
+        return Pruned(dropped + netted, dead, await self._operations.remove_lines(retention.operation_days))
+
+    async def _expire(self, days: float) -> int:
+        total, count = 0, BATCH_MAX
+        while count == BATCH_MAX:
+            async with self._database.transaction() as conn:
+                gone = await conn.fetch(self._sql["prune_dead_letters"], days, BATCH_MAX, timeout=STATEMENT_SECONDS)
+                events = [(row["event_id"], None) for row in gone]
+                await record(conn, self._schema, EXPIRE_ACTOR, EXPIRE_VERB, events)
+            count = len(gone)
+            total += count
+        return total
 
     async def _calendar(self) -> tuple[date, dict[date, str]]:
         [[today]] = await self._database.fetch(self._sql["today"])
@@ -263,10 +273,10 @@ class PostgresMaintenance:
             if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
                 raise
 
-    async def _in_batches(self, verb: str, days: float | None, *args: Any) -> int:
+    async def _in_batches(self, verb: str, days: float) -> int:
         total, count = 0, BATCH_MAX
         while count == BATCH_MAX:
-            count = await self._database.execute(self._sql[verb], days, BATCH_MAX, *args)
+            count = await self._database.execute(self._sql[verb], days, BATCH_MAX)
             total += count
         return total
 

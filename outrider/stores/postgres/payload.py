@@ -7,10 +7,11 @@ from typing import Any
 
 from outrider.payload.model import PayloadSchema
 from outrider.payload.store import RegisteredSchema, StoredKind, StoredPage
-from outrider.stores.payload_rows import SHAPES, to_page, to_schemas
+from outrider.stores.payload_rows import SCHEMA_VERBS, SHAPES, object_of, to_page, to_schemas
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.database import PostgresDatabase
 from outrider.stores.postgres.handler_transactions import open_installed
+from outrider.stores.postgres.operation_log import record
 from outrider.stores.queries import identifier
 
 CONNECTIONS_MAX = 2
@@ -20,7 +21,7 @@ class PostgresPayloads:
     """The tables of payloads in PostgreSQL. Open them with `await PostgresPayloads.open(url)`."""
 
     def __init__(self, database: PostgresDatabase, *, schema: str = "outrider") -> None:
-        self.database, self._sql = database, statements.load_payload(identifier(schema))
+        self.database, self._schema, self._sql = database, schema, statements.load_payload(identifier(schema))
 
     @classmethod
     async def open(
@@ -36,10 +37,10 @@ class PostgresPayloads:
         return cls(database, schema=schema)
 
     async def register(self, schema: PayloadSchema, actor: str) -> bool:
-        return bool(await self.database.fetch(self._sql["register"], *_columns(schema, actor)))
+        return await self._write("register", schema, actor)
 
     async def replace(self, schema: PayloadSchema, actor: str) -> None:
-        await self.database.execute(self._sql["replace_schema"], *_columns(schema, actor))
+        await self._write("replace_schema", schema, actor)
 
     async def schemas(self, event_type: str | None = None) -> list[RegisteredSchema]:
         return to_schemas([tuple(row) for row in await self.database.fetch(self._sql["schemas"], event_type)])
@@ -51,6 +52,13 @@ class PostgresPayloads:
 
     async def close(self) -> None:
         await self.database.close()
+
+    async def _write(self, name: str, schema: PayloadSchema, actor: str) -> bool:
+        async with self.database.transaction() as conn:
+            if not await conn.fetch(self._sql[name], *_columns(schema, actor)):
+                return False
+            await record(conn, self._schema, actor, SCHEMA_VERBS[name], **object_of(schema))
+        return True
 
 
 def _columns(schema: PayloadSchema, actor: str) -> tuple[str, str, str, str]:

@@ -18,7 +18,8 @@ from outrider.privacy.store import (
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.database import PostgresDatabase
 from outrider.stores.postgres.handler_transactions import open_installed
-from outrider.stores.privacy_rows import SHAPES, stored_text, to_copies, to_keys, to_subject_keys
+from outrider.stores.postgres.operation_log import record
+from outrider.stores.privacy_rows import KEY_VERBS, SHAPES, stored_text, to_copies, to_keys, to_subject_keys
 from outrider.stores.queries import identifier
 
 
@@ -26,7 +27,7 @@ class PostgresPrivacy:
     """The table of keys in PostgreSQL, and all payloads. Open it with `await PostgresPrivacy.open(url)`."""
 
     def __init__(self, database: PostgresDatabase, *, schema: str = "outrider") -> None:
-        self.database, self._sql = database, statements.load_privacy(identifier(schema))
+        self.database, self._schema, self._sql = database, schema, statements.load_privacy(identifier(schema))
 
     @classmethod
     async def open(
@@ -44,13 +45,13 @@ class PostgresPrivacy:
         return to_keys([tuple(row) for row in await self.database.fetch(self._sql["keys"])])
 
     async def insert_key(self, key_id: str, wrapped: str, actor: str) -> bool:
-        return bool(await self.database.fetch(self._sql["insert_key"], key_id, wrapped, actor))
+        return await self._write("insert_key", key_id, wrapped, actor, actor=actor)
 
     async def activate_key(self, key_id: str, actor: str) -> bool:
-        return bool(await self.database.fetch(self._sql["activate_key"], key_id, actor))
+        return await self._write("activate_key", key_id, actor, actor=actor)
 
-    async def rewrap_key(self, key_id: str, before: str, after: str) -> bool:
-        return bool(await self.database.fetch(self._sql["rewrap_key"], key_id, before, after))
+    async def rewrap_key(self, key_id: str, before: str, after: str, actor: str) -> bool:
+        return await self._write("rewrap_key", key_id, before, after, actor=actor)
 
     async def subject_keys(self, subjects: Sequence[str], key_ids: Sequence[str]) -> list[WrappedSubjectKey]:
         rows = await self.database.fetch(self._sql["subject_keys"], list(subjects), list(key_ids))
@@ -89,3 +90,10 @@ class PostgresPrivacy:
 
     async def close(self) -> None:
         await self.database.close()
+
+    async def _write(self, name: str, key_id: str, *columns: str, actor: str) -> bool:
+        async with self.database.transaction() as conn:
+            if not await conn.fetch(self._sql[name], key_id, *columns):
+                return False
+            await record(conn, self._schema, actor, KEY_VERBS[name], key=key_id)
+        return True

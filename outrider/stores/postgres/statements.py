@@ -203,6 +203,16 @@ def load_privacy(schema: str) -> dict[str, str]:
     return _load(schema, "privacy")
 
 
+@cache
+def load_operation_log(schema: str) -> dict[str, str]:
+    """Return the statements of the operation log by name.
+
+    >>> "lock_head" in load_operation_log("outrider")
+    True
+    """
+    return _load(schema, "saga", "operation_log")
+
+
 def _load(schema: str, *files: str) -> dict[str, str]:
     return queries.load(_PACKAGE, [f"sql/{file}.sql" for file in files], constants(schema))
 

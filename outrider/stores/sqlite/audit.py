@@ -61,19 +61,22 @@ def _head(row: Sequence[Any]) -> AuditHead:
     return head_of_row((UUID(saga_id), *columns, to_moment(started_at), traceparent))
 
 
-def _anchor(row: Sequence[Any]) -> AuditAnchor:
+def to_anchor(row: Sequence[Any]) -> AuditAnchor:
+    """Return the anchor of a row."""
     anchor = AuditAnchor(*row)
     moments = [datetime.fromtimestamp(seconds, UTC) for seconds in (row[1], row[6])]
     return anchor._replace(at=moments[0], until=moments[1])
 
 
-def _add_anchor(cursor: sqlite3.Cursor, anchor: AuditAnchor) -> None:
+def add_anchor(cursor: sqlite3.Cursor, anchor: AuditAnchor) -> None:
+    """Insert the next anchor."""
     cursor.execute(SQL["add_anchor"], anchor._replace(at=anchor.at.timestamp(), until=anchor.until.timestamp()))  # type: ignore[arg-type]
 
 
-def _last_anchor(cursor: sqlite3.Cursor) -> AuditAnchor | None:
+def last_anchor(cursor: sqlite3.Cursor) -> AuditAnchor | None:
+    """Return the end of the chain of anchors."""
     row = cursor.execute(SQL["last_anchor"]).fetchone()
-    return _anchor(row) if row else None
+    return to_anchor(row) if row else None
 
 
 def remove_sagas(cursor: sqlite3.Cursor, before: float, now: datetime) -> int:
@@ -81,8 +84,8 @@ def remove_sagas(cursor: sqlite3.Cursor, before: float, now: datetime) -> int:
     old = cursor.execute(SQL["prunable_sagas"], {"before": before, "limit": SAGAS_MAX}).fetchall()
     if not old:
         return 0
-    anchor, heads = close_sagas(_last_anchor(cursor), [(to_instance(row[:-1]), row[-1]) for row in old], now)
-    _add_anchor(cursor, anchor)
+    anchor, heads = close_sagas(last_anchor(cursor), [(to_instance(row[:-1]), row[-1]) for row in old], now)
+    add_anchor(cursor, anchor)
     ids = [(row[0],) for row in old]
     rows = [(str(head.saga_id), anchor.number, head.lines, head.hash, head.place) for head in heads]
     cursor.executemany(SQL["add_head"], rows)
@@ -93,12 +96,12 @@ def remove_sagas(cursor: sqlite3.Cursor, before: float, now: datetime) -> int:
 
 def remove_lines(cursor: sqlite3.Cursor, before: float, now: datetime) -> int | None:
     """Remove the lines of sagas that were removed together; None if the oldest are not old enough."""
-    row, last = cursor.execute(SQL["prunable_audit"], {"before": before}).fetchone(), _last_anchor(cursor)
+    row, last = cursor.execute(SQL["prunable_audit"], {"before": before}).fetchone(), last_anchor(cursor)
     if row is None or last is None:
         return None
-    closed = _anchor(row)
+    closed = to_anchor(row)
     # A trigger refuses to delete before the anchor is there.
-    _add_anchor(cursor, prune_anchor(last, closed, now))
+    add_anchor(cursor, prune_anchor(last, closed, now))
     removed = cursor.execute(SQL["prune_audit"], {"number": closed.number}).rowcount
     cursor.execute(SQL["prune_heads"], {"number": closed.number})
     return removed
@@ -133,7 +136,7 @@ class SqliteAudit:
 
     async def anchors(self, after: int, limit: int) -> list[AuditAnchor]:
         rows = await self._read(_rows, "audit_anchors", {"after": after, "limit": limit})
-        return [_anchor(row) for row in rows]
+        return [to_anchor(row) for row in rows]
 
     async def anchor_heads(self, number: int) -> list[AuditHead] | None:
         # The heads are read first: if they are removed in between, the second statement sees it.

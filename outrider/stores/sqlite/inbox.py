@@ -40,6 +40,7 @@ from outrider.stores.rows import (
     stream_key_of,
 )
 from outrider.stores.sqlite.handler_transactions import ExclusiveSource, SqliteTransactionSource, run_job
+from outrider.stores.sqlite.operation_log import record
 from outrider.stores.sqlite.rows import load_inbox, to_moment
 from outrider.stores.sqlite.saga import prune_participants
 
@@ -353,18 +354,20 @@ def _replay(cursor: sqlite3.Cursor, ids: Sequence[int], actor: str, now: float) 
     for dead in chosen:
         cursor.execute(SQL["replay"], dead._asdict())
         cursor.execute(SQL["withdraw_receipts"], dead._asdict())
-        _settle(cursor, dead, "inbox_replay", actor, now, added=1)
+        _settle(cursor, dead, now, added=1)
+    _record(cursor, "inbox_replay", actor, now, chosen)
     return len(chosen)
 
 
 def _discard(cursor: sqlite3.Cursor, ids: Sequence[int], actor: str, now: float) -> int:
     chosen = _chosen(cursor, ids)
     for dead in chosen:
-        _settle(cursor, dead, "inbox_discard", actor, now, added=0)
+        _settle(cursor, dead, now, added=0)
+    _record(cursor, "inbox_discard", actor, now, chosen)
     return len(chosen)
 
 
-def _settle(cursor: sqlite3.Cursor, dead: ChosenDeadLetters, verb: str, actor: str, now: float, *, added: int) -> None:
+def _settle(cursor: sqlite3.Cursor, dead: ChosenDeadLetters, now: float, *, added: int) -> None:
     """Remove a dead letter. Its stream drains if the dead letter blocked it or returns to it."""
     facts = dead._asdict()
     cursor.execute(SQL["discard"], facts)
@@ -372,7 +375,6 @@ def _settle(cursor: sqlite3.Cursor, dead: ChosenDeadLetters, verb: str, actor: s
         passed = None if added else dead.sequence
         cursor.execute(SQL["drain_unblocked"], {**facts, "passed": passed, "added": added, "now": now})
         cursor.execute(SQL["forget_empty_streams"], facts)
-    _record(cursor, verb, actor, now, facts)
 
 
 def _skip_gap(cursor: sqlite3.Cursor, consumer: str, stream: InboxStream, actor: str, now: float) -> bool:
@@ -382,7 +384,8 @@ def _skip_gap(cursor: sqlite3.Cursor, consumer: str, stream: InboxStream, actor:
         return False
     event_id, sequence = row
     cursor.execute(SQL["release"], {**facts, "sequence": sequence, "now": now})
-    _record(cursor, "inbox_skip_gap", actor, now, {"event_id": event_id, "consumer": consumer})
+    at, place = datetime.fromtimestamp(now, UTC), {"topic": stream.topic, "band": stream.band}
+    record(cursor, at, actor, "inbox_skip_gap", [(UUID(event_id), consumer)], **place)
     return True
 
 
@@ -392,5 +395,6 @@ def _chosen(cursor: sqlite3.Cursor, ids: Sequence[int]) -> list[ChosenDeadLetter
     ]
 
 
-def _record(cursor: sqlite3.Cursor, verb: str, actor: str, now: float, event: dict[str, Any]) -> None:
-    cursor.execute(SQL["record"], {**event, "verb": verb, "actor": actor, "now": now})
+def _record(cursor: sqlite3.Cursor, verb: str, actor: str, now: float, chosen: Sequence[ChosenDeadLetters]) -> None:
+    events = [(UUID(dead.event_id), dead.consumer) for dead in chosen]
+    record(cursor, datetime.fromtimestamp(now, UTC), actor, verb, events)

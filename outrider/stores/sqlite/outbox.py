@@ -14,6 +14,7 @@ from uuid import UUID
 from outrider.checks import CheckResult
 from outrider.clock import Clock, SystemClock
 from outrider.event import OutboxRow, Readiness, Stream, TopicRule, default_topic, lane_of, resolve_topic
+from outrider.operation_log import OperationLog
 from outrider.outbox.model import (
     BlockReason,
     Due,
@@ -28,6 +29,7 @@ from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
 from outrider.stores.sqlite import outbox_settle, staging
 from outrider.stores.sqlite.checks import check
 from outrider.stores.sqlite.database import SqliteDatabase, installation
+from outrider.stores.sqlite.operation_log import SqliteOperationLog
 from outrider.stores.sqlite.outbox_admin import SqliteMaintenance, SqliteOutboxAdmin
 from outrider.stores.sqlite.rows import load, to_event, to_seconds
 from outrider.stores.sqlite.wakeup import SqliteListener
@@ -56,6 +58,7 @@ class SqliteStore:
         self.lanes = _prepare(self.database.connection)
         self.admin: OutboxAdmin = SqliteOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = SqliteMaintenance(self.database, self.clock)
+        self.operations: OperationLog = SqliteOperationLog(self.database, self.clock)
         self._listeners: list[Callable[[], None]] = []
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:

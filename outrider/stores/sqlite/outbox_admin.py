@@ -26,6 +26,7 @@ from outrider.outbox.model import (
 )
 from outrider.stores.sqlite import outbox_settle, staging
 from outrider.stores.sqlite.database import SqliteDatabase
+from outrider.stores.sqlite.operation_log import SqliteOperationLog, record
 from outrider.stores.sqlite.rows import load, to_facts, to_moment, to_seconds
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ LOOK_MAX = 10_000
 
 PRUNE_MAX = 1_000
 
-Remove = Callable[[sqlite3.Connection, str, dict[str, Any]], int]
+Remove = Callable[[sqlite3.Connection, str, dict[str, Any], datetime], int]
 """Runs the statement that removes some old rows; returns their number."""
 """The maximum of rows removed in one transaction."""
 
@@ -173,7 +174,7 @@ def _replay(conn: sqlite3.Connection, event_ids: Sequence[UUID], actor: str, now
         blocked = dead.policy == OnDeadLetter.BLOCK
         conn.execute(SQL["resume" if blocked else "stage_again"], {"event_id": dead.event_id})
         _remove(conn, dead, unblock=blocked, now=now)
-        _record(conn, "replay", dead.event_id, actor, now)
+    record(conn, now, actor, "replay", [(UUID(dead.event_id), None) for dead in chosen])
     return len(chosen)
 
 
@@ -183,7 +184,7 @@ def _discard(conn: sqlite3.Connection, event_ids: Sequence[UUID], actor: str, no
         if dead.policy == OnDeadLetter.BLOCK:
             outbox_settle.mark_skipped(conn, dead.event_id, State.PARKED)
         _remove(conn, dead, unblock=True, now=now)
-        _record(conn, "discard", dead.event_id, actor, now)
+    record(conn, now, actor, "discard", [(UUID(dead.event_id), None) for dead in chosen])
     return len(chosen)
 
 
@@ -191,7 +192,7 @@ def _edit(conn: sqlite3.Connection, event_id: str, actor: str, edit: DeadLetterE
     row = conn.execute(SQL["editable"], {"event_id": event_id}).fetchone()
     if row is None:
         return False
-    lane, topic, key, policy, headers = row
+    lane, topic, key, policy, headers, payload = row
     moved = edit.topic not in (None, topic)
     if moved and policy == OnDeadLetter.BLOCK:
         outbox_settle.mark_skipped(conn, event_id, State.PARKED)
@@ -199,7 +200,7 @@ def _edit(conn: sqlite3.Connection, event_id: str, actor: str, edit: DeadLetterE
     conn.execute(SQL["edit"], {**changed, "moved": moved, "event_id": event_id})
     if moved:
         conn.execute(SQL["drain_held"], {**Stream(lane, topic, key)._asdict(), "now": to_seconds(now)})
-    _record(conn, "edit", event_id, actor, now)
+    record(conn, now, actor, "edit", [(UUID(event_id), None)], **edit.changes(payload, topic))
     return True
 
 
@@ -219,7 +220,7 @@ def _dead_letter(
         conn, outbox_settle.RowPosition(position, event_id, stream), outcome, spent=0, now=now
     )
     outbox_settle.write_streams(conn, {stream: block}, (), now)
-    _record(conn, "dead_letter", event_id, actor, now)
+    record(conn, now, actor, "dead_letter", [(UUID(event_id), None)], policy=str(outcome.policy))
     return True
 
 
@@ -246,16 +247,13 @@ def _remove(conn: sqlite3.Connection, dead: ChosenEvents, *, unblock: bool, now:
         conn.execute(SQL["drain_held"], {**dead.stream._asdict(), "now": to_seconds(now)})
 
 
-def _record(conn: sqlite3.Connection, verb: str, event_id: str, actor: str, now: datetime) -> None:
-    conn.execute(SQL["record"], {"now": to_seconds(now), "actor": actor, "verb": verb, "event_id": event_id})
-
-
 class SqliteMaintenance:
     """The maintenance of the outbox: keeps the tables bounded."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._operations = SqliteOperationLog(database, clock)
 
     async def sweep(self) -> list[DeadRelay]:
         return await self._database.write(_sweep, self._clock.now().timestamp())
@@ -273,34 +271,29 @@ class SqliteMaintenance:
         return Pruned(
             await self._prune("prune_archive", retention.archive_days),
             await self._prune("prune_dead_letters", retention.dead_letter_days, _expire),
-            await self._prune("prune_operations", retention.operation_days),
+            await self._operations.remove_lines(retention.operation_days),
         )
 
     async def _prune(self, query: str, days: float | None, remove: Remove | None = None) -> int:
         if days is None:
             return 0
         now = self._clock.now()
-        values: dict[str, Any] = {
-            "before": to_seconds(now - timedelta(days=days)),
-            "limit": PRUNE_MAX,
-            "now": to_seconds(now),
-        }
+        values: dict[str, Any] = {"before": to_seconds(now - timedelta(days=days)), "limit": PRUNE_MAX}
         total, removed = 0, PRUNE_MAX
         while removed == PRUNE_MAX:
-            removed = await self._database.write(remove or _delete, SQL[query], values)
+            removed = await self._database.write(remove or _delete, SQL[query], values, now)
             total += removed
         return total
 
 
-def _delete(conn: sqlite3.Connection, sql: str, values: dict[str, Any]) -> int:
+def _delete(conn: sqlite3.Connection, sql: str, values: dict[str, Any], _: datetime) -> int:
     return conn.execute(sql, values).rowcount
 
 
-def _expire(conn: sqlite3.Connection, sql: str, values: dict[str, Any]) -> int:
-    """Remove dead letters; each leaves a record."""
+def _expire(conn: sqlite3.Connection, sql: str, values: dict[str, Any], now: datetime) -> int:
+    """Remove dead letters; each leaves a line in the operation log."""
     removed = conn.execute(sql, values).fetchall()
-    record = {"now": values["now"], "actor": EXPIRE_ACTOR, "verb": EXPIRE_VERB}
-    conn.executemany(SQL["record"], [{**record, "event_id": event_id} for (event_id,) in removed])
+    record(conn, now, EXPIRE_ACTOR, EXPIRE_VERB, [(UUID(event_id), None) for (event_id,) in removed])
     return len(removed)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from outrider.clock import Clock, SystemClock
 from outrider.payload.model import PayloadSchema
 from outrider.payload.store import RegisteredSchema, StoredKind, StoredPage
-from outrider.stores.payload_rows import SHAPES, to_page, to_schemas
+from outrider.stores.payload_rows import SCHEMA_VERBS, SHAPES, object_of, to_page, to_schemas
 from outrider.stores.sqlite.database import SqliteDatabase, installation
+from outrider.stores.sqlite.operation_log import record
 from outrider.stores.sqlite.rows import load_payload, to_moment, to_seconds
 
 SQL = load_payload()
@@ -31,10 +32,10 @@ class SqlitePayloads:
             raise
 
     async def register(self, schema: PayloadSchema, actor: str) -> bool:
-        return bool(await self.database.write(_write, "register", _columns(schema, actor, self.clock.now())))
+        return await self.database.write(_write, "register", schema, actor, self.clock.now())
 
     async def replace(self, schema: PayloadSchema, actor: str) -> None:
-        await self.database.write(_write, "replace_schema", _columns(schema, actor, self.clock.now()))
+        await self.database.write(_write, "replace_schema", schema, actor, self.clock.now())
 
     async def schemas(self, event_type: str | None = None) -> list[RegisteredSchema]:
         return await self.database.read(_schemas, event_type)
@@ -46,12 +47,12 @@ class SqlitePayloads:
         await self.database.close()
 
 
-def _columns(schema: PayloadSchema, actor: str, now: datetime) -> tuple[Any, ...]:
-    return schema.event_type, str(schema.version), json.dumps(schema.document), to_seconds(now), actor
-
-
-def _write(conn: sqlite3.Connection, name: str, columns: tuple[Any, ...]) -> int:
-    return conn.execute(SQL[name], columns).rowcount
+def _write(conn: sqlite3.Connection, name: str, schema: PayloadSchema, actor: str, now: datetime) -> bool:
+    columns = schema.event_type, str(schema.version), json.dumps(schema.document), to_seconds(now), actor
+    if not conn.execute(SQL[name], columns).rowcount:
+        return False
+    record(conn, now, actor, SCHEMA_VERBS[name], **object_of(schema))
+    return True
 
 
 def _schemas(conn: sqlite3.Connection, event_type: str | None) -> list[RegisteredSchema]:

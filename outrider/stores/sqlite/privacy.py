@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from outrider.privacy.store import (
     WrappedSubjectKey,
     erased_name,
 )
-from outrider.stores.privacy_rows import FILE_SHAPES, stored_text, to_copies, to_keys, to_subject_keys
+from outrider.stores.privacy_rows import FILE_SHAPES, KEY_VERBS, stored_text, to_copies, to_keys, to_subject_keys
 from outrider.stores.sqlite.database import SqliteDatabase, installation
+from outrider.stores.sqlite.operation_log import record
 from outrider.stores.sqlite.rows import load_privacy, to_moment, to_seconds
 
 SQL = load_privacy()
@@ -59,8 +61,8 @@ class SqlitePrivacy:
     async def activate_key(self, key_id: str, actor: str) -> bool:
         return await self._change("activate_key", key_id=key_id, actor=actor)
 
-    async def rewrap_key(self, key_id: str, before: str, after: str) -> bool:
-        return await self._change("rewrap_key", key_id=key_id, before=before, after=after)
+    async def rewrap_key(self, key_id: str, before: str, after: str, actor: str) -> bool:
+        return await self._change("rewrap_key", key_id=key_id, before=before, after=after, actor=actor)
 
     async def subject_keys(self, subjects: Sequence[str], key_ids: Sequence[str]) -> list[WrappedSubjectKey]:
         wanted = {"subjects": json.dumps(list(subjects)), "key_ids": json.dumps(list(key_ids))}
@@ -97,12 +99,14 @@ class SqlitePrivacy:
         await self.database.close()
 
     async def _change(self, name: str, **values: Any) -> bool:
-        values = {**values, "now": to_seconds(self.clock.now())}
-        return bool(await self.database.write(_execute, name, values))
+        return await self.database.write(_change, name, values, self.clock.now())
 
 
-def _execute(conn: sqlite3.Connection, name: str, values: Mapping[str, Any]) -> int:
-    return conn.execute(SQL[name], values).rowcount
+def _change(conn: sqlite3.Connection, name: str, values: Mapping[str, Any], now: datetime) -> bool:
+    if not conn.execute(SQL[name], {**values, "now": to_seconds(now)}).rowcount:
+        return False
+    record(conn, now, values["actor"], KEY_VERBS[name], key=values["key_id"])
+    return True
 
 
 def _keys(conn: sqlite3.Connection) -> list[WrappedKey]:

@@ -101,6 +101,12 @@ def load_saga() -> dict[str, str]:
 
 
 @cache
+def load_operation_log() -> dict[str, str]:
+    """Return the statements of the operation log by name."""
+    return _load("saga", "operation_log")
+
+
+@cache
 def load_payload() -> dict[str, str]:
     """Return the statements of payloads by name."""
     return _load("payload")

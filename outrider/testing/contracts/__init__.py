@@ -8,6 +8,7 @@ class TestMyStore(StoreContract):
 
 from outrider.testing.contracts.inbox_failures import InboxFailureRules, InboxMaintenanceRules
 from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules, SequencingRules
+from outrider.testing.contracts.operation_log import OperationLogContract
 from outrider.testing.contracts.outbox_failures import FailureContract, OptimisticContract
 from outrider.testing.contracts.outbox_ordering import OrderContract, SizeContract, StagingContract, TopicContract
 from outrider.testing.contracts.outbox_ownership import CheckContract, MaintenanceContract, OwnershipContract
@@ -43,6 +44,7 @@ class StoreContract(
     FailureContract,
     OptimisticContract,
     MaintenanceContract,
+    OperationLogContract,
     CheckContract,
 ):
     """All rules of an outbox store."""

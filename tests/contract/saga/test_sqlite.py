@@ -149,7 +149,7 @@ async def test_an_installation_without_sagas_names_the_command_to_run_and_upgrad
         await SqliteSchema(path).migrate()
     with pytest.raises(UsageError, match="outrider db migrate"):
         await app.open_sagas(f"sqlite:///{path}")
-    assert {step.version for step in await SqliteSchema(path).migrate()} == {3, 4, 5, 6}
+    assert {step.version for step in await SqliteSchema(path).migrate()} == {3, 4, 5, 6, 9}
     sagas = await app.open_sagas(f"sqlite:///{path}")
     assert (await sagas.admin.counts())["started"] == 0
     await sagas.close()

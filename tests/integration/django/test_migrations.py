@@ -137,11 +137,11 @@ def test_a_migration_that_was_applied_with_another_text_is_rejected(bare_project
 
 
 def test_what_sqlmigrate_writes_installs_everything(bare_project: Project) -> None:
-    for number in ("0001", "0002", "0003", "0004", "0005", "0006"):
+    for number in ("0001", "0002", "0003", "0004", "0005", "0006", "0009"):
         run(bare_project.url, bare_project.manage("sqlmigrate", "outrider", number).stdout)
-    assert status(bare_project) == ["applied"] * 6
+    assert status(bare_project) == ["applied"] * 7
     bare_project.manage("migrate")
-    for number in ("0006", "0005", "0004", "0003", "0002", "0001"):
+    for number in ("0009", "0006", "0005", "0004", "0003", "0002", "0001"):
         run(bare_project.url, bare_project.manage("sqlmigrate", "outrider", number, "--backwards").stdout)
     assert remains(bare_project.url) == []
 

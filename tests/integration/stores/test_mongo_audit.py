@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -77,13 +75,3 @@ async def test_a_change_by_somebody_with_all_rights_is_found(
     assert "the heads of the 1 chains that the anchor covers were changed or removed" in await _problems(sagas)
     await database[ANCHORS].update_one({}, {"$set": {"lines": 0}})
     assert "the anchor, or the anchor before, was changed or forged" in await _problems(sagas)
-
-
-async def test_the_role_that_the_documentation_names_is_accepted(client: AsyncMongoClient[Any]) -> None:
-    page = (Path(__file__).parents[3] / "docs/how-to/audit.md").read_text()
-    [role] = [json.loads(text.removeprefix("json")) for text in page.split("```") if '"createRole"' in text]
-    actions = {action for privilege in role["privileges"] for action in privilege["actions"]}
-    assert actions == {"find", "insert"}
-    name = role["createRole"] = f"shop_{uuid4().hex}"
-    await client["outrider"].command(role)
-    await client["outrider"].command("dropRole", name)

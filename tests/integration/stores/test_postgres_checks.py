@@ -124,9 +124,11 @@ async def test_missing_rights_are_named_one_by_one(url: str) -> None:
     await run(url, f"REVOKE DELETE, UPDATE ON outrider.outbox FROM {role}")
     found = await of_store(url.replace("postgres@", f"{role}@"))
     assert found["postgres-rights"].level is ERROR
-    assert found["postgres-rights"].text == "the role may not: DELETE on outbox, UPDATE on outbox"
+    lacking = "DELETE on outbox, UPDATE on outbox, EXECUTE on outbox_operation_prune"
+    assert found["postgres-rights"].text == f"the role may not: {lacking}"
     assert (found["postgres-partitions"].level, "does not own" in found["postgres-partitions"].text) == (WARN, True)
-    await run(url, f"{grants} {role}")
+    prune = "outrider.outbox_operation_prune(bigint, timestamptz, bigint, timestamptz, bytea, bytea)"
+    await run(url, f"{grants} {role}", f"GRANT EXECUTE ON FUNCTION {prune} TO {role}")
     found = await of_store(url.replace("postgres@", f"{role}@"))
     assert (found["postgres-rights"].level, found["postgres-sequence"].level) == (OK, WARN)
     assert found["postgres-sequence"].remedy.startswith("GRANT SELECT ON SEQUENCE outrider.outbox_id_seq TO")

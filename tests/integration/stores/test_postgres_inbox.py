@@ -282,6 +282,7 @@ async def test_the_rights_that_the_documentation_names_are_enough(postgres_url: 
     [grants] = [text for text in page.split("```") if "CREATE ROLE shop_consumer" in text]
     await conn.execute(grants.removeprefix("sql"))
     await conn.execute("GRANT INSERT ON outrider.outbox_operation TO shop_consumer")
+    await conn.execute("GRANT SELECT, UPDATE ON outrider.outbox_operation_head TO shop_consumer")
     try:
         async with asyncpg.create_pool(
             postgres_url, min_size=1, max_size=2, server_settings={"role": "shop_consumer"}
@@ -317,7 +318,7 @@ async def test_an_installation_without_an_inbox_names_the_command_to_run_and_upg
         over = Inbox(PostgresInbox.over(pool, schema="shop"))
         with pytest.raises(UsageError, match="run: outrider db migrate"):
             await over.process(delivery(1), _nothing, consumer="billing")
-    assert {step.version for step in await schema.migrate()} == {2, 3, 4, 5, 6}
+    assert {step.version for step in await schema.migrate()} == {2, 3, 4, 5, 6, 9}
     inbox = await PostgresInbox.open(empty_database, schema="shop")
     assert await Inbox(inbox).process(delivery(1), _nothing, consumer="billing") is Result.APPLIED
     await inbox.close()

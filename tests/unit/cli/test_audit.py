@@ -120,6 +120,33 @@ def test_the_operator_is_the_one_who_is_named_and_never_unknown(store: Path, mon
 def test_the_commands_of_the_page_run(store: Path) -> None:
     page = (ROOT / "docs/how-to/audit.md").read_text()
     commands = [line[len("$ outrider ") :].split() for line in page.splitlines() if line.startswith("$ outrider ")]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         assert CliRunner().invoke(app, command).exit_code == 0, command
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_operator_commands_are_listed_verified_and_removed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEPARENT", TRACE)
+    schema = ["schema", "register", "order.placed", "1", "-", "--as", "ann"]
+    assert CliRunner().invoke(app, schema, input='{"type": "object"}').exit_code == 0
+    [line] = _run("audit", "list", "--operations", "--actor", "ann")
+    assert (line["line"], line["verb"], line["traceparent"]) == (1, "schema_register", TRACE)
+    assert (line["detail"]["event_type"], line["detail"]["version"]) == ("order.placed", "1")
+    assert _run("audit", "list", "--operations", "--event", str(new_saga("runs").saga_id)) == []
+    assert "schema_register" in CliRunner().invoke(app, ["audit", "list", "--operations"]).stdout
+    for wrong in (["--operations", "--saga", "x"], ["--event", "x"]):
+        assert CliRunner().invoke(app, ["audit", "list", *wrong]).exit_code == 2
+    assert _run("audit", "prune", "--days", "1", "--yes", "--as", "bob") == {"removed": 0}
+    [pruned, _] = _run("audit", "list", "--operations")
+    assert (pruned["verb"], pruned["actor"], pruned["detail"]) == ("audit_prune", "bob", {"days": 1})
+    report = _run("audit", "verify")
+    assert report["operations"] == {"lines": 2, "unchained": 0, "without_details": 0}
+    assert "2 lines of the operation log" in CliRunner().invoke(app, ["audit", "verify"]).stdout
+    with closing(sqlite3.connect(store)) as conn, conn:
+        conn.execute("DROP TRIGGER outbox_operation_unchanged")
+        conn.execute("UPDATE outbox_operation SET actor = 'eve' WHERE line = 2")
+    [finding] = _run("audit", "verify", code=1)["findings"]
+    assert (finding["log"], finding["line"], finding["saga_id"]) == ("operations", 2, None)

@@ -217,7 +217,12 @@ def test_keys_in_the_store_are_wrapped_with_a_master_key(shell: Shell, monkeypat
     assert key_ids(shell) == [rotated]
     monkeypatch.setenv("SHOP_MASTER", f"{second} {first}")
     sys.modules.pop("shop_keys")
-    assert shell.json("keys", "rewrap") == {"rewrapped": 2}
+    assert shell.json("keys", "rewrap", "--as", "ann") == {"rewrapped": 2}
+    lines = shell.json("audit", "list", "--operations")[::-1]
+    verbs = ["key_add", "key_add", "key_rotate", "keys_reencrypt", "key_rewrap", "key_rewrap"]
+    assert [line["verb"] for line in lines] == verbs
+    assert {line["detail"]["key"] for line in lines} == {"one", rotated}
+    assert [line["actor"] for line in lines[-2:]] == ["ann", "ann"]
     monkeypatch.setenv("SHOP_MASTER", second)
     sys.modules.pop("shop_keys")
     assert shell.json("events", "show", event_id, "--payload")["payload"] == PLAIN

@@ -26,10 +26,15 @@ SELECT w.name, p.what
 FROM (VALUES ('outbox', 'SELECT,INSERT,UPDATE,DELETE'), ('outbox_relay', 'SELECT,INSERT,UPDATE,DELETE'),
     ('outbox_lane', 'SELECT,UPDATE'), ('outbox_blocked', 'SELECT,INSERT,UPDATE,DELETE'),
     ('outbox_archive', 'SELECT,INSERT'), ('outbox_dead_letter', 'SELECT,INSERT,UPDATE,DELETE'),
-    ('outbox_operation', 'SELECT,INSERT,DELETE'), ('outbox_duty', 'SELECT,INSERT,UPDATE')) AS w (name, whats),
+    ('outbox_operation', 'SELECT,INSERT'), ('outbox_operation_head', 'SELECT,UPDATE'), ('saga_audit_anchor', 'SELECT'),
+    ('outbox_duty', 'SELECT,INSERT,UPDATE')) AS w (name, whats),
     unnest(string_to_array(w.whats, ',')) AS p (what)
-WHERE NOT has_table_privilege('{schema}.' || w.name, p.what)
-ORDER BY w.name, p.what
+WHERE NOT has_table_privilege(to_regclass('{schema}.' || w.name), p.what)
+UNION ALL
+SELECT p.proname, 'EXECUTE' FROM pg_proc AS p
+WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname = 'outbox_operation_prune'
+    AND NOT has_function_privilege(p.oid, 'EXECUTE')
+ORDER BY 1, 2
 
 -- name: sequence_facts
 -- Whether a relay may look at the id sequence, and how many numbers a session takes from it at once.

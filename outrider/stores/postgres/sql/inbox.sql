@@ -370,8 +370,3 @@ ORDER BY sequence NULLS FIRST, id LIMIT 1
 -- As if everything before that event had been seen.
 UPDATE {schema}.inbox_stream SET seen = $5 - 1, cause = 'draining', since = {schema}.outbox_clock()
 WHERE consumer = $1 AND topic = $2 AND key = $3 AND band = $4
-
--- name: record
-INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id, consumer)
-SELECT {schema}.outbox_clock(), $1, $2, g.event_id, g.consumer
-FROM unnest($3::uuid[], $4::text[]) AS g (event_id, consumer)

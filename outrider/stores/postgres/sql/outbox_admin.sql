@@ -111,7 +111,8 @@ SELECT event_id, lane, topic, key AS stream_key FROM gone
 
 -- name: editable
 -- One dead letter that an operator edits, locked. Index: outbox_dead_letter_pkey.
-SELECT event_id, lane, topic, key AS stream_key, headers FROM {schema}.outbox_dead_letter WHERE event_id = $1 FOR UPDATE
+SELECT event_id, lane, topic, key AS stream_key, headers, payload::text AS payload
+FROM {schema}.outbox_dead_letter WHERE event_id = $1 FOR UPDATE
 
 -- name: leave_marker
 -- A numbered dead letter that leaves its blocked stream is replaced by a marker. Index: outbox_dead_letter_pkey.
@@ -147,10 +148,6 @@ WHERE o.event_id = $1 AND o.state IN ({dead_letter_guard}) AND o.state <> 'optim
 -- Events of a key before one that a person dead-letters. Index: outbox_fetchable.
 SELECT o.event_id, o.event_type, o.topic, o.routing_key, o.state FROM {schema}.outbox AS o
 WHERE o.lane = $1 AND o.state IN ({fetchable}) AND {stream_key} = $2 AND o.id < $3
-
--- name: record
-INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id)
-SELECT {schema}.outbox_clock(), $1, $2, event_id FROM unnest($3::uuid[]) AS w (event_id)
 
 -- Keeping the tables bounded.
 
@@ -201,18 +198,8 @@ DELETE FROM {schema}.outbox_archive_default WHERE ctid = ANY (ARRAY(
 
 -- name: prune_dead_letters
 -- A blocking dead letter is needed to drain its stream, so it stays until an operator acts. Each one that goes leaves a
--- record. Index: outbox_dead_letter_age.
-WITH gone AS (
-    DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
-        SELECT event_id FROM {schema}.outbox_dead_letter
-        WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))
-    RETURNING event_id
-)
-INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id)
-SELECT {schema}.outbox_clock(), $3, $4, event_id FROM gone
-
--- name: prune_operations
--- Index: outbox_operation_age.
-DELETE FROM {schema}.outbox_operation WHERE id = ANY (ARRAY(
-    SELECT id FROM {schema}.outbox_operation
-    WHERE at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') LIMIT $2))
+-- line in the operation log. Index: outbox_dead_letter_age.
+DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
+    SELECT event_id FROM {schema}.outbox_dead_letter
+    WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))
+RETURNING event_id

@@ -14,6 +14,7 @@ INSERT INTO {schema}.payload_schema (event_type, version, document, registered_a
 VALUES ($1, $2, $3::text::json, {schema}.outbox_clock(), $4)
 ON CONFLICT (event_type, version) DO UPDATE SET document = excluded.document, registered_at = excluded.registered_at,
     registered_by = excluded.registered_by
+RETURNING version
 
 -- name: schemas
 -- Index: payload_schema_pkey.

@@ -117,6 +117,22 @@ DROP TABLE {schema}.subject_key;
 DROP INDEX {schema}.saga_instance_subject;
 ALTER TABLE {schema}.saga_instance DROP COLUMN subject;
 
+-- name: operation_log_unfinished
+-- The lines stay, without their numbers.
+SELECT 0
+
+-- name: operation_log
+DROP TRIGGER outbox_operation_numbered ON {schema}.outbox_operation;
+DROP TRIGGER outbox_operation_unchanged ON {schema}.outbox_operation;
+DROP TRIGGER outbox_operation_whole ON {schema}.outbox_operation;
+DROP TABLE {schema}.outbox_operation_head;
+DROP FUNCTION {schema}.outbox_operation_refuse(),
+    {schema}.outbox_operation_prune(bigint, timestamptz, bigint, timestamptz, bytea, bytea);
+DROP INDEX {schema}.saga_audit_anchor_operations, {schema}.outbox_operation_line;
+DELETE FROM {schema}.outbox_operation WHERE event_id IS NULL;
+ALTER TABLE {schema}.outbox_operation DROP COLUMN line, DROP COLUMN traceparent, DROP COLUMN detail, DROP COLUMN salt,
+    DROP COLUMN hash, DROP COLUMN digest, ALTER COLUMN event_id SET NOT NULL;
+
 -- name: forget
 DELETE FROM {schema}.outrider_migration WHERE version = {version};
 

@@ -206,7 +206,3 @@ ORDER BY waiting.sequence, waiting.id LIMIT 1;
 -- As if everything before that event had been seen; the primary key.
 UPDATE inbox_stream SET seen = :sequence - 1, cause = 'draining', since = :now
 WHERE consumer = :consumer AND topic = :topic AND key = :key AND band = :band;
-
--- name: record
--- Record the command of an operator.
-INSERT INTO outbox_operation (at, actor, verb, event_id, consumer) VALUES (:now, :actor, :verb, :event_id, :consumer);

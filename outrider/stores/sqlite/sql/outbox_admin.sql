@@ -106,7 +106,7 @@ WHERE lane = :lane AND topic = :topic AND key = :key AND cause = 'dead_letter'
 
 -- name: editable
 -- One dead letter that an operator edits; the unique index.
-SELECT lane, topic, stream_key, policy, headers FROM outbox_dead_letter WHERE event_id = :event_id;
+SELECT lane, topic, stream_key, policy, headers, payload FROM outbox_dead_letter WHERE event_id = :event_id;
 
 -- name: edit
 -- Change a dead letter. With another topic it leaves its stream, and its number with it; the unique index.
@@ -124,10 +124,6 @@ WHERE event_id = :event_id AND state IN ({dead_letter_guard}) AND state <> 'opti
 -- Events of a key before one that a person dead-letters; outbox_fetchable.
 SELECT id, event_type, topic, routing_key, state FROM outbox
 WHERE lane = :lane AND state IN ({fetchable}) AND stream_key = :key AND id < :id;
-
--- name: record
--- Record the command of an operator.
-INSERT INTO outbox_operation (at, actor, verb, event_id) VALUES (:now, :actor, :verb, :event_id);
 
 -- name: dead_relays
 -- Relays whose heartbeat has lapsed, and how many lanes each left behind.
@@ -156,9 +152,3 @@ DELETE FROM outbox_dead_letter WHERE rowid IN (
     SELECT rowid FROM outbox_dead_letter WHERE policy = 'skip' AND dead_lettered_at < :before ORDER BY dead_lettered_at LIMIT :limit
 )
 RETURNING event_id;
-
--- name: prune_operations
--- Remove the oldest operations; outbox_operation_at.
-DELETE FROM outbox_operation WHERE id IN (
-    SELECT id FROM outbox_operation WHERE at < :before ORDER BY at LIMIT :limit
-);

@@ -97,6 +97,25 @@ DROP TABLE subject_key;
 DROP INDEX saga_instance_subject;
 ALTER TABLE saga_instance DROP COLUMN subject;
 
+-- name: operation_log_unfinished
+-- The lines stay, without their numbers.
+SELECT 0;
+
+-- name: operation_log
+DROP TRIGGER outbox_operation_numbered;
+DROP TRIGGER outbox_operation_unchanged;
+DROP TRIGGER outbox_operation_kept;
+DROP TABLE outbox_operation_head;
+DROP INDEX saga_audit_anchor_operations;
+DROP INDEX outbox_operation_chain;
+DELETE FROM outbox_operation WHERE event_id = '';
+ALTER TABLE outbox_operation DROP COLUMN line;
+ALTER TABLE outbox_operation DROP COLUMN traceparent;
+ALTER TABLE outbox_operation DROP COLUMN detail;
+ALTER TABLE outbox_operation DROP COLUMN salt;
+ALTER TABLE outbox_operation DROP COLUMN hash;
+ALTER TABLE outbox_operation DROP COLUMN digest;
+
 -- name: forget
 DELETE FROM outrider_migration WHERE version = {version};
 
