@@ -65,6 +65,16 @@ class InvalidState(UsageError):
         self.path, self.problem = path, problem
 
 
+class ActiveKeyMissing(InvalidEvent):
+    """A field must be encrypted, and the ring has no key. Make a key with `outrider keys new`, or use another process.
+
+    >>> raise ActiveKeyMissing("payload.email", "it must be encrypted, and the file shop.keys has no key", "make a key")
+    Traceback (most recent call last):
+    ...
+    outrider.errors.ActiveKeyMissing: payload.email: it must be encrypted, and the file shop.keys has no key; make a key
+    """
+
+
 class NotInTransaction(UsageError):
     """Staging was called outside a transaction. Begin the business transaction first, and stage inside."""
 

@@ -24,6 +24,8 @@ from outrider.privacy.keys import DataKey, KeyFacts
 from outrider.privacy.reencryption import Reencryption
 from outrider.privacy.store import CopyKind, StoredKeys
 from outrider.privacy.subjects import SubjectKeys
+from outrider.saga.model import SagaRecord
+from outrider.saga.state.encryption import open_record
 
 T = TypeVar("T")
 
@@ -201,6 +203,19 @@ def opened(payloads: Payloads | None, facts: Mapping[str, Any], payload: Any) ->
     except (InvalidPayload, KeysUnavailable) as error:
         typer.echo(f"shown as stored: {error}", err=True)
     return payload
+
+
+def opened_saga(payloads: Payloads | None, record: SagaRecord, *, quiet: bool = False) -> SagaRecord:
+    """Return a stored saga for a person: decrypted if the keys are here, otherwise as stored, with a note."""
+    try:
+        return open_record(payloads, record)
+    except SubjectErased as error:
+        if not quiet:
+            typer.echo(f"erased: {error}", err=True)
+    except (InvalidPayload, KeysUnavailable) as error:
+        if not quiet:
+            typer.echo(f"shown as stored: {error}", err=True)
+    return record
 
 
 def with_plain_payload(location: StoreLocation, facts: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import typer
 
 from outrider import app as root
 from outrider.cli import saga_operator, saga_run
-from outrider.cli.imports import find_sagas
+from outrider.cli.imports import find_payloads, find_sagas
+from outrider.cli.keys import opened_saga
 from outrider.cli.options import ConfigFile, Json, Limit, SchemaName, StoreLocation, StoreUrl
 from outrider.cli.output import emit, say, show_facts, show_table
 from outrider.cli.saga_operator import Id, OfType, Target, recorded, with_store
@@ -27,6 +28,7 @@ from outrider.saga.diagram import mermaid, mermaid_run, span
 from outrider.saga.execution.step_executor import PHASE_HEADER
 from outrider.saga.explain import Suggestion, explain
 from outrider.saga.model import Instance, JournalEntry, Phase, SagaCriteria, SagaMessage, SagaRecord, Status, StepStatus
+from outrider.saga.state.encryption import without_encrypted_data
 from outrider.saga.store import SagaStore
 
 app = typer.Typer(help="Sagas: list, show, explain, run, and operator commands.", no_args_is_help=True)
@@ -128,9 +130,10 @@ def show(
     view = with_store(location, lambda opened: _look(opened, id, saga_type, audit))
     outbox_events = asyncio.run(find_events(location, view.record.instance.saga_id))
     facts = _without_state(view.record.instance)
+    record = opened_saga(find_payloads(location.read().payloads), view.record) if state else view.record
     if state:
-        facts["state"] = jsonlib.loads(view.record.instance.state)
-    journal = [asdict(entry) for entry in view.record.journal]
+        facts["state"] = jsonlib.loads(record.instance.state)
+    journal = [asdict(entry) for entry in record.journal]
     messages = [_message(message, body=state) for message in view.record.messages]
     children = [_without_state(child) for child in view.children]
     if json:
@@ -207,7 +210,7 @@ def explain_saga(
     known = find_sagas(sagas) if sagas else None
     location = StoreLocation(config, store, schema)
     view = with_store(location, lambda opened: _look(opened, id, saga_type, 0))
-    record, instance = view.record, view.record.instance
+    record, instance = _explainable(location, view.record), view.record.instance
     outbox_events = asyncio.run(find_events(location, instance.saga_id))
     definition = _definition(known, instance)
     lines = explain(record, definition, view.children)
@@ -225,6 +228,11 @@ def explain_saga(
         say("what helps")
     for command, effect in helps:
         say(f"  {command}  {effect}")
+
+
+def _explainable(location: StoreLocation, record: SagaRecord) -> SagaRecord:
+    """Return a saga with the items of its steps; an explanation does without those that do not open."""
+    return without_encrypted_data(opened_saga(find_payloads(location.read().payloads), record, quiet=True))
 
 
 class ShownSaga(NamedTuple):
@@ -324,7 +332,7 @@ app.command("run")(saga_run.run)
 async def _run(
     store: SagaStore, sagas: SagaRegistry, target: str, text: str, saga_type: str | None
 ) -> tuple[Instance, str]:
-    record = await recorded(store.admin, text, saga_type)
+    record = without_encrypted_data(opened_saga(sagas.payloads, await recorded(store.admin, text, saga_type)))
     instance = record.instance
     saga = sagas.find(instance.saga_type, instance.definition_version)
     if saga is None:

@@ -18,11 +18,13 @@ import typer
 
 from outrider import app as root
 from outrider.cli.imports import find_sagas
+from outrider.cli.keys import opened_saga
 from outrider.cli.options import As, ConfigFile, Json, SchemaName, StoreLocation, StoreUrl, Yes, actor, confirm
 from outrider.cli.output import NotDone, emit, say
 from outrider.errors import NotFound, UsageError
 from outrider.saga.definition.saga import SagaRegistry, saga_id_of
 from outrider.saga.model import Instance, MessageKind, NewSagaMessage, SagaCriteria, SagaRecord, Status
+from outrider.saga.state.encryption import is_encrypted
 from outrider.saga.store import SagaAdmin, SagaStore
 
 MESSAGES_MAX = 500
@@ -267,7 +269,9 @@ def _check(instance: Instance, fields: Mapping[str, Any], known: SagaRegistry | 
             f"--sagas does not hold {wanted}, so the new values cannot be checked; name the module that has it"
         )
     assert saga.definition.set_fields
-    saga.definition.set_fields(instance.state, fields)
+    record = opened_saga(known.payloads, SagaRecord(instance, (), (), instance.updated_at), quiet=True)
+    if not is_encrypted(record.instance.state):
+        saga.definition.set_fields(record.instance.state, fields)
 
 
 def _rejection(instance: Instance | None, command: str, text: str, saga_type: str | None) -> str | None:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.errors import InvalidPayload, OutriderError, SchemaUnavailable, SubjectErased
 from outrider.event import DeadLetterReason, Event
-from outrider.payload.model import PayloadFacts, parse_version
+from outrider.payload.model import PayloadFacts, parse_version, reply_facts
 from outrider.payload.payloads import Payloads
 from outrider.payload.store import PayloadStore, StoredDocument, StoredKind
 from outrider.redaction import ErrorText, Redactor
 from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.state.codec import decode as decode_state
+from outrider.saga.state.encryption import open_state
 from outrider.tracebacks import text_of
 from outrider.wire import decode
 
@@ -72,7 +73,7 @@ class StoredCheck:
             return self._state_problem(document)
         name = str(document.facts.get("event_type", ""))
         try:
-            event = _event_of(document)
+            event = self._event_of(document)
             name = event.event_type
             await self._open(document, event)
         except SchemaUnavailable:
@@ -82,6 +83,38 @@ class StoredCheck:
         except InvalidPayload as error:
             return Unopened(document.kind, document.id, name, str(error))
         return None
+
+    def _event_of(self, document: StoredDocument) -> Event:
+        """Return the event in a document. Raises InvalidPayload for a document that cannot be read at all."""
+        facts = document.facts
+        if "delivery" in facts:
+            received = decode(facts["delivery"])
+            if received.event is None:
+                raise InvalidPayload("message", received.problem, DeadLetterReason.POISON_MESSAGE)
+            return received.event
+        try:
+            body = json.loads(document.body)
+        except (ValueError, RecursionError) as error:
+            problem = f"it is not JSON ({type(error).__name__})"
+            raise InvalidPayload("payload", problem, DeadLetterReason.POISON_MESSAGE) from error
+        if document.kind is StoredKind.PARTICIPANT_REPLY:
+            reply = self._opened_reply(facts, body)["reply"]
+            return Event(reply["event_type"], reply["payload"], schema_version=reply["schema_version"])
+        event_id: UUID = facts["event_id"]
+        return Event(
+            facts["event_type"],
+            body,
+            event_id=event_id,
+            topic=facts.get("topic"),
+            key=facts.get("key"),
+            schema_version=facts["schema_version"],
+        )
+
+    def _opened_reply(self, facts: Mapping[str, Any], body: Any) -> Any:
+        if self.payloads.encryption is None:
+            return body
+        about = reply_facts(facts["participant"], facts["key"], facts["phase"], body["reply"])
+        return self.payloads.encryption.decrypt(about, body)
 
     async def _open(self, document: StoredDocument, event: Event) -> None:
         before = event.schema_version
@@ -111,35 +144,11 @@ class StoredCheck:
             problem = f"there is no definition of {saga_type} version {version}; keep it until its sagas have ended"
             return Unopened(document.kind, document.id, saga_type, problem)
         try:
-            decode_state(saga.state_type, document.body)
+            saga_id: UUID = document.facts["saga_id"]
+            decode_state(saga.state_type, open_state(self.payloads, saga_id, saga_type, document.body))
+        except SubjectErased:
+            self.erased += 1
         except (OutriderError, ValueError, RecursionError) as error:
             text = text_of(error, Redactor(ErrorText.REDACTED, document.body))
             return Unopened(document.kind, document.id, saga_type, text)
         return None
-
-
-def _event_of(document: StoredDocument) -> Event:
-    """Return the event in a document. Raises InvalidPayload for a document that cannot be read at all."""
-    facts = document.facts
-    if "delivery" in facts:
-        received = decode(facts["delivery"])
-        if received.event is None:
-            raise InvalidPayload("message", received.problem, DeadLetterReason.POISON_MESSAGE)
-        return received.event
-    try:
-        body = json.loads(document.body)
-    except (ValueError, RecursionError) as error:
-        problem = f"it is not JSON ({type(error).__name__})"
-        raise InvalidPayload("payload", problem, DeadLetterReason.POISON_MESSAGE) from error
-    if document.kind is StoredKind.PARTICIPANT_REPLY:
-        reply = body["reply"]
-        return Event(reply["event_type"], reply["payload"], schema_version=reply["schema_version"])
-    event_id: UUID = facts["event_id"]
-    return Event(
-        facts["event_type"],
-        body,
-        event_id=event_id,
-        topic=facts.get("topic"),
-        key=facts.get("key"),
-        schema_version=facts["schema_version"],
-    )

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from outrider.errors import UsageError
-from outrider.event import VERSION, DeadLetterReason
+from outrider.event import SUBJECT_HEADER, VERSION, DeadLetterReason
 
 Version = int | str
 """The version of a schema: a whole number from 1, or a semantic version such as `2.1.0`."""
@@ -84,6 +84,30 @@ class PayloadFacts(NamedTuple):
     """The person whose data the event carries; None without one, or where it is unknown."""
 
 
+SAGA_STATE, SAGA_JOURNAL, REPLY = "\0saga state ", "\0saga journal ", "\0reply "
+"""The beginnings of the names of documents that are no events. No type of an event has a null byte."""
+
+REPLIES = UUID("b0a5a0c2-3b5e-5f0e-8a55-5d7c6f9b1c40")
+"""The namespace of the ids of kept replies. The value must never change: encrypted replies are bound to their ids."""
+
+
+def state_facts(saga_id: UUID, saga_type: str, subject: str | None) -> PayloadFacts:
+    """Return the facts of the state of a saga, for a cipher."""
+    return PayloadFacts(saga_id, f"{SAGA_STATE}{saga_type}", 1, "", None, subject)
+
+
+def journal_facts(saga_id: UUID, step: str, phase: str, subject: str | None) -> PayloadFacts:
+    """Return the facts of the data of a journal entry, for a cipher."""
+    return PayloadFacts(saga_id, f"{SAGA_JOURNAL}{phase} {step}", 1, "", None, subject)
+
+
+def reply_facts(participant: str, key: str, phase: str, reply: Mapping[str, Any]) -> PayloadFacts:
+    """Return the facts of a reply that a participant keeps, given as its stored fields, for a cipher."""
+    reply_id = uuid5(REPLIES, f"{participant}\n{phase}\n{key}")
+    subject = reply.get("subject") or (reply.get("headers") or {}).get(SUBJECT_HEADER)
+    return PayloadFacts(reply_id, f"{REPLY}{reply['event_type']}", 1, "", None, subject)
+
+
 class PayloadProblem(NamedTuple):
     """A reason for which a payload is invalid: the path of the field, the problem, and the treatment."""
 
@@ -97,7 +121,10 @@ class PayloadProblem(NamedTuple):
 
 
 class PayloadCipher(Protocol):
-    """Encrypts fields of payloads. Each method gets and returns JSON values, and leaves its argument unchanged."""
+    """Encrypts fields of payloads. Each method gets and returns JSON values, and leaves its argument unchanged.
+
+    An encrypted value is an object with the member `$encrypted`, so a text without that name needs no decryption.
+    """
 
     async def load(self, subjects: Iterable[tuple[str, str]], payloads: Iterable[Any]) -> None:
         """Read the keys of subjects, as (event type, subject), and of payloads, as JSON text or values.
@@ -116,6 +143,14 @@ class PayloadCipher(Protocol):
         Raises InvalidPayload if a field cannot be, and its subclasses KeyMissing if the key is not there, and
         SubjectErased if the key was destroyed.
         """
+        ...
+
+    def encrypt_whole(self, facts: PayloadFacts, payload: Any) -> Any:
+        """Return the payload as one encrypted value, whatever its sensitive fields are."""
+        ...
+
+    def is_sensitive(self, event_type: str) -> bool:
+        """Return whether a type has sensitive fields."""
         ...
 
     def plaintext_path(self, facts: PayloadFacts, payload: Any) -> str | None:

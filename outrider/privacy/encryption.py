@@ -13,13 +13,14 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outrider.errors import InvalidEvent, InvalidPayload, KeyMissing, SubjectErased, UsageError
+from outrider.errors import ActiveKeyMissing, InvalidEvent, InvalidPayload, KeyMissing, SubjectErased, UsageError
 from outrider.event import DeadLetterReason
 from outrider.payload.conversion import json_parser
-from outrider.payload.model import ENCRYPTED_MARK, PayloadFacts, field_path
+from outrider.payload.model import ENCRYPTED_MARK, REPLY, SAGA_JOURNAL, SAGA_STATE, PayloadFacts, field_path
 from outrider.privacy.keys import KEY_ID, SUBJECT_KEY_ID, DataKey, KeyRing, SubjectKeySource, subject_key_ids
 
 MARK = ENCRYPTED_MARK
@@ -63,11 +64,12 @@ class FieldEncryption:
     """Encrypts the sensitive fields of event types, for `Payloads(encryption=...)`.
 
     `sensitive` maps an event type, or a prefix such as `order.*`, to paths: names with dots between them, `[*]` for the
-    items of a list, `*` for all members of an object::
+    items of a list, `*` for all members of an object. `sagas` maps types of sagas to paths in their states::
 
         encryption = FieldEncryption(
             keys=KeyRing.from_environment("SHOP_KEYS"),
             sensitive={"order.placed": ["customer.email", "items[*].note"]},
+            sagas={"order": ["customer.email"]},
         )
         outbox = outrider.Outbox(payloads=Payloads(encryption=encryption))
 
@@ -82,24 +84,30 @@ class FieldEncryption:
     """
 
     def __init__(
-        self, *, keys: KeyRing, sensitive: Mapping[str, Sequence[str]], subjects: SubjectKeySource | None = None
+        self,
+        *,
+        keys: KeyRing,
+        sensitive: Mapping[str, Sequence[str]],
+        sagas: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        subjects: SubjectKeySource | None = None,
     ) -> None:
         self.keys, self.subjects = keys, subjects
         self._read_json = json_parser()
         self._prefixes: list[tuple[str, list[Parts]]] = []
-        for event_types, paths in sensitive.items():
-            if not event_types or "*" in event_types[:-1] or isinstance(paths, str):
-                raise UsageError(
-                    f"sensitive={{{event_types!r}: …}} cannot work; map an event type, or a prefix such as order.*, "
-                    "to a list of paths"
-                )
-            self._prefixes.append((event_types, [_parse_path(event_types, path) for path in paths]))
+        for beginning, given in (("", sensitive), (SAGA_STATE, sagas)):
+            for name, paths in given.items():
+                if not name or "*" in name[:-1] or isinstance(paths, str):
+                    raise UsageError(
+                        f"{'sagas' if beginning else 'sensitive'}={{{name!r}: …}} cannot work; map a type, or a prefix "
+                        "such as order.*, to a list of paths"
+                    )
+                self._prefixes.append((beginning + name, [_parse_path(name, path) for path in paths]))
         self._fields: dict[str, Fields] = {}
 
     async def load(self, subjects: Iterable[tuple[str, str]], payloads: Iterable[Any]) -> None:
         """Read the keys of subjects, as (event type, subject), and of payloads, as JSON text or values."""
         if self.subjects is not None:
-            named = {subject for event_type, subject in subjects if self._of(event_type)}
+            named = {subject for event_type, subject in subjects if self._has_secrets(event_type)}
             found = (subject_key_ids(each) if isinstance(each, bytes) else self.key_ids(each) for each in payloads)
             key_ids = {key_id for ids in found for key_id in ids if SUBJECT_KEY_ID.fullmatch(key_id)}
             await self.subjects.load(named, key_ids)
@@ -110,22 +118,29 @@ class FieldEncryption:
         if not fields:
             return payload
         key: DataKey | None = None
-        where = ""
 
         def seal(value: Any, parts: Parts) -> Any:
-            nonlocal key, where
+            nonlocal key
             # Only the first field asks the ring, which looks at the clock.
-            if key is None:
-                where, key = self._encrypting_key(facts)
-            if key is None:
-                remedy = "make a key with `outrider keys new`, or stage where the keys are"
-                raise InvalidEvent(_shown(parts), f"it must be encrypted, and {where} has no key", remedy)
+            key = key or self._present_key(facts, parts)
             return self._seal(key, facts, parts, value)
 
         def misplaced(parts: Parts, text: str) -> None:
             raise InvalidEvent(_shown(parts), text, "correct the payload, or the paths of `sensitive`")
 
         return _change_fields(fields, payload, (), seal, misplaced)
+
+    def encrypt_whole(self, facts: PayloadFacts, payload: Any) -> Any:
+        """Return the payload as one encrypted value, whatever its sensitive fields are."""
+        return self._seal(self._present_key(facts, ()), facts, (), payload)
+
+    def _has_secrets(self, event_type: str) -> bool:
+        """Return whether values of a type are encrypted; data of a journal are, if there are any."""
+        return bool(self._of(event_type)) or event_type.startswith(SAGA_JOURNAL)
+
+    def is_sensitive(self, event_type: str) -> bool:
+        """Return whether a type has sensitive fields."""
+        return bool(self._of(event_type))
 
     def decrypt(self, facts: PayloadFacts, payload: Any) -> Any:
         """Return the payload with every encrypted value as its plain value.
@@ -222,6 +237,13 @@ class FieldEncryption:
         _change_encrypted(payload, (), look)
         return found
 
+    def _present_key(self, facts: PayloadFacts, parts: Parts) -> DataKey:
+        where, key = self._encrypting_key(facts)
+        if key is None:
+            remedy = "make a key with `outrider keys new`, or stage where the keys are"
+            raise ActiveKeyMissing(_shown(parts), f"it must be encrypted, and {where} has no key", remedy)
+        return key
+
     def _seal(self, key: DataKey, facts: PayloadFacts, parts: Parts, value: Any) -> dict[str, Any]:
         plain = _compact(value).encode("utf-8", "surrogatepass")
         return seal_bytes(key, plain, _associated(key.id, facts, parts)).to_json()
@@ -275,11 +297,16 @@ class FieldEncryption:
         """Return the sensitive fields of a type. Types come from other programs, too, so the memory is bounded."""
         if (found := self._fields.get(event_type)) is None:
             found = {}
+            wanted = event_type.removeprefix(REPLY)
             for pattern, paths in self._prefixes:
-                if pattern == event_type or (pattern.endswith("*") and event_type.startswith(pattern[:-1])):
+                beginning = pattern[:-1] if pattern.endswith("*") else None
+                same_kind = wanted.startswith("\0") is pattern.startswith("\0")
+                if pattern == wanted or (same_kind and beginning is not None and wanted.startswith(beginning)):
                     for parts in paths:
                         _merge(found, _nested(parts))
             _spread(found)
+            if found and wanted is not event_type:
+                found = {"reply": {"payload": found}}
             if len(self._fields) >= 10_000:
                 self._fields.clear()
             self._fields[event_type] = found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from outrider.errors import InvalidEvent, InvalidPayload, SubjectErased
-from outrider.payload.model import PayloadFacts
+from outrider.payload.model import PayloadFacts, journal_facts, reply_facts, state_facts
 from outrider.privacy.encryption import MARK, FieldEncryption
 from outrider.privacy.keys import subject_key_ids
 from outrider.privacy.store import CopyKind, PayloadCopy, PrivacyStore, Rewrite
@@ -76,7 +76,7 @@ class Reencryption:
             after: tuple[Any, ...] | None = None
             while True:
                 page = await self.store.copies(kind, after, self.batch)
-                await self._load_keys(page.copies)
+                await self._load_keys(kind, page.copies)
                 rewrites = [rewrite for copy in page.copies if (rewrite := self._rewrite(kind, copy)) is not None]
                 found += len(rewrites)
                 if rewrites:
@@ -87,19 +87,19 @@ class Reencryption:
                     break
         return found
 
-    async def _load_keys(self, copies: Sequence[PayloadCopy]) -> None:
+    async def _load_keys(self, kind: CopyKind, copies: Sequence[PayloadCopy]) -> None:
         """Read the keys of a page at once, and make the keys of subjects whose values are still under the ring."""
         texts = [(copy, copy.text.encode()) for copy in copies if copy.text is not None and MARK in copy.text]
         await self.encryption.load([], [text for _, text in texts])
         if not self.dry_run:
             # A payload with a value under the key of a subject may be erased, and must not make a new key.
-            ring = [copy for copy, text in texts if not subject_key_ids(text)]
-            await self.encryption.load([(copy.event_type, copy.subject) for copy in ring if copy.subject], [])
+            ring = [facts_of(kind, copy) for copy, text in texts if not subject_key_ids(text)]
+            await self.encryption.load([(facts.event_type, facts.subject) for facts in ring if facts.subject], [])
 
     def _rewrite(self, kind: CopyKind, copy: PayloadCopy) -> Rewrite | None:
         if copy.text is None:
             return None
-        facts = PayloadFacts(copy.event_id, copy.event_type, 1, "", None, copy.subject)
+        facts = facts_of(kind, copy)
         try:
             if self.dry_run:
                 return None if self.encryption.is_current(facts, copy.text) else Rewrite(copy, copy.text)
@@ -118,4 +118,18 @@ class Reencryption:
     def _fail(self, kind: CopyKind, copy: PayloadCopy, problem: str) -> None:
         self.failed += 1
         if len(self.named) < FAILED_MAX:
-            self.named.append(UnopenedCopy(kind, str(copy.event_id), copy.event_type, problem))
+            shown = " ".join(copy.names) if kind is CopyKind.PARTICIPANT_REPLY else str(copy.event_id)
+            self.named.append(UnopenedCopy(kind, shown, copy.event_type, problem))
+
+
+def facts_of(kind: CopyKind, copy: PayloadCopy) -> PayloadFacts:
+    """Return the facts that are bound to the encrypted values of a copy."""
+    if kind is CopyKind.SAGA_STATE:
+        return state_facts(copy.event_id, copy.event_type, copy.subject)
+    if kind is CopyKind.SAGA_JOURNAL:
+        step, phase = copy.names
+        return journal_facts(copy.event_id, step, phase, copy.subject)
+    if kind is CopyKind.PARTICIPANT_REPLY:
+        participant, key, phase = copy.names
+        return reply_facts(participant, key, phase, {"event_type": copy.event_type, "subject": copy.subject})
+    return PayloadFacts(copy.event_id, copy.event_type, 1, "", None, copy.subject)

@@ -45,11 +45,17 @@ class CopyKind(StrEnum):
     HELD_EVENT = "held event"
     CONSUMER_DEAD_LETTER = "consumer dead letter"
     SAGA_MESSAGE = "saga message"
+    SAGA_STATE = "saga state"
+    SAGA_JOURNAL = "saga journal"
+    PARTICIPANT_REPLY = "participant reply"
     ARCHIVED_EVENT = "archived event"
 
 
 class PayloadCopy(NamedTuple):
-    """A stored payload: the columns that identify it, the facts that its encryption needs, and its JSON text."""
+    """A stored payload: the columns that identify it, the facts that its encryption needs, and its JSON text.
+
+    A state has the id and the type of its saga in place of those of an event.
+    """
 
     key: tuple[Any, ...]
     event_id: UUID
@@ -57,7 +63,9 @@ class PayloadCopy(NamedTuple):
     text: str | None
     """None for a body that is no text."""
     subject: str | None = None
-    """The subject of the event; unknown for a message in the mailbox of a saga, which is kept without headers."""
+    """The subject of the event or the saga; unknown for a message in the mailbox of a saga, which has no headers."""
+    names: tuple[str, ...] = ()
+    """The step and the phase of journal data; the participant, the key and the phase of a kept reply."""
 
 
 class CopyPage(NamedTuple):

@@ -17,6 +17,7 @@ from outrider.errors import Permanent, UsageError
 from outrider.event import Event, subject_of
 from outrider.outbox.staging import Outbox, default
 from outrider.payload.conversion import to_plain
+from outrider.payload.model import PayloadCipher, PayloadFacts, reply_facts
 from outrider.retry import RetryPolicy
 from outrider.saga.execution.step_executor import ANSWERED_HEADER, KEY_HEADER, PHASE_HEADER
 from outrider.saga.model import ParticipantEntry, Phase
@@ -132,7 +133,7 @@ class Participant:
         reply = _address(answer.reply if isinstance(answer, Rejection) else answer, request)
         # Stage first: staging checks the reply and explains an error.
         await self._outbox.stage(tx, reply)
-        stored_reply = _encode_reply(reply, rejection=isinstance(answer, Rejection))
+        stored_reply = self._encrypted(request, _encode_reply(reply, rejection=isinstance(answer, Rejection)))
         await self._outbox.perform(
             tx, "participant_save_reply", self.participant, request.key, request.phase, stored_reply
         )
@@ -144,10 +145,33 @@ class Participant:
                 f"{request.event.event_type} with the key {request.key} came before, and its handler committed without "
                 "a reply; let the errors of execute() and compensate() pass through the handler"
             )
-        fields = json.loads(stored_reply)["reply"]
+        fields = (await self._opened(request, stored_reply))["reply"]
         retry = fields.pop("retry")
         await self._outbox.stage(tx, Event(**fields, retry=RetryPolicy.from_json(retry) if retry else None))
         return CommandOutcome.REPEATED
+
+    def _encrypted(self, request: _Command, reply: bytes) -> bytes:
+        """Return a reply with the fields encrypted that are sensitive in its event."""
+        cipher, document = self._cipher, json.loads(reply)
+        facts = self._facts(request, document)
+        if cipher is None or not cipher.is_sensitive(facts.event_type):
+            return reply
+        return json.dumps(cipher.encrypt(facts, document)).encode()
+
+    async def _opened(self, request: _Command, stored_reply: bytes) -> Any:
+        cipher, document = self._cipher, json.loads(stored_reply)
+        if cipher is None:
+            return document
+        await cipher.load([], [stored_reply])
+        return cipher.decrypt(self._facts(request, document), document)
+
+    def _facts(self, request: _Command, document: Any) -> PayloadFacts:
+        return reply_facts(self.participant, request.key, request.phase, document["reply"])
+
+    @property
+    def _cipher(self) -> PayloadCipher | None:
+        payloads = self._outbox.rules.payloads
+        return payloads.encryption if payloads is not None else None
 
 
 def _read(command: Event, phase: Phase) -> _Command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -9,11 +10,21 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.event import SUBJECT_HEADER, subject_in, subject_problem
+from outrider.payload.model import reply_facts
 from outrider.privacy.store import CopyKind, CopyPage, PayloadCopy, WrappedKey, WrappedSubjectKey
 from outrider.stores.rows import headers_of
 
 BODIES = (CopyKind.HELD_EVENT, CopyKind.CONSUMER_DEAD_LETTER)
 """The kinds whose payload is the body of a message, in bytes."""
+
+OF_SAGAS = (CopyKind.SAGA_STATE, CopyKind.SAGA_JOURNAL)
+"""The kinds that belong to a saga, and to no event."""
+
+NAMES: Mapping[CopyKind, tuple[str, ...]] = {
+    CopyKind.SAGA_JOURNAL: ("step", "phase"),
+    CopyKind.PARTICIPANT_REPLY: ("participant", "key", "phase"),
+}
+"""The columns beside id and type that are bound to encrypted values."""
 
 
 KEY_VERBS = {"insert_key": "key_add", "activate_key": "key_rotate", "rewrap_key": "key_rewrap"}
@@ -36,6 +47,9 @@ SHAPES: Mapping[CopyKind, CopyShape] = {
     CopyKind.HELD_EVENT: CopyShape("held_event", ("event_id", "consumer"), (_NO_ID, "")),
     CopyKind.CONSUMER_DEAD_LETTER: CopyShape("consumer_dead_letter", ("event_id", "consumer"), (_NO_ID, "")),
     CopyKind.SAGA_MESSAGE: CopyShape("saga_message", ("saga_id", "event_id"), (_NO_ID, _NO_ID)),
+    CopyKind.SAGA_STATE: CopyShape("saga_state", ("saga_id",), (_NO_ID,)),
+    CopyKind.SAGA_JOURNAL: CopyShape("saga_journal", ("saga_id", "step", "phase"), (_NO_ID, "", "")),
+    CopyKind.PARTICIPANT_REPLY: CopyShape("participant_reply", ("key", "participant", "phase"), ("", "", "")),
     CopyKind.ARCHIVED_EVENT: CopyShape("archived_event", ("event_id", "sent_at"), (_NO_ID, _NO_TIME)),
 }
 """The pages of PostgreSQL by kind."""
@@ -45,6 +59,9 @@ FILE_SHAPES: Mapping[CopyKind, CopyShape] = {
     CopyKind.HELD_EVENT: CopyShape("held_event", ("consumer", "event_id"), ("", "")),
     CopyKind.CONSUMER_DEAD_LETTER: CopyShape("consumer_dead_letter", ("consumer", "event_id"), ("", "")),
     CopyKind.SAGA_MESSAGE: CopyShape("saga_message", ("saga_id", "event_id"), ("", "")),
+    CopyKind.SAGA_STATE: CopyShape("saga_state", ("saga_id",), ("",)),
+    CopyKind.SAGA_JOURNAL: CopyShape("saga_journal", ("saga_id", "step", "phase"), ("", "", "")),
+    CopyKind.PARTICIPANT_REPLY: CopyShape("participant_reply", ("participant", "key", "phase"), ("", "", "")),
 }
 """The pages of SQLite by kind. Ids are text there, and an archived event has its id for itself."""
 
@@ -56,26 +73,34 @@ def to_copies(kind: CopyKind, rows: Sequence[Mapping[str, Any]], limit: int, key
 
 
 def _copy(kind: CopyKind, row: Mapping[str, Any], key: Sequence[str]) -> PayloadCopy:
-    text, event_id = row["text"], row["event_id"]
+    text, names = row["text"], tuple(row[name] for name in NAMES.get(kind, ()))
     if isinstance(text, bytes):
         try:
             text = text.decode()
         except UnicodeDecodeError:
             text = None
+    if kind is CopyKind.PARTICIPANT_REPLY:
+        participant, command_key, phase = names
+        event_id = reply_facts(participant, command_key, phase, row).event_id
+    else:
+        event_id = row["saga_id" if kind in OF_SAGAS else "event_id"]
     own_id = event_id if isinstance(event_id, UUID) else UUID(event_id)
-    subject = _subject(kind, row.get("headers") or "{}")
-    return PayloadCopy(tuple(row[name] for name in key), own_id, row["event_type"], text, subject)
+    return PayloadCopy(tuple(row[name] for name in key), own_id, row["event_type"], text, _subject(kind, row), names)
 
 
-def _subject(kind: CopyKind, headers: str) -> str | None:
-    """Return the subject in stored headers; None without one, and for headers that another program wrote wrongly.
+def _subject(kind: CopyKind, row: Mapping[str, Any]) -> str | None:
+    """Return the subject of a copy; None without one, and for headers that another program wrote wrongly.
 
-    >>> _subject(CopyKind.EVENT, '{"subject": "customer:42"}'), _subject(CopyKind.EVENT, "[]")
-    ('customer:42', None)
+    >>> _subject(CopyKind.EVENT, {"headers": '{"subject": "ann"}'}), _subject(CopyKind.EVENT, {"headers": "[]"})
+    ('ann', None)
     """
-    subject = None
+    if kind in OF_SAGAS:
+        return row.get("subject")
+    subject, headers = None, row.get("headers") or "{}"
     with suppress(ValueError, AttributeError):
-        if kind in BODIES:
+        if kind is CopyKind.PARTICIPANT_REPLY:
+            subject = reply_facts("", "", "", json.loads(row["text"])["reply"]).subject
+        elif kind in BODIES:
             subject = headers_of(headers).get(SUBJECT_HEADER, b"").decode()
         else:
             subject = subject_in(headers.encode())

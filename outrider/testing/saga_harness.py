@@ -44,6 +44,7 @@ from outrider.saga.model import (
 from outrider.saga.replies import ReplyHandler
 from outrider.saga.settings import SagaSettings
 from outrider.saga.state.codec import decode
+from outrider.saga.state.encryption import open_record
 from outrider.saga.store import SagaStore
 from outrider.stores.memory import MemorySagas, MemoryStore
 from outrider.testing.fakes import ManualClock, RecordingObserver
@@ -101,7 +102,7 @@ class SagaHarness:
         self.sagas, self.observer = SagaRegistry.of(sagas), RecordingObserver()
         self.clock = clock or (ManualClock() if store is None else None)
         self.store: Any = SagaRecorder(store or MemorySagas(MemoryStore(clock=self.clock)))
-        self.outbox = RecorderOutbox(recorder=self.store)
+        self.outbox = RecorderOutbox(recorder=self.store, payloads=self.sagas.payloads)
         self._replies = ReplyHandler(self.sagas, self.outbox, self.observer)
         rng = random.Random(seed)
         self.worker = SagaWorker(
@@ -119,10 +120,12 @@ class SagaHarness:
         """Return the events that steps have staged, in order, without commands."""
         return [event for event in self.store.staged if PHASE_HEADER not in event.headers]
 
-    async def start(self, saga: Saga[Any], state: Any, correlation_id: str) -> UUID:
+    async def start(self, saga: Saga[Any], state: Any, correlation_id: str, *, subject: str | None = None) -> UUID:
         """Start a saga and run the sagas until all have ended or wait."""
         async with self.store.transaction() as tx:
-            saga_id = await saga.start(tx, state, correlation_id=correlation_id, outbox=self.outbox)
+            saga_id = await saga.start(
+                tx, state, correlation_id=correlation_id, subject=subject, outbox=self.outbox
+            )
         await self.run()
         return saga_id
 
@@ -193,7 +196,7 @@ class SagaHarness:
 
     async def saga(self, correlation_id: str) -> SagaView:
         """Return the status of a saga, and its state as the steps see it."""
-        record = await self._record(correlation_id)
+        record = open_record(self.sagas.payloads, await self._record(correlation_id))
         instance = record.instance
         saga = self.sagas.find(instance.saga_type, instance.definition_version)
         assert saga is not None, "it was found among them"

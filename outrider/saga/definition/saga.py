@@ -69,6 +69,7 @@ from outrider.saga.definition.validation import (
 )
 from outrider.saga.model import Instance, NewSaga
 from outrider.saga.state.codec import check_type, decode
+from outrider.saga.state.encryption import encrypt_new, load_new_keys
 from outrider.saga.state.merge import field_names, set_state_fields
 from outrider.saga.state.roundtrip import dump_state
 from outrider.tracebacks import text_of, user_frame
@@ -477,12 +478,15 @@ class Saga(Generic[S]):
 
         A second start with the same correlation id has no effect, even with a different state; with `must_be_new`, the
         second start raises AlreadyStarted. The method takes the same connections as `outrider.stage`. Pass an `Outbox`
-        as `outbox` to use another schema::
+        as `outbox` to use another schema, or its payloads to encrypt sensitive fields of the state::
 
             async with conn.transaction():
                 saga_id = await order.start(conn, Order("A-7", 12), correlation_id="A-7")
         """
+        payloads = outbox.rules.payloads
         new = self.new(state, correlation_id, traceparent=traceparent, subject=subject)
+        await load_new_keys(payloads, [new])
+        new = encrypt_new(payloads, new)
         if not await outbox.perform(conn, "start_saga", new, instead=f"{self.saga_type}.start_sync(conn, ...)"):
             self._check_new(new, must_be_new)
         return new.saga_id
@@ -504,6 +508,7 @@ class Saga(Generic[S]):
             saga_id = order.start_sync(connection, Order("A-7", 12), correlation_id="A-7")
         """
         new = self.new(state, correlation_id, traceparent=traceparent, subject=subject)
+        new = encrypt_new(outbox.rules.payloads, new)
         if not outbox.perform_sync(conn, "start_saga", new, instead=f"await {self.saga_type}.start(conn, ...)"):
             self._check_new(new, must_be_new)
         return new.saga_id
@@ -609,7 +614,8 @@ class SagaRegistry:
         sagas = SagaRegistry(order, refund, name="shop")
 
     With `transactions`, for example a SQLAlchemy session factory, local steps get a transaction of the given kind.
-    With `payloads`, steps get every reply decrypted, and in the current version of its type.
+    With `payloads`, steps get every reply decrypted, and in the current version of its type; sensitive fields of states
+    are stored encrypted.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from outrider.saga.definition.saga import Saga
 from outrider.saga.execution.step_executor import CANCELLED, StepExecutor, StepOutcome
 from outrider.saga.execution.turn import (
     Conflict,
+    Keyless,
     RunnerContext,
     Saved,
     StagingFailed,
@@ -36,6 +37,7 @@ from outrider.telemetry.events import (
     SagaAdvanced,
     SagaEnded,
     SagaNeedsAttention,
+    SagaReleased,
     SagaStepFailed,
     SagaStepRolledBack,
     TelemetryEvent,
@@ -83,7 +85,7 @@ class SagaRunner:
             context.store, saga, context.leaked, context.observer, context.payloads, context.settings.error_text
         )
         self._turns = TurnTransaction(context, self._executor, self.claim, instance.version)
-        self._record: SagaRecord | None = self._executor.opened(record)
+        self._record: SagaRecord | None = record
         self._inputs: list[Input] = [Claimed()]
         self._todo: list[CallAction | LocalAction] = []
         self._calls: dict[CallAction, asyncio.Task[StepOutcome]] = {}
@@ -196,6 +198,8 @@ class SagaRunner:
                     attempt.stage_separately = True
                 case Unplannable(reason):
                     attempt.stop = reason
+                case Keyless(reason):
+                    attempt.waits_for = reason
                 case _:
                     context.health.recovered()
                     return result
@@ -230,6 +234,7 @@ class SagaRunner:
         self.wake_seconds = plan.wake_seconds
         self._due_at = None if plan.wake_seconds is None else _now() + plan.wake_seconds
         if saved.change is None:
+            self._instance = saved.record.instance
             return
         if plan.children or plan.messages:
             with suppress(Transient):
@@ -238,6 +243,9 @@ class SagaRunner:
         self._trusted_until = self._turns.saved_at + self._context.settings.lease_seconds * LEASE_MARGIN
         self.claimed_until = self._trusted_until
         self._instance = saved.change.instance
+        if saved.waits_for:
+            self._context.observer.emit(SagaReleased(self.claim.worker, self.claim.saga_id, saved.waits_for))
+            return
         for event in telemetry_of(saved.record, plan, saved.staged):
             self._context.observer.emit(event)
         entries = {(entry.step, entry.phase): entry for entry in (*saved.record.journal, *plan.entries)}

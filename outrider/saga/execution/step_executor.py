@@ -48,6 +48,7 @@ from outrider.saga.planner.actions import (
     key_of,
 )
 from outrider.saga.state.codec import decode
+from outrider.saga.state.encryption import load_keys, open_record
 from outrider.saga.state.roundtrip import LoadedState, load_state
 from outrider.saga.store import SagaStore
 from outrider.telemetry.events import Observer, SagaStepRaised, SagaTaskLeaked
@@ -154,15 +155,17 @@ class StepExecutor:
         return Redactor(self.error_text, *texts)
 
     async def open(self, record: SagaRecord) -> SagaRecord:
-        """Return a saga as `opened` does, and read the keys of its replies before."""
+        """Return a saga as `opened` does, and read its keys before."""
         await load_keys(self.payloads, [record])
         return self.opened(record)
 
     def opened(self, record: SagaRecord) -> SagaRecord:
-        """Return a saga with its replies as code of the current version reads them.
+        """Return a saga with plain values, and with its replies as code of the current version reads them.
 
-        A reply that does not open stays as it is: its own step fails, and other steps go on.
+        A reply that does not open stays as it is: its own step fails, and other steps go on. Raises InvalidPayload or
+        KeysUnavailable if the state does not open.
         """
+        record = open_record(self.payloads, record)
         if self.payloads is None:
             return record
         return record._replace(messages=tuple(self._opened(message, strict=False) for message in record.messages))
@@ -424,13 +427,6 @@ def _being_cancelled() -> bool:
     """Tell whether this task is being cancelled. Otherwise the user code awaited a cancelled task and has failed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-async def load_keys(payloads: Payloads | None, records: Sequence[SagaRecord]) -> None:
-    """Read the keys of replies in mailboxes, while the event loop goes on."""
-    if payloads is not None:
-        bodies = [message.body for record in records for message in record.messages]
-        await payloads.load([], payloads=bodies)
 
 
 def traced(event: Event, instance: Instance) -> Event:

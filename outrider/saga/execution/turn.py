@@ -17,7 +17,16 @@ from uuid import UUID
 
 from outrider.causation import counting_staged
 from outrider.clock import Clock
-from outrider.errors import ConcurrencyError, InvalidEvent, Transient
+from outrider.errors import (
+    ActiveKeyMissing,
+    ConcurrencyError,
+    InvalidEvent,
+    InvalidPayload,
+    KeyMissing,
+    KeysUnavailable,
+    SubjectErased,
+    Transient,
+)
 from outrider.event import Event
 from outrider.outbox.staging import Stage
 from outrider.payload.payloads import Payloads
@@ -57,12 +66,16 @@ from outrider.saga.planner.operator_commands import actor_of
 from outrider.saga.planner.planner import advance, overdue
 from outrider.saga.planner.replies import surplus
 from outrider.saga.settings import SagaSettings
+from outrider.saga.state.encryption import StoredTurn, encrypt_turn, load_new_keys
 from outrider.saga.state.merge import merged, overwritten
 from outrider.saga.store import SagaStore
 from outrider.telemetry.events import Observer
 from outrider.telemetry.health import StoreHealth
 
 UNPLANNABLE = "no turn of it can be computed, which is a fault of its definition, its state or this program"
+
+KEYS_SECONDS = 30.0
+"""The time after which a saga is claimed again that waits for a key."""
 
 OVER = frozenset({Status.COMPLETED, Status.COMPENSATED})
 
@@ -98,6 +111,8 @@ class TurnInput:
     """Set when the saga must be released: the actions that were not started."""
     stop: str | None = None
     """Set when no turn can be planned: the reason with which the saga is stopped as failed."""
+    waits_for: str | None = None
+    """Set when the saga cannot be opened or encrypted without a key: the reason with which it is released, to wait."""
     local_ran: bool = False
     """Whether the function of `local` was called."""
     stage_separately: bool = False
@@ -138,6 +153,8 @@ class Saved(NamedTuple):
     change: SagaChange | None = None
     deferred: tuple[Result, ...] = ()
     staged: int = 0
+    waits_for: str | None = None
+    """The reason why the saga was only released: a key is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +180,15 @@ class Unplannable(NamedTuple):
     reason: str
 
 
-TurnResult = Saved | Conflict | StepAtFault | StagingFailed | Unplannable
+class Keyless(NamedTuple):
+    """Nothing was written, because a key is missing or the keys cannot be read. The saga is released, to wait."""
+
+    reason: str
+
+
+TurnResult = Saved | Conflict | StepAtFault | StagingFailed | Unplannable | Keyless
+
+KEYLESS = (KeysUnavailable, KeyMissing, ActiveKeyMissing)
 
 
 class _RollBack(Exception):
@@ -223,13 +248,28 @@ class TurnTransaction:
         return result
 
     async def _stages(self, tx: Any, turn_input: TurnInput) -> TurnResult:
-        """Load, execute the local step, plan, and write: build the change, save, stage."""
-        record = turn_input.record or await self._load(tx, lock=turn_input.local is not None)
-        if record is None:
+        """Load and open the saga, and advance, stop or release it."""
+        stored = turn_input.record or await self._load(tx, lock=turn_input.local is not None)
+        if stored is None:
             return Conflict()
-        self.instance = record.instance
+        self.instance = stored.instance
+        if turn_input.waits_for is not None:
+            return await self._put_back(tx, stored, turn_input.waits_for)
         if turn_input.stop is not None:
-            return await self._stop(tx, record, turn_input.stop)
+            return await self._stop(tx, stored, turn_input.stop)
+        try:
+            record = await self.executor.open(stored)
+        except KEYLESS as error:
+            return Keyless(str(error))
+        except SubjectErased as error:
+            return Unplannable(error.problem)
+        except InvalidPayload as error:
+            return Unplannable(f"what is stored of it does not open: {error}")
+        self.instance = record.instance
+        return await self._advance(tx, turn_input, record)
+
+    async def _advance(self, tx: Any, turn_input: TurnInput, record: SagaRecord) -> TurnResult:
+        """Execute the local step, plan, and write: build the change, save, stage."""
         outcomes = list(turn_input.outcomes)
         late = overdue(record)
         undelivered = await self.context.store.undelivered(tx, late) if late else {}
@@ -253,9 +293,17 @@ class TurnTransaction:
         await self._save(tx, change)
         return Saved(record, plan, change)
 
+    async def _put_back(self, tx: Any, record: SagaRecord, reason: str) -> Saved:
+        """Release the saga as it is stored, to be claimed again a moment later, or by a worker that has the key."""
+        seen = tuple(message.message_id for message in record.messages)
+        plan = Plan(record.instance, seen=seen, release=True, wake_seconds=KEYS_SECONDS)
+        change = SagaChange(record.instance, seen=seen, release=True, wake_seconds=KEYS_SECONDS, at=record.now)
+        await self._save(tx, change)
+        return Saved(record, plan, change, waits_for=reason)
+
     async def _write(
         self, tx: Any, turn_input: TurnInput, record: SagaRecord, plan: Plan, outcomes: Sequence[StepOutcome]
-    ) -> Saved | StepAtFault | StagingFailed | Unplannable:
+    ) -> Saved | StepAtFault | StagingFailed | Unplannable | Keyless:
         deferred = turn_input.deferred(record)
         if self._is_unchanged(record, plan) and not deferred:
             return Saved(record, plan)
@@ -266,8 +314,15 @@ class TurnTransaction:
         release = plan.release and not deferred
         messages = plan.taken, plan.seen
         change = SagaChange(instance, entries, *messages, plan.notes, release, plan.wake_seconds, record.now)
-        await self._save(tx, change)
-        if taken := await self._send(tx, plan, instance):
+        await load_new_keys(self.context.payloads, plan.children)
+        try:
+            stored = encrypt_turn(self.context.payloads, change, plan.children, plan.messages)
+        except KEYLESS as error:
+            return Keyless(str(error))
+        except InvalidEvent as error:
+            return Unplannable(f"it cannot be encrypted: {error}")
+        await self._save(tx, stored.change)
+        if taken := await self._send(tx, stored):
             return Unplannable(name_taken(taken))
         staged = [*(_Staged(outcome.action, outcome.staged) for outcome in outcomes), *staged]
         failure = await self._stage(tx, turn_input, instance, [one for one in staged if one.events])
@@ -276,7 +331,7 @@ class TurnTransaction:
     async def _load(self, tx: Any, *, lock: bool) -> SagaRecord | None:
         """Return the saga, or None if the stored version is not the expected version."""
         found = await self.context.store.load(tx, self.claim.saga_id, for_update=lock)
-        record = await self.executor.open(require_claim(found, self.claim))
+        record = require_claim(found, self.claim)
         return record if self.version in (None, record.instance.version) else None
 
     def _plan(
@@ -337,17 +392,16 @@ class TurnTransaction:
         self.saved_at = self.context.clock.boot_seconds()
         await self.context.store.save(tx, self.claim, change, self.context.settings.lease_seconds)
 
-    async def _send(self, tx: Any, plan: Plan, instance: Instance) -> NewSaga | None:
+    async def _send(self, tx: Any, stored: StoredTurn) -> NewSaga | None:
         """Start children and deliver messages to other sagas, after the save, which has proved the claim.
 
         Return a child that cannot be started, because its name is taken.
         """
-        for child in plan.children:
+        for child in stored.children:
             if not await self.context.store.start(tx, child):
                 return child
-        if plan.messages:
-            messages = [message if message.body else message._replace(body=instance.state) for message in plan.messages]
-            await self.context.store.deliver(tx, messages)
+        if stored.messages:
+            await self.context.store.deliver(tx, stored.messages)
         return None
 
     async def _stage(

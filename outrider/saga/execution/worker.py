@@ -23,10 +23,11 @@ from outrider.saga.definition.saga import SagaRegistry
 from outrider.saga.definition.steps import Step, StepKind
 from outrider.saga.execution.outages import StepOutages
 from outrider.saga.execution.runner import PAUSES, FailingSagas, SagaRunner, wait_for
-from outrider.saga.execution.step_executor import RAISED, LeakedTasks, definition_site, describe, load_keys
+from outrider.saga.execution.step_executor import RAISED, LeakedTasks, definition_site, describe
 from outrider.saga.execution.turn import RunnerContext
 from outrider.saga.model import SagaRecord
 from outrider.saga.settings import LEASE_MARGIN, SagaSettings
+from outrider.saga.state.encryption import load_keys
 from outrider.saga.store import SagaStore
 from outrider.telemetry.events import (
     Handled,

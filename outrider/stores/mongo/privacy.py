@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,9 +47,15 @@ COPIES: Mapping[CopyKind, CollectionCopies] = {
     CopyKind.HELD_EVENT: CollectionCopies("inbox_held", "body"),
     CopyKind.CONSUMER_DEAD_LETTER: CollectionCopies("inbox_dead_letter", "body"),
     CopyKind.SAGA_MESSAGE: CollectionCopies("saga_mailbox", "body", "name", {"kind": "reply"}),
+    CopyKind.SAGA_STATE: CollectionCopies("saga_instance", "state", "saga_type"),
+    CopyKind.SAGA_JOURNAL: CollectionCopies("saga_step", "data", counts={"data": {"$type": "string"}}),
+    CopyKind.PARTICIPANT_REPLY: CollectionCopies("saga_barrier", "reply", counts={"reply": {"$type": "string"}}),
     CopyKind.ARCHIVED_EVENT: CollectionCopies("outbox_archive", "payload"),
 }
 """The collections by kind; pages are in the order of `_id`."""
+
+ALWAYS = ("_id", "saga_id", "step", "phase", "subject", "headers")
+"""The fields that are read of every kind, if they are there."""
 
 
 class MongoPrivacy:
@@ -133,10 +140,19 @@ class MongoPrivacy:
     async def copies(self, kind: CopyKind, after: tuple[Any, ...] | None, limit: int) -> CopyPage:
         about = COPIES[kind]
         wanted = {**about.counts, **({} if after is None else {"_id": {"$gt": after[0]}})}
-        fields = {"_id": 1, about.field: 1, about.event_type: 1, "headers": 1}
+        fields = dict.fromkeys((*ALWAYS, about.field, about.event_type), 1)
         found = self.database[about.collection].find(wanted, fields).sort("_id").limit(limit)
         rows = await self.database.run(found.to_list())
+        if kind is CopyKind.SAGA_JOURNAL:
+            rows = await self._with_subjects(rows)
         return to_copies(kind, [_columns(row, about) for row in rows], limit, ("_id",))
+
+    async def _with_subjects(self, entries: Sequence[Document]) -> list[Document]:
+        """Return entries of journals with the subjects of their sagas."""
+        wanted = {"_id": {"$in": list({entry["saga_id"] for entry in entries})}}
+        found = self.database["saga_instance"].find(wanted, {"subject": 1})
+        subjects = {saga["_id"]: saga.get("subject") for saga in await self.database.run(found.to_list())}
+        return [{**entry, "subject": subjects.get(entry["saga_id"])} for entry in entries]
 
     async def rewrite(self, kind: CopyKind, rewrites: Sequence[Rewrite]) -> int:
         about = COPIES[kind]
@@ -185,11 +201,14 @@ async def _rewrap_key(
 
 
 def _columns(row: Mapping[str, Any], about: CollectionCopies) -> Document:
-    identity = row["_id"]
-    event_id = identity["event_id"] if isinstance(identity, Mapping) else identity
+    identity, text = row["_id"], row[about.field]
+    parts = identity if isinstance(identity, Mapping) else {"event_id": identity}
     event_type = row.get(about.event_type) or ""
-    known = {"_id": identity, "event_id": event_id, "event_type": event_type, "text": row[about.field]}
-    return {**known, "headers": row.get("headers")}
+    if about.collection == "saga_barrier":
+        event_type = json.loads(text)["reply"]["event_type"]
+    if about.collection == "saga_instance":
+        parts = {"saga_id": identity}
+    return {**row, **parts, "_id": identity, "event_type": event_type, "text": text}
 
 
 def _subject_key(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -7,9 +7,9 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -28,23 +28,40 @@ from outrider.outbox.validation import StagingRules, validate_edit
 from outrider.payload.payloads import Payloads
 from outrider.privacy.encryption import FieldEncryption
 from outrider.privacy.keys import DataKey, EnvironmentKeys, KeyRing
-from outrider.privacy.reencryption import Reencryption
+from outrider.privacy.reencryption import Reencryption, facts_of
 from outrider.privacy.store import CopyKind, PrivacyStore, Rewrite, StoredKeys
 from outrider.privacy.subjects import SubjectKeys
-from outrider.saga.model import MessageKind, NewSagaMessage
+from outrider.saga.definition.saga import Saga, SagaRegistry
+from outrider.saga.execution.step_executor import KEY_HEADER, PHASE_HEADER
+from outrider.saga.execution.turn import KEYS_SECONDS
+from outrider.saga.model import (
+    JournalEntry,
+    MessageKind,
+    NewSagaMessage,
+    Phase,
+    SagaChange,
+    SagaCriteria,
+    SagaRecord,
+    Status,
+    StepStatus,
+)
+from outrider.saga.participant import CommandOutcome, Participant
+from outrider.saga.state.encryption import encrypt_new, encrypt_turn, open_record
 from outrider.saga.store import SagaStore
 from outrider.stores.memory import MemorySubjectKeys
-from outrider.telemetry.events import Observers
+from outrider.telemetry.events import Observers, SagaReleased
 from outrider.telemetry.log_observer import LogObserver
 from outrider.testing.fakes import MemoryBroker
 from outrider.testing.harness import Harness
-from outrider.testing.saga_harness import new_saga
+from outrider.testing.saga_harness import SagaHarness, claim_of, new_saga
 from outrider.wire import decode
 
 CANARY = "canary@example.com"
 """The value that nothing but a holder of the keys may see."""
 
 SENSITIVE = {"order.placed": ["customer.email", "items[*].note"]}
+
+OF_SAGAS = {"order": ["customer.email", "items[*].note", "packed", "tracked"], "parcel": ["address"]}
 
 
 def order(email: Any = CANARY) -> dict[str, Any]:
@@ -53,8 +70,8 @@ def order(email: Any = CANARY) -> dict[str, Any]:
 
 
 def encrypting(keys: KeyRing) -> Payloads:
-    """Return payloads that encrypt two fields."""
-    return Payloads(encryption=FieldEncryption(keys=keys, sensitive=SENSITIVE))
+    """Return payloads that encrypt two fields, and the same in states of sagas."""
+    return Payloads(encryption=FieldEncryption(keys=keys, sensitive=SENSITIVE, sagas=OF_SAGAS))
 
 
 class EncryptionContract:
@@ -133,7 +150,15 @@ class PrivacyBench:
         harness, outbox, broker = self.harness, Outbox(payloads=payloads), MemoryBroker()
         relay = Relay(harness.store, broker, RelaySettings(workers=1), clock=harness.clock, payloads=payloads)
         events = [Event("order.placed", order(), topic="orders", key=f"k{n}", subject=subject) for n in range(5)]
-        await harness.transact(lambda conn: outbox.stage(conn, *events))
+        stock = Participant("stock", outbox=outbox)
+        for n, event in enumerate(events):
+            command = Event("stock.reserve", {}, event_id=uuid4(), headers={KEY_HEADER: f"A-{n}:reserve"})
+            command = replace(command, headers={**command.headers, PHASE_HEADER: Phase.ACTION.value})
+
+            async def answer(conn: Any, command: Event = command, event: Event = event) -> None:
+                assert await stock.execute(conn, command, lambda *_: event) is CommandOutcome.DONE
+
+            await harness.transact(answer)
         await harness.works(relay)
         dead = await harness.transact(lambda conn: outbox.stage(conn, *events))
         for event_id in dead:
@@ -152,9 +177,12 @@ class PrivacyBench:
         async with self.inbox.transaction() as tx:
             await self.inbox.record_receipts(tx, "shipping", received[5:], ordered=False)
             await self.inbox.record_outcomes(tx, "shipping", [EventOutcome(each, letter) for each in received[5:]], {})
-        saga, kind = new_saga("A-1"), MessageKind.REPLY
+        state = json.dumps(order()).encode()
+        sagas = [new_saga(f"A-{n}")._replace(state=state, subject=subject) for n in range(5)]
+        saga, kind = sagas[0], MessageKind.REPLY
         async with self.sagas.transaction() as tx:
-            await self.sagas.start(tx, saga)
+            for each in sagas:
+                assert await self.sagas.start(tx, encrypt_new(payloads, each))
             mail = [
                 NewSagaMessage(
                     saga.saga_id, kind, "order.placed", None, each.delivery.body, each.event_id, "order", "1"
@@ -162,6 +190,59 @@ class PrivacyBench:
                 for each in received[:5]
             ]
             assert await self.sagas.deliver(tx, mail) == 5
+        [record] = await self.sagas.claim("worker", {("order", 1)}, limit=1, lease_seconds=30)
+        lines = [
+            JournalEntry(f"reserve[{n}]", Phase.ACTION, StepStatus.DONE, n, data=json.dumps(order())) for n in range(5)
+        ]
+        change = SagaChange(open_record(payloads, record).instance, lines, release=True)
+        async with self.sagas.transaction() as tx:
+            await self.sagas.save(tx, claim_of(record), encrypt_turn(payloads, change, (), ()).change, 30)
+
+
+KEYLESS = FieldEncryption(keys=KeyRing(EnvironmentKeys("ABSENT_KEYS")), sensitive={})
+
+
+@dataclass
+class Customer:
+    """A person."""
+
+    email: str
+
+
+@dataclass
+class DeliveryOrder:
+    """The state of a saga with a sensitive field."""
+
+    customer: Customer
+    packed: list[str] = field(default_factory=list)
+    tracked: str = ""
+
+
+@dataclass
+class Parcel:
+    """The state of a child with a sensitive field."""
+
+    address: str
+
+
+def delivery(payloads: Payloads | None) -> SagaRegistry:
+    """Return a saga with items, a child and a command, in all of which a sensitive value passes."""
+    parcel, saga = Saga("parcel", Parcel), Saga("order", DeliveryOrder)
+
+    @parcel.call()
+    async def send(context: Any) -> None:
+        context.state.address = f"parcel to {context.state.address}"
+
+    @saga.call(for_each=lambda state: [f"{state.customer.email} {n}" for n in (1, 2)], into="packed")
+    async def pack(context: Any) -> str:
+        return str(context.item)
+
+    def tracked(context: Any, child: Parcel) -> None:
+        context.state.tracked = child.address
+
+    saga.child(parcel, input=lambda state: Parcel(state.customer.email), result=tracked)
+    saga.request("reserve", topic="stock", reply="reserved")
+    return SagaRegistry(saga, parcel, payloads=payloads)
 
 
 class Killed(Exception):
@@ -375,6 +456,92 @@ class PrivacyContract:
         [unopened] = lost.named
         assert unopened.problem.startswith("payload.customer.email: it is encrypted with the key new, which the list")
 
+    async def test_a_saga_runs_on_plain_values_and_is_stored_encrypted(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing]
+    ) -> None:
+        harness = SagaHarness(delivery(encrypting(rings[0])), bench.sagas)
+        saga = harness.sagas.find("order", 1)
+        assert saga is not None
+        saga_id = await harness.start(saga, DeliveryOrder(Customer(CANARY)), "A-7")
+        stored = await self._stored(bench, saga_id)
+        assert [entry.step for entry in stored.journal if entry.data] == ["pack", "pack[0]", "pack[1]"]
+        await harness.reply("reserve", {"shelf": 3})
+        view = await harness.saga("A-7")
+        assert (view.status, view.state.packed) == (Status.COMPLETED, [f"{CANARY} 1", f"{CANARY} 2"])
+        assert view.state.tracked == f"parcel to {CANARY}"
+        await self._stored(bench, saga_id)
+
+    async def test_a_saga_waits_for_a_missing_key_without_an_attempt_and_goes_on_with_it(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing]
+    ) -> None:
+        with_key = SagaHarness(delivery(encrypting(rings[1])), bench.sagas)
+        saga = with_key.sagas.find("order", 1)
+        assert saga is not None
+        saga_id = await with_key.start(saga, DeliveryOrder(Customer(CANARY)), "A-7")
+        before = await self._stored(bench, saga_id)
+        reserved = NewSagaMessage(saga_id, MessageKind.REPLY, "reserved", f"{saga_id}:reserve", b"{}", uuid4(), "order")
+        async with bench.sagas.transaction() as tx:
+            assert await bench.sagas.deliver(tx, [reserved]) == 1
+        for payloads in (encrypting(rings[0]), None):
+            keyless = SagaHarness(delivery(payloads), bench.sagas)
+            await keyless.run()
+            [released] = keyless.observer.of(SagaReleased)
+            assert released.error.startswith(
+                "state.customer.email: it is encrypted" if payloads else "state: it is enc"
+            )
+            assert CANARY not in repr(keyless.observer.events)
+            after = await self._stored(bench, saga_id)
+            assert (after.journal, len(after.messages)) == (before.journal, 1)
+            same = ("state", "status", "retry_count", "losses", "needs_attention", "last_error", "owner")
+            assert [getattr(after.instance, name) for name in same] == [getattr(before.instance, name) for name in same]
+            await bench.harness.advance(seconds=KEYS_SECONDS + 1)
+        await with_key.run()
+        assert (await with_key.saga("A-7")).status is Status.COMPLETED
+
+    async def test_a_destroyed_key_of_a_subject_erases_a_saga_and_the_worker_stops_it(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject, table = "customer:42", MemorySubjectKeys()
+
+        async def opening() -> MemorySubjectKeys:
+            return table
+
+        subjects = SubjectKeys(opening, "the test", self.master(monkeypatch, DataKey.new("m1")))
+        cipher = FieldEncryption(keys=rings[0], sensitive=SENSITIVE, sagas=OF_SAGAS, subjects=subjects)
+        harness = SagaHarness(delivery(Payloads(encryption=cipher)), bench.sagas)
+        saga = harness.sagas.find("order", 1)
+        assert saga is not None
+        saga_id = await harness.start(saga, DeliveryOrder(Customer(CANARY)), "A-7", subject=subject)
+        before = await self._stored(bench, saga_id)
+        [key] = table.table.values()
+        texts = [before.instance.state.decode(), *(entry.data for entry in before.journal if entry.data)]
+        for child in await bench.sagas.admin.find(SagaCriteria(saga_type="parcel")):
+            texts.append(child.state.decode())
+        assert len(texts) == 5
+        assert {key_id for text in texts for key_id in KEYLESS.key_ids(json.loads(text))} == {key.id}
+        await subjects.destroy(subject)
+        reserved = NewSagaMessage(saga_id, MessageKind.REPLY, "reserved", f"{saga_id}:reserve", b"{}", uuid4(), "order")
+        async with bench.sagas.transaction() as tx:
+            assert await bench.sagas.deliver(tx, [reserved]) == 1
+        await harness.run()
+        after = await self._stored(bench, saga_id)
+        assert (after.instance.status, after.instance.needs_attention) == (Status.FAILED, True)
+        assert after.instance.last_error is not None
+        assert after.instance.last_error.startswith(f"its subject was erased: the key {key.id} was destroyed on ")
+        assert (after.instance.state, after.journal) == (before.instance.state, before.journal)
+        await bench.harness.advance(seconds=KEYS_SECONDS + 1)
+        assert await harness.worker.run_once() == 0
+        assert await subjects.counts() == (0, 1)
+        await asyncio.to_thread(subjects.close)
+
+    async def _stored(self, bench: PrivacyBench, saga_id: UUID) -> SagaRecord:
+        """Return the saga as stored, and check that neither it nor its child holds the value."""
+        record = await bench.sagas.admin.show(saga_id)
+        assert record is not None
+        for each in await bench.sagas.admin.find(SagaCriteria()):
+            assert CANARY not in repr(await bench.sagas.admin.show(each.saga_id))
+        return record
+
     async def _opens(self, bench: PrivacyBench, payloads: Payloads) -> None:
         """Check that every stored copy opens, and that none holds the value."""
         for kind in CopyKind:
@@ -382,13 +549,14 @@ class PrivacyContract:
             assert len(page.copies) == 5, kind
             for copy in page.copies:
                 assert CANARY not in (copy.text or "")
-                stored = Event(copy.event_type, json.loads(copy.text or ""), event_id=copy.event_id)
-                assert payloads.open(stored).payload == order()
+                opened = _cipher(payloads).decrypt(facts_of(kind, copy), json.loads(copy.text or ""))
+                assert order() == (opened["reply"]["payload"] if kind is CopyKind.PARTICIPANT_REPLY else opened), kind
 
     async def _key_ids(self, bench: PrivacyBench) -> Counter[str]:
         """Count the copies by the key of their values."""
         texts = [text for kind in CopyKind for _, text in await bench.copies(kind)]
-        return Counter(json.loads(text)["customer"]["email"]["key"] for text in texts)
+        found = (KEYLESS.key_ids(json.loads(text)) for text in texts)
+        return Counter(key_id for [key_id] in found)
 
 
 def _cipher(payloads: Payloads) -> FieldEncryption:

@@ -1,6 +1,6 @@
--- Privacy: keys, and pages of stored payloads in the order of an index. A page begins after the key in $1 and $2, and $3
--- is its size. A rewrite takes the ids, second parts of keys, old texts and new texts; rows that another transaction has
--- locked are skipped, so that no relay and no consumer meets a lock that waits.
+-- Privacy: keys, and pages of stored payloads in the order of an index. A page begins after the key in the first
+-- parameters, and the last one is its size. A rewrite takes the columns of keys, old texts and new texts; rows that another
+-- transaction has locked are skipped, so that no relay and no consumer meets a lock that waits.
 
 -- name: keys
 -- Reads all keys, which are few.
@@ -153,6 +153,62 @@ WITH c AS MATERIALIZED (
 UPDATE {schema}.saga_mailbox AS o SET body = c.new::json FROM c JOIN free USING (saga_id, event_id)
 WHERE o.saga_id = c.saga_id AND o.event_id = c.event_id AND o.body::text = c.old
 RETURNING o.event_id
+
+-- name: saga_state_copies
+-- Index: saga_instance_pkey.
+SELECT saga_id, saga_type AS event_type, state::text AS text, subject FROM {schema}.saga_instance
+WHERE saga_id > $1::uuid ORDER BY saga_id LIMIT $2
+
+-- name: rewrite_saga_state
+-- Index: saga_instance_pkey.
+WITH c AS MATERIALIZED (
+    SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[]) AS given (saga_id, old, new)
+), free AS MATERIALIZED (
+    SELECT l.saga_id FROM {schema}.saga_instance AS l
+    JOIN c ON l.saga_id = c.saga_id
+    FOR NO KEY UPDATE OF l SKIP LOCKED
+)
+UPDATE {schema}.saga_instance AS o SET state = c.new::json FROM c JOIN free USING (saga_id)
+WHERE o.saga_id = c.saga_id AND o.state::text = c.old
+RETURNING o.saga_id
+
+-- name: saga_journal_copies
+-- Indexes: saga_step_pkey, saga_instance_pkey.
+SELECT saga_id, s.step, s.phase, '' AS event_type, s.data AS text, i.subject
+FROM {schema}.saga_step AS s JOIN {schema}.saga_instance AS i USING (saga_id)
+WHERE (s.saga_id, s.step, s.phase) > ($1::uuid, $2::text, $3::text) AND s.data IS NOT NULL
+ORDER BY s.saga_id, s.step, s.phase LIMIT $4
+
+-- name: rewrite_saga_journal
+-- Index: saga_step_pkey.
+WITH c AS MATERIALIZED (
+    SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[]) AS given (saga_id, step, phase, old, new)
+), free AS MATERIALIZED (
+    SELECT l.saga_id, l.step, l.phase FROM {schema}.saga_step AS l
+    JOIN c ON l.saga_id = c.saga_id AND l.step = c.step AND l.phase = c.phase
+    FOR NO KEY UPDATE OF l SKIP LOCKED
+)
+UPDATE {schema}.saga_step AS o SET data = c.new FROM c JOIN free USING (saga_id, step, phase)
+WHERE o.saga_id = c.saga_id AND o.step = c.step AND o.phase = c.phase AND o.data = c.old
+RETURNING o.saga_id
+
+-- name: participant_reply_copies
+-- Index: saga_barrier_pkey.
+SELECT key, participant, phase, reply -> 'reply' ->> 'event_type' AS event_type, reply::text AS text FROM {schema}.saga_barrier
+WHERE (key, participant, phase) > ($1::text, $2::text, $3::text) AND reply IS NOT NULL ORDER BY key, participant, phase LIMIT $4
+
+-- name: rewrite_participant_reply
+-- Index: saga_barrier_pkey.
+WITH c AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) AS given (key, participant, phase, old, new)
+), free AS MATERIALIZED (
+    SELECT l.key, l.participant, l.phase FROM {schema}.saga_barrier AS l
+    JOIN c ON l.key = c.key AND l.participant = c.participant AND l.phase = c.phase
+    FOR NO KEY UPDATE OF l SKIP LOCKED
+)
+UPDATE {schema}.saga_barrier AS o SET reply = c.new::json FROM c JOIN free USING (key, participant, phase)
+WHERE o.key = c.key AND o.participant = c.participant AND o.phase = c.phase AND o.reply::text = c.old
+RETURNING o.key
 
 -- name: archived_event_copies
 -- Index: outbox_archive_event_id.

@@ -102,6 +102,33 @@ WHERE (saga_id, event_id) > (?, ?) AND kind = 'reply' ORDER BY saga_id, event_id
 -- The unique index of sagas and events.
 UPDATE saga_mailbox SET body = ? WHERE saga_id = ? AND event_id = ? AND body = ?;
 
+-- name: saga_state_copies
+-- The primary key.
+SELECT saga_id, saga_type AS event_type, state AS text, subject FROM saga_instance WHERE saga_id > ? ORDER BY saga_id LIMIT ?;
+
+-- name: rewrite_saga_state
+-- The primary key.
+UPDATE saga_instance SET state = ? WHERE saga_id = ? AND state = ?;
+
+-- name: saga_journal_copies
+-- The primary keys.
+SELECT s.saga_id, s.step, s.phase, '' AS event_type, s.data AS text, i.subject
+FROM saga_step AS s JOIN saga_instance AS i USING (saga_id)
+WHERE (s.saga_id, s.step, s.phase) > (?, ?, ?) AND s.data IS NOT NULL ORDER BY s.saga_id, s.step, s.phase LIMIT ?;
+
+-- name: rewrite_saga_journal
+-- The primary key.
+UPDATE saga_step SET data = ? WHERE saga_id = ? AND step = ? AND phase = ? AND data = ?;
+
+-- name: participant_reply_copies
+-- The primary key.
+SELECT participant, key, phase, json_extract(reply, '$.reply.event_type') AS event_type, reply AS text FROM saga_barrier
+WHERE (participant, key, phase) > (?, ?, ?) AND reply IS NOT NULL ORDER BY participant, key, phase LIMIT ?;
+
+-- name: rewrite_participant_reply
+-- The primary key.
+UPDATE saga_barrier SET reply = ? WHERE participant = ? AND key = ? AND phase = ? AND reply = ?;
+
 -- name: archived_event_copies
 -- The unique index of ids.
 SELECT event_id, event_type, payload AS text, headers FROM outbox_archive
