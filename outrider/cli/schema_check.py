@@ -148,6 +148,9 @@ class StoredCheck:
             decode_state(saga.state_type, open_state(self.payloads, saga_id, saga_type, document.body))
         except SubjectErased:
             self.erased += 1
+        except InvalidPayload as error:
+            # The text of a value that does not open repeats no value, and names its key.
+            return Unopened(document.kind, document.id, saga_type, str(error))
         except (OutriderError, ValueError, RecursionError) as error:
             text = text_of(error, Redactor(ErrorText.REDACTED, document.body))
             return Unopened(document.kind, document.id, saga_type, text)
