@@ -11,6 +11,6 @@ Add "outrider.django" to INSTALLED_APPS, run `manage.py migrate`, and stage even
         stage(Event("order.placed", {"id": order.pk}, aggregate_id=str(order.pk)))
 """
 
-from outrider.django.staging import astage, stage, transactions
+from outrider.django.staging import astage, outbox, stage, transactions
 
-__all__ = ["astage", "stage", "transactions"]
+__all__ = ["astage", "outbox", "stage", "transactions"]

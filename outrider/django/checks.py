@@ -24,7 +24,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     register(check_settings)
     ```
     """
-    found = conf.problems(getattr(settings, conf.NAME, {}))
+    found = conf.problems(getattr(settings, conf.NAME, {})) or conf.payloads_problems()
     return [Error(f"{problem.text}.", hint=_sentence(problem.remedy), id="outrider.E001") for problem in found]
 
 

@@ -1,8 +1,8 @@
 """The setting OUTRIDER, a dict with optional keys. Only this module reads the setting.
 
 DATABASE is the alias of the database that holds the outbox, SCHEMA the schema in PostgreSQL, BROKER the URL that
-`manage.py outrider` uses, LANES the number of lanes at the first migration, and WAKE whether relays are woken after a
-commit.
+`manage.py outrider` uses, LANES the number of lanes at the first migration, WAKE whether relays are woken after a
+commit, and PAYLOADS the payloads of the project as `module:object`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -21,12 +22,20 @@ from django.db import connections
 from outrider.config import nearest
 from outrider.errors import InvalidSetting, UsageError
 from outrider.outbox.staging import Outbox
+from outrider.payload.payloads import Payloads
 
 NAME = "OUTRIDER"
 
 LANES_MAX = 1024
 
-_EXAMPLES = {"DATABASE": "default", "SCHEMA": "outrider", "BROKER": "kafka://localhost:9092", "LANES": 32, "WAKE": True}
+_EXAMPLES = {
+    "DATABASE": "default",
+    "SCHEMA": "outrider",
+    "BROKER": "kafka://localhost:9092",
+    "LANES": 32,
+    "WAKE": True,
+    "PAYLOADS": "shop.payloads:payloads",
+}
 
 FORWARDED = (
     *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation"),
@@ -44,6 +53,7 @@ class Settings:
     broker: str | None = None
     lanes: int | None = None
     wake: bool = True
+    payloads: str | None = None
 
 
 class Problem(NamedTuple):
@@ -53,7 +63,14 @@ class Problem(NamedTuple):
     remedy: str
 
 
-_KINDS: Mapping[str, type] = {"DATABASE": str, "SCHEMA": str, "BROKER": str, "LANES": int, "WAKE": bool}
+_KINDS: Mapping[str, type] = {
+    "DATABASE": str,
+    "SCHEMA": str,
+    "BROKER": str,
+    "LANES": int,
+    "WAKE": bool,
+    "PAYLOADS": str,
+}
 assert _KINDS.keys() == {field.name.upper() for field in fields(Settings)}
 
 
@@ -108,6 +125,8 @@ def _problem(key: Any, value: Any) -> Problem | None:
 def _problems(key: str, value: Any) -> Problem | None:
     if key == "DATABASE" and value not in connections:
         return Problem(f"{NAME}['DATABASE'] = {value!r} is not in DATABASES", f"use one of: {', '.join(connections)}")
+    if key == "PAYLOADS" and not all(value.partition(":")):
+        return Problem(f"{NAME}['PAYLOADS'] = {value!r} names no object", _PAYLOADS)
     if key == "LANES" and not 1 <= value <= LANES_MAX:
         return Problem(f"{NAME}['LANES'] = {value} cannot work", f"use 1 to {LANES_MAX}, 32 suits most")
     if key == "SCHEMA":
@@ -117,6 +136,43 @@ def _problems(key: str, value: Any) -> Problem | None:
             text, _, remedy = str(error).partition("; ")
             return Problem(f"{NAME}['SCHEMA']: {text}", remedy)
     return None
+
+
+@cache
+def payloads_of(target: str) -> Payloads:
+    """Return the payloads that `module:object` names.
+
+    ```python
+    payloads_of("shop.payloads:payloads")
+    ```
+    """
+    module_name, _, name = target.partition(":")
+    try:
+        found = getattr(import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(f"{NAME}['PAYLOADS']: {target} cannot be imported ({error}); {_PAYLOADS}") from error
+    if not isinstance(found, Payloads):
+        raise InvalidSetting(f"{NAME}['PAYLOADS']: {target} is no Payloads; {_PAYLOADS}")
+    return found
+
+
+def payloads_problems() -> list[Problem]:
+    """Return the mistake in PAYLOADS that only an import shows. The settings of the project are loaded by then.
+
+    ```python
+    payloads_problems()  # OUTRIDER['PAYLOADS']: shop.models:payloads is no Payloads
+    ```
+    """
+    try:
+        if target := current().payloads:
+            payloads_of(target)
+    except InvalidSetting as error:
+        text, _, remedy = str(error).rpartition("; ")
+        return [Problem(text, remedy)]
+    return []
+
+
+_PAYLOADS = f"write module:object, such as {_EXAMPLES['PAYLOADS']!r}"
 
 
 def table(name: str) -> str:

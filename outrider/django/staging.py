@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -17,9 +16,6 @@ from outrider.event import Event
 from outrider.outbox.staging import Outbox
 from outrider.waker import Waker
 
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
-
 
 def stage(*events: Event, using: str | None = None) -> list[UUID]:
     """Stage events inside `transaction.atomic()`; return their ids, in the order given.
@@ -32,8 +28,7 @@ def stage(*events: Event, using: str | None = None) -> list[UUID]:
             order.save()
             stage(Event("order.placed", {"id": order.pk}, aggregate_id=str(order.pk)))
     """
-    connection = connections[using or conf.current().database]
-    return _outbox(connection).stage_sync(connection, *events)
+    return outbox(using).stage_sync(connections[using or conf.current().database], *events)
 
 
 async def astage(*events: Event, using: str | None = None) -> list[UUID]:
@@ -56,12 +51,17 @@ async def astage(*events: Event, using: str | None = None) -> list[UUID]:
     return await sync_to_async(stage, thread_sensitive=True)(*events, using=using)
 
 
-def _outbox(connection: BaseDatabaseWrapper) -> Outbox:
+def outbox(using: str | None = None) -> Outbox:
+    """Return the outbox of OUTRIDER, with its schema and its payloads, for a participant or the start of a saga::
+
+    with transaction.atomic():
+        order_saga.start_sync(connection, Order("A-7"), correlation_id="A-7", outbox=outrider.django.outbox())
+    """
     chosen = conf.current()
+    connection = connections[using or chosen.database]
     # Relays on SQLite notice a commit without a wake-up.
-    if not chosen.wake or connection.vendor != "postgresql" or _testing():
-        return _silent(chosen.schema)
-    return _waking(store_url(connection.alias), chosen.schema)
+    wakes = chosen.wake and connection.vendor == "postgresql" and not _testing()
+    return _outbox(store_url(connection.alias) if wakes else None, chosen.schema, chosen.payloads)
 
 
 def _testing() -> bool:
@@ -74,13 +74,9 @@ def _testing() -> bool:
 
 
 @cache
-def _silent(schema: str) -> Outbox:
-    return Outbox(schema=schema)
-
-
-@cache
-def _waking(url: str, schema: str) -> Outbox:
-    return Outbox(schema=schema, wake=Waker(url, schema=schema))
+def _outbox(woken_url: str | None, schema: str, payloads: str | None) -> Outbox:
+    wake = None if woken_url is None else Waker(woken_url, schema=schema)
+    return Outbox(schema=schema, wake=wake, payloads=conf.payloads_of(payloads) if payloads else None)
 
 
 def transactions(using: str | None = None) -> DjangoTransactions:

@@ -12,11 +12,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
-from outrider import Event, NotInTransaction, UsageError
-from outrider.django import stage
+from outrider import Event, InvalidEvent, NotInTransaction, UsageError
+from outrider.django import conf, outbox, stage
 from outrider.django.conf import store_url
 from outrider.django.models import OutboxEvent as Row
 from tests.django_project.shop.models import Order
+from tests.django_project.shop.sagas import Placing, placing
 from tests.django_project.shop.views import placed
 
 
@@ -97,6 +98,25 @@ def waking() -> None:
     finally:
         done.set()
         thread.join()
+
+
+def payloads() -> None:
+    """PAYLOADS checks and encrypts, in `stage`, at the start of a saga, and in commands."""
+    with pytest.raises(InvalidEvent, match=r"payload\.number: "), transaction.atomic():
+        stage(Event("order.placed", {"email": "ann@example.com"}))
+    with transaction.atomic():
+        [event_id] = stage(Event("order.placed", {"number": "A-1", "email": "ann@example.com"}))
+        saga_id = placing.start_sync(connection, Placing("ann@example.com"), correlation_id="A-1", outbox=outbox())
+    [row] = Row.objects.all()
+    assert (row.payload["number"], set(row.payload["email"])) == ("A-1", {"$encrypted", "key", "nonce", "data"})
+    table = conf.table("saga_instance")
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT state FROM {table}")
+        assert "ann@example.com" not in str(cursor.fetchall())
+    for arguments in (["events", "show", str(event_id), "--payload"], ["saga", "show", str(saga_id), "--state"]):
+        output = io.StringIO()
+        call_command("outrider", *arguments, "--json", stdout=output)
+        assert "ann@example.com" in output.getvalue()
 
 
 def silent() -> None:

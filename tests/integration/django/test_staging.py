@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.privacy import DataKey
 from tests.django_project.project import Project
 
 
@@ -43,6 +44,28 @@ def test_a_test_of_django_takes_its_events_back(project: Project) -> None:
 
 def test_the_command_runs_inside_the_project(project: Project) -> None:
     project.scenario("staging.commands")
+
+
+def test_events_and_sagas_are_checked_and_encrypted_with_the_payloads_of_the_settings(project: Project) -> None:
+    configured = project.outrider(PAYLOADS="tests.django_project.shop.payloads:payloads")
+    configured.scenario("staging.payloads", SHOP_KEYS=DataKey.new().text)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("shop", "OUTRIDER['PAYLOADS'] = 'shop' names no object"),
+        ("absent.shop:payloads", "OUTRIDER['PAYLOADS']: absent.shop:payloads cannot be imported"),
+        (
+            "tests.django_project.shop.sagas:sagas",
+            "OUTRIDER['PAYLOADS']: tests.django_project.shop.sagas:sagas is no Pay",
+        ),
+    ],
+)
+@pytest.mark.parametrize("project", ["sqlite"], indirect=True)
+def test_payloads_that_cannot_be_found_are_named_by_the_system_check(project: Project, target: str, said: str) -> None:
+    checked = project.outrider(PAYLOADS=target).manage("check", code=1)
+    assert f"(outrider.E001) {said}" in checked.stderr.replace("\n", " ")
 
 
 @pytest.mark.postgres

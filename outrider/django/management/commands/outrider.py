@@ -1,7 +1,7 @@
 """`manage.py outrider ...`: Outrider's command line, with Django loaded and its settings as the defaults.
 
-Store and schema come from DATABASES and OUTRIDER, the broker from OUTRIDER. An option or an OUTRIDER_* variable takes
-precedence. The defaults are passed inside the process, and no password appears on a command line.
+Store and schema come from DATABASES and OUTRIDER, broker and payloads from OUTRIDER. An option or an OUTRIDER_*
+variable takes precedence. The defaults are passed inside the process, and no password appears on a command line.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def _defaults() -> Mapping[str, str]:
     found = {"OUTRIDER_STORE": store_url(chosen.database), "OUTRIDER_SCHEMA": chosen.schema}
     if chosen.broker:
         found["OUTRIDER_BROKER"] = chosen.broker
+    if chosen.payloads:
+        found["OUTRIDER_PAYLOADS"] = chosen.payloads
     return {name: value for name, value in found.items() if not os.environ.get(name)}
 
 
