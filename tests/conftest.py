@@ -272,6 +272,7 @@ async def _empty(mongo_url: str, name: str) -> None:
         database = client[name]
         for found in set(await database.list_collection_names()) - {"outrider_migration", "outbox_meta", "outbox_lane"}:
             await database[found].delete_many({})
+        await database["outbox_meta"].delete_many({"_id": "journal"})
         await database["outbox_lane"].update_many({}, {"$set": {"owner": None, "epoch": 0, "turn": 0}})
 
 

@@ -113,6 +113,7 @@ class DistantStore:
     def __init__(self, inner: MemoryStore, wire: Wire, record: Record) -> None:
         self.inner, self.wire, self.record = inner, wire, record
         self.lanes, self.admin, self.maintenance = inner.lanes, inner.admin, inner.maintenance
+        self.journal = inner.journal
         self.topic_rule = inner.topic_rule
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:

@@ -14,7 +14,7 @@ from outrider.audit_chain import AuditAnchor, AuditHead, AuditLine
 from outrider.event import SKIPPED_TYPE, InboxStream, OutboxRow, ReceivedEvent, Stream, uuid7
 from outrider.inbox.model import InboxDeadLettered, StreamState
 from outrider.outbox import model
-from outrider.outbox.model import CLAIM_SECONDS_MAX, BlockReason, OptimisticClaim, State
+from outrider.outbox.model import CLAIM_SECONDS_MAX, BlockReason, JournalKind, JournalSwitch, OptimisticClaim, State
 from outrider.saga.model import Instance, JournalEntry, Phase, SagaMessage, Status
 
 DEAF = frozenset({Status.COMPLETED, Status.COMPENSATED})
@@ -86,6 +86,15 @@ class Shelf:
         return len(self._positions)
 
 
+class JournalRow(NamedTuple):
+    """An entry of the journal of the outbox."""
+
+    event_id: UUID
+    kind: JournalKind
+    number: int
+    at: datetime
+
+
 @dataclass(slots=True)
 class Tables:
     """All tables of the outbox."""
@@ -104,6 +113,11 @@ class Tables:
     duties: dict[str, datetime] = field(default_factory=dict)
     operations: list[dict[str, Any]] = field(default_factory=list)
     last_values: dict[tuple[str, Stream], int] = field(default_factory=dict)
+    journal: list[JournalRow] = field(default_factory=list)
+    journal_switch: JournalSwitch = field(default_factory=lambda: JournalSwitch(is_on=False))
+    journal_number: int = 0
+    journal_start: int = 0
+    """The last number before the journal was switched."""
 
     def known(self, event_id: UUID) -> bool:
         return event_id in self.ids or event_id in self.archive or event_id in self.dead

@@ -20,11 +20,12 @@ from outrider.outbox.model import (
     DeadLettered,
     DeadLetterEdit,
     DeadRelay,
+    JournalKind,
     Pruned,
     Retention,
     State,
 )
-from outrider.stores.sqlite import outbox_settle, staging
+from outrider.stores.sqlite import journal, outbox_settle, staging
 from outrider.stores.sqlite.database import SqliteDatabase
 from outrider.stores.sqlite.rows import load, to_facts, to_moment, to_seconds
 
@@ -184,6 +185,7 @@ def _discard(conn: sqlite3.Connection, event_ids: Sequence[UUID], actor: str, no
             outbox_settle.mark_skipped(conn, dead.event_id, State.PARKED)
         _remove(conn, dead, unblock=True, now=now)
         _record(conn, "discard", dead.event_id, actor, now)
+    journal.add(conn, JournalKind.DISCARDED, [dead.event_id for dead in chosen], now)
     return len(chosen)
 
 
@@ -256,6 +258,7 @@ class SqliteMaintenance:
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._journal = journal.SqliteJournal(database, clock)
 
     async def sweep(self) -> list[DeadRelay]:
         return await self._database.write(_sweep, self._clock.now().timestamp())
@@ -270,10 +273,12 @@ class SqliteMaintenance:
         """Do nothing: the archive is one table without partitions."""
 
     async def prune(self, retention: Retention) -> Pruned:
+        await self._journal.note_prune(retention.archive_days)
         return Pruned(
             await self._prune("prune_archive", retention.archive_days),
             await self._prune("prune_dead_letters", retention.dead_letter_days, _expire),
             await self._prune("prune_operations", retention.operation_days),
+            await self._journal.prune(retention.journal_days),
         )
 
     async def _prune(self, query: str, days: float | None, remove: Remove | None = None) -> int:
@@ -299,6 +304,7 @@ def _delete(conn: sqlite3.Connection, sql: str, values: dict[str, Any]) -> int:
 def _expire(conn: sqlite3.Connection, sql: str, values: dict[str, Any]) -> int:
     """Remove dead letters; each leaves a record."""
     removed = conn.execute(sql, values).fetchall()
+    journal.add(conn, JournalKind.EXPIRED, [event_id for (event_id,) in removed], values["now"])
     record = {"now": values["now"], "actor": EXPIRE_ACTOR, "verb": EXPIRE_VERB}
     conn.executemany(SQL["record"], [{**record, "event_id": event_id} for (event_id,) in removed])
     return len(removed)

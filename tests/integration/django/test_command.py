@@ -117,7 +117,10 @@ def test_an_unknown_setting_is_named_with_the_nearest(project: Project) -> None:
 def test_tables_that_are_absent_are_named_with_the_remedy(bare_project: Project) -> None:
     output = bare_project.manage("check", "--database", "default").stderr
     assert "(outrider.W004)" in output
-    assert "0001_outbox, 0002_inbox, 0003_saga, 0004_payload, 0005_privacy, 0006_subject to be installed" in output
+    assert (
+        "0001_outbox, 0002_inbox, 0003_saga, 0004_payload, 0005_privacy, 0006_subject, 0008_journal to be installed"
+        in output
+    )
     assert "manage.py migrate outrider" in output
     assert "outrider" not in bare_project.manage("check").stderr
     bare_project.manage("migrate")

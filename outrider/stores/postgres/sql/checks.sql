@@ -29,7 +29,13 @@ FROM (VALUES ('outbox', 'SELECT,INSERT,UPDATE,DELETE'), ('outbox_relay', 'SELECT
     ('outbox_operation', 'SELECT,INSERT,DELETE'), ('outbox_duty', 'SELECT,INSERT,UPDATE')) AS w (name, whats),
     unnest(string_to_array(w.whats, ',')) AS p (what)
 WHERE NOT has_table_privilege('{schema}.' || w.name, p.what)
-ORDER BY w.name, p.what
+UNION ALL
+SELECT f.name, 'EXECUTE'
+FROM (VALUES ('outbox_journal_add(text, uuid[])'), ('outbox_journal_note_prune(float8)'),
+    ('outbox_journal_prune(float8, bigint, integer)')) AS f (name)
+WHERE to_regprocedure('{schema}.' || f.name) IS NOT NULL
+    AND NOT has_function_privilege('{schema}.' || f.name, 'EXECUTE')
+ORDER BY name, what
 
 -- name: sequence_facts
 -- Whether a relay may look at the id sequence, and how many numbers a session takes from it at once.

@@ -107,7 +107,7 @@ marked AS (
     SELECT id, '{skipped_type}', 'null', json_build_object('skipped', event_id), topic, key, priority, sequence, 'parked'
     FROM gone WHERE policy = 'block' AND sequence IS NOT NULL AND event_type <> '{skipped_type}'
 )
-SELECT event_id, lane, topic, key AS stream_key FROM gone
+SELECT event_id, lane, topic, key AS stream_key FROM gone WHERE {journal_discarded}
 
 -- name: editable
 -- One dead letter that an operator edits, locked. Index: outbox_dead_letter_pkey.
@@ -209,7 +209,7 @@ WITH gone AS (
     RETURNING event_id
 )
 INSERT INTO {schema}.outbox_operation (at, actor, verb, event_id)
-SELECT {schema}.outbox_clock(), $3, $4, event_id FROM gone
+SELECT {schema}.outbox_clock(), $3, $4, event_id FROM gone WHERE {journal_expired}
 
 -- name: prune_operations
 -- Index: outbox_operation_age.
