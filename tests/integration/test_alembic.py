@@ -23,6 +23,7 @@ from outrider.errors import UsageError
 from outrider.event import Event
 from outrider.stores.migrations import Installer
 from outrider.testing.servers.postgres import find_programs
+from tests.support.migrations import MIGRATIONS
 
 ENV = """
 from alembic import context
@@ -69,7 +70,6 @@ asyncio.run(run())
 ORDERS = """
 import sqlalchemy as sa
 from alembic import op
-from tests.support.migrations import MIGRATIONS
 
 revision, down_revision = "orders", None
 
