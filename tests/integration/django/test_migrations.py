@@ -117,7 +117,7 @@ def test_django_continues_a_migration_that_the_command_line_interrupted(
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "steps", lambda *args: every(*args)[:21])
         asyncio.run(open_schema(bare_project.url, lanes=7).migrate())
-    assert status(bare_project, code=1) == ["partial", *["pending"] * 5]
+    assert status(bare_project, code=1) == ["partial", *["pending"] * (len(MIGRATIONS) - 1)]
     bare_project.manage("migrate", "outrider")
     assert status(bare_project) == ["applied"] * len(MIGRATIONS)
     table = "outbox_lane" if bare_project.url.startswith("sqlite") else "outrider.outbox_lane"
