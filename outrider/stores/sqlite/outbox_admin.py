@@ -299,7 +299,7 @@ def _expire(conn: sqlite3.Connection, sql: str, values: dict[str, Any], now: dat
     """Remove dead letters; each leaves a line in the operation log."""
     removed = conn.execute(sql, values).fetchall()
     record(conn, now, EXPIRE_ACTOR, EXPIRE_VERB, [(UUID(event_id), None) for (event_id,) in removed])
-    journal.add(conn, JournalKind.EXPIRED, [event_id for (event_id,) in removed], to_seconds(now))
+    journal.add(conn, JournalKind.EXPIRED, [event_id for (event_id,) in removed], now)
     return len(removed)
 
 
