@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from bench import brokers, idle, inbox, latency, mongo, payload, saga, staging, targets, throughput
+from bench import brokers, idle, inbox, journal, latency, mongo, payload, saga, staging, targets, throughput
 from bench.report import Report
 from outrider.brokers.null import NullBroker
 from outrider.testing.servers import KafkaServer, MongoServer, PostgresServer, RabbitServer
@@ -60,10 +60,11 @@ class Bench:
         self.report.costs = asyncio.run(staging.run(self.postgres.url, self._options.transactions))
 
     def payload(self) -> None:
-        """What checks of payloads add to the relay's own time."""
+        """What checks of payloads add to the relay's own time, and what a journal adds to staging and relaying."""
         options = self._options
         self.report.payload_costs = asyncio.run(payload.run(self.postgres.url, options.events // 4, options.rounds))
         self.report.field_costs = payload.fields(options.events // 4, options.rounds)
+        self.report.journal_costs = asyncio.run(journal.run(self.postgres, options.events // 4, options.rounds))
         self.report.results.append(targets.against_plain(self.report.payload_costs, self.report.field_costs))
 
     def kafka(self) -> None:

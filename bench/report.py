@@ -35,6 +35,7 @@ class Report:
     costs: list[Cost] = field(default_factory=list)
     payload_costs: list[Cost] = field(default_factory=list)
     field_costs: list[Cost] = field(default_factory=list)
+    journal_costs: dict[str, list[Cost]] = field(default_factory=dict)
     brokers: list[tuple[Arena, list[Score]]] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
     lone: list[Lone] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Report:
             "staging": dict(self.costs),
             "payload": dict(self.payload_costs),
             "fields": dict(self.field_costs),
+            "journal": {part: dict(costs) for part, costs in self.journal_costs.items()},
             "brokers": {
                 arena.name.lower(): [_plain_score(score) for score in scores] for arena, scores in self.brokers
             },
@@ -85,6 +87,7 @@ class Report:
                 for pair in (self.field_costs[:2], self.field_costs[2:])
                 if pair
             ),
+            *(_cost_table(costs, f"{part}, CPU per event") for part, costs in self.journal_costs.items()),
             *(_score_table(arena, scores) for arena, scores in self.brokers),
             *([_latency_table(self.latencies)] if self.latencies else []),
             *([_lone_table(self.lone), _rest_table(self.rests)] if self.lone else []),
@@ -118,9 +121,11 @@ def _drain_table(drains: Sequence[Drain], ratios: dict[str, float]) -> Table:
 
 
 def _cost_table(costs: Sequence[Cost], what: str = "transaction") -> Table:
-    table = Table(what, "µs", "added µs")
+    table = Table(what, "µs", "added µs", "share")
+    plain = costs[0].microseconds
     for cost in costs:
-        table.add_row(cost.what, f"{cost.microseconds:,.1f}", f"{cost.microseconds - costs[0].microseconds:,.1f}")
+        added = cost.microseconds - plain
+        table.add_row(cost.what, f"{cost.microseconds:,.1f}", f"{added:,.1f}", f"{added / plain:.0%}")
     return table
 
 

@@ -276,6 +276,7 @@ async def _empty(mongo_url: str, name: str) -> None:
             await database[found].delete_many({})
         head = {"lines": Int64(0), "hash": b"", "unchained": Int64(0)}
         await database["outbox_operation_head"].update_one({"_id": 1}, {"$set": head}, upsert=True)
+        await database["outbox_meta"].delete_many({"_id": "journal"})
         await database["outbox_lane"].update_many({}, {"$set": {"owner": None, "epoch": 0, "turn": 0}})
 
 

@@ -1,4 +1,4 @@
-"""`outrider db`: installs and upgrades the store."""
+"""`outrider db`: installs and upgrades the store, and switches its journal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from outrider.alembic import revision
 from outrider.app import open_schema
+from outrider.cli import journal
 from outrider.cli.options import Json, StoreLocation, expand_options
 from outrider.cli.output import CHECK_RESULT, emit, say, show_table
 from outrider.errors import UsageError
@@ -91,6 +92,9 @@ def alembic(
         emit({"revision": identifier, "file": None if output is None else str(output), "text": text})
     else:
         say(text if output is None else f"wrote {output}; run: alembic upgrade head")
+
+
+app.command("journal")(journal.journal)
 
 
 def _create(output: Path, text: str) -> None:

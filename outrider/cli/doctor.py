@@ -17,6 +17,7 @@ from outrider import app
 from outrider.app import saga_inbox
 from outrider.brokers.base import Broker, HasRetention, SupportsChecks
 from outrider.checks import CheckResult, Level, fail, ok, warn
+from outrider.cli import journal as journal_check
 from outrider.cli.imports import find_inbox, find_sagas, find_topic_rule, imported, is_sagas
 from outrider.cli.options import BrokerUrl, ConfigFile, Json, SchemaName, StoreUrl
 from outrider.cli.output import CHECK_RESULT, UNREACHABLE, console, emit, say
@@ -63,11 +64,16 @@ def doctor(
         list[str] | None,
         typer.Option("--sagas", metavar="MODULE:NAME", help="Check the topics and consumers of these sagas too."),
     ] = None,
+    journal: Annotated[
+        bool, typer.Option("--journal", help="Compare outbox, archive and dead letters with the journal instead.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning as well.")] = False,
     json: Json = False,
 ) -> None:
     """Check store and broker, and suggest remedies; changes nothing. Exits with 1 on an error, 3 if unreachable."""
     chosen = load({"config": config, "store": store, "broker": broker, "schema": schema})
+    if journal:
+        _compare_journal(chosen, strict=strict, as_json=json)
     with_sagas = [target for target in consume or () if _has_sagas(target)]
     known = [find_sagas(target) for target in [*(sagas or ()), *with_sagas]]
     consumers = _routes(find_inbox(target) for target in consume or () if target not in with_sagas)
@@ -78,6 +84,15 @@ def doctor(
     else:
         _show(results)
     raise typer.Exit(exit_code(results, strict=strict))
+
+
+def _compare_journal(chosen: Config, *, strict: bool, as_json: bool) -> None:
+    report, result = journal_check.check(chosen, as_json=as_json)
+    if as_json:
+        emit(journal_check.facts(report, result))
+    else:
+        journal_check.show(report, result)
+    raise typer.Exit(exit_code([result], strict=strict))
 
 
 def _routes(inboxes: Iterable[Inbox]) -> list[Routes]:

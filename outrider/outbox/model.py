@@ -380,18 +380,22 @@ class Pruned(NamedTuple):
     archived: int
     dead_letters: int
     operations: int
+    entries: int = 0
+    """Entries of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     """The days for which settled events and operator records are kept.
 
-    A dead letter is an undelivered event, so it is kept until an operator acts, unless `dead_letter_days` is given.
+    A dead letter is an undelivered event, so it is kept until an operator acts, unless `dead_letter_days` is given. An
+    entry of the journal is kept longer than `journal_days` while a table holds its event.
     """
 
     archive_days: float = 7
     dead_letter_days: float | None = None
     operation_days: float = 90
+    journal_days: float = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,3 +442,61 @@ class BlockedStream(NamedTuple):
     cause: str
     due_at: datetime | None
     waiting: int
+
+
+class JournalKind(StrEnum):
+    """The kind of an entry. `archived` events are delivered and kept; `sent` events are delivered and deleted."""
+
+    STAGED = "staged"
+    ARCHIVED = "archived"
+    SENT = "sent"
+    DEAD_LETTER = "dead_letter"
+    DISCARDED = "discarded"
+    EXPIRED = "expired"
+    RETRACTED = "retracted"
+    """The transaction staged a known id and took the row back."""
+
+
+class EventPlace(StrEnum):
+    """The tables that hold events."""
+
+    OUTBOX = "outbox"
+    ARCHIVE = "archive"
+    DEAD_LETTERS = "dead_letters"
+
+
+class OutboxJournalEntry(NamedTuple):
+    """An entry. A store without transaction ids or a log has None, or a number of its own, as log position."""
+
+    kind: JournalKind
+    transaction_id: str | None
+    log_position: str | None
+    at: datetime
+
+
+class EventHistory(NamedTuple):
+    """The entries of an event in order, and its position in each table that holds the event."""
+
+    event_id: UUID
+    entries: Sequence[OutboxJournalEntry]
+    places: Mapping[EventPlace, int]
+
+
+class JournalSwitch(NamedTuple):
+    """The switch, the time of its last change, and the last position that was staged before the journal was on.
+
+    Archived events from before `archive_pruned` may have been removed by maintenance.
+    """
+
+    is_on: bool
+    since: datetime | None = None
+    position: int = 0
+    archive_pruned: datetime | None = None
+
+
+class JournalPage(NamedTuple):
+    """Some events in order of their ids, with the switch in the same snapshot. `after` is None on the last page."""
+
+    switch: JournalSwitch
+    histories: Sequence[EventHistory]
+    after: UUID | None

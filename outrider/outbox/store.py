@@ -31,8 +31,11 @@ from outrider.outbox.model import (
     DeadLetterEdit,
     DeadRelay,
     Due,
+    EventPlace,
     Fetched,
     HeartbeatResult,
+    JournalPage,
+    JournalSwitch,
     Lease,
     OptimisticClaim,
     Pruned,
@@ -134,6 +137,26 @@ class OutboxMaintenance(Protocol):
         ...
 
 
+class OutboxJournal(Protocol):
+    """The journal of a store."""
+
+    async def switch(self) -> JournalSwitch:
+        """Return the state of the switch."""
+        ...
+
+    async def turn(self, *, on: bool) -> bool:
+        """Turn the switch for all writers at once; return False if nothing changed."""
+        ...
+
+    async def histories(self, after: UUID | None, limit: int) -> JournalPage:
+        """Return events with entries since the journal is on; about `limit` entries, and all entries of an event."""
+        ...
+
+    async def unjournaled(self, place: EventPlace, after: UUID | None, limit: int) -> JournalPage:
+        """Read at most `limit` events of a table, staged since the journal is on; return those without an entry."""
+        ...
+
+
 class OutboxStore(Protocol):
     """The tables of an outbox, as a relay uses them.
 
@@ -146,6 +169,7 @@ class OutboxStore(Protocol):
     admin: OutboxAdmin
     maintenance: OutboxMaintenance
     operations: OperationLog
+    journal: OutboxJournal
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
         """Join, or renew a heartbeat; return None if the heartbeat had expired: then every lane may be lost."""

@@ -43,6 +43,7 @@ _UNFINISHED = {
     "payload": "schemas are in use",
     "privacy": "keys may be in use",
     "subject": "keys of subjects may be in use",
+    "journal": "entries are needed",
 }
 
 

@@ -204,6 +204,7 @@ class MaintenanceDone(TelemetryEvent):
     archived: int
     dead_letters: int
     operations: int
+    entries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

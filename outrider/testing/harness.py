@@ -75,6 +75,13 @@ class Harness(ABC):
         """Insert a row with only these columns, as another program would: without a topic."""
         raise NotImplementedError("override `insert`, so that the suite can test rows without a topic")
 
+    async def remove(self, place: str, event_id: UUID, *, kind: str | None = None) -> None:
+        """Delete an event from `outbox`, `archive` or `dead_letters`, or its entries of a kind from `journal`.
+
+        The rows are deleted as a person would do it by hand, past the store.
+        """
+        raise NotImplementedError("override `remove`, so that the suite can test what the journal finds")
+
     def relay(self, broker: Broker, *, seed: int = 0, **settings: Any) -> Relay:
         """Make a relay that a test runs step by step. Retries have no jitter, to make their times predictable."""
         plain = {"workers": 1, "retry": RetryPolicy(jitter=0, max_attempts=3)}

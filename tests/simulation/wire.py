@@ -114,6 +114,7 @@ class DistantStore:
         self.inner, self.wire, self.record = inner, wire, record
         self.lanes, self.admin, self.maintenance = inner.lanes, inner.admin, inner.maintenance
         self.operations = inner.operations
+        self.journal = inner.journal
         self.topic_rule = inner.topic_rule
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:

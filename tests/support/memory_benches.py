@@ -34,6 +34,19 @@ class MemoryHarness(Harness):
         row.event = row.event._replace(topic="", attempts=attempts)
         row.stream = row.event.stream
 
+    async def remove(self, place: str, event_id: UUID, *, kind: str | None = None) -> None:
+        tables = self.store.tables
+        if place == "outbox":
+            tables.take(tables.ids[event_id])
+        elif place == "archive":
+            del tables.archive[event_id]
+        elif place == "dead_letters":
+            del tables.dead[event_id]
+        else:
+            tables.journal[:] = [
+                row for row in tables.journal if row.event_id != event_id or kind not in (None, row.kind)
+            ]
+
 
 class MemoryInboxBench(InboxBench):
     """Effects in a list that is written to at commit."""

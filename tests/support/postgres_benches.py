@@ -48,6 +48,11 @@ class PostgresHarness(Harness):
         values = event_id, event_type, payload, key, attempts
         await self._pool.execute(f"INSERT INTO outrider.outbox ({columns}) VALUES ($1, $2, $3, $4, $5)", *values)
 
+    async def remove(self, place: str, event_id: UUID, *, kind: str | None = None) -> None:
+        table = {"dead_letters": "outbox_dead_letter", "outbox": "outbox"}.get(place, f"outbox_{place}")
+        chosen = "event_id = $1" if kind is None else f"event_id = $1 AND kind = '{kind}'"
+        assert await self._pool.execute(f"DELETE FROM outrider.{table} WHERE {chosen}", event_id) != "DELETE 0"
+
 
 EFFECTS = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, what text NOT NULL)"
 

@@ -23,6 +23,7 @@ from outrider.outbox.model import (
     DueStream,
     Fetched,
     HeartbeatResult,
+    JournalKind,
     Lease,
     OptimisticClaim,
     Pruned,
@@ -30,7 +31,8 @@ from outrider.outbox.model import (
     Settlements,
     State,
 )
-from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
+from outrider.outbox.store import OutboxAdmin, OutboxJournal, OutboxMaintenance
+from outrider.stores.memory.journal import MemoryJournal, add
 from outrider.stores.memory.operation_log import MemoryOperationLog
 from outrider.stores.memory.outbox_admin import MemoryOutboxAdmin
 from outrider.stores.memory.outbox_settle import MemorySettlement
@@ -66,6 +68,7 @@ class MemoryStore:
         self.maintenance: OutboxMaintenance = MemoryMaintenance(self)
         self.commands = MemoryOperationLog(self.tables.operations, self.sagas, self.clock.now)
         self.operations: OperationLog = self.commands
+        self.journal: OutboxJournal = MemoryJournal(self)
         self._position = 0
         self._listeners: list[Callable[[], None]] = []
 
@@ -183,9 +186,15 @@ class MemoryStore:
             row.event = event._replace(topic=topic_of(self.topic_rule, event.event_type, None, event.routing_key))
             row.stream = row.event.stream
 
+    def insert(self, row: OutboxTableRow) -> None:
+        """Insert a row outside of a business transaction: a marker, or a replayed dead letter."""
+        self.tables.put(row)
+        add(self, JournalKind.STAGED, [row.event.event_id])
+
     def depart(self, row: OutboxTableRow, now: datetime) -> None:
         """Remove a delivered event from the outbox."""
         self.tables.take(row.event.position)
+        add(self, JournalKind.ARCHIVED if self.archive else JournalKind.SENT, [row.event.event_id])
         if self.archive:
             self.tables.archive[row.event.event_id] = (row, now)
 
@@ -307,12 +316,16 @@ class MemoryMaintenance:
             for event_id, row in tables.dead.items()
             if limit is not None and row.dead_lettered_at < limit and row.policy != OnDeadLetter.BLOCK
         ]
+        journal = MemoryJournal(self._store)
+        journal.note_prune(retention.archive_days)
         for event_id in sent:
             del tables.archive[event_id]
         for event_id in dead:
             del tables.dead[event_id]
         self._store.commands.write(EXPIRE_ACTOR, EXPIRE_VERB, [(event_id, None) for event_id in dead])
-        return Pruned(len(sent), len(dead), await self._store.commands.remove_lines(retention.operation_days))
+        add(self._store, JournalKind.EXPIRED, dead)
+        removed = await self._store.commands.remove_lines(retention.operation_days)
+        return Pruned(len(sent), len(dead), removed, journal.prune(retention.journal_days))
 
 
 def check() -> list[CheckResult]:

@@ -12,7 +12,17 @@ from uuid import UUID
 from outrider.errors import NotFound, Transient
 from outrider.event import DeadLetterReason, OnDeadLetter, Stream
 from outrider.outbox import model
-from outrider.outbox.model import FETCHABLE, BlockedStream, BlockReason, Criteria, DeadLettered, DeadLetterEdit, State
+from outrider.outbox.model import (
+    FETCHABLE,
+    BlockedStream,
+    BlockReason,
+    Criteria,
+    DeadLettered,
+    DeadLetterEdit,
+    JournalKind,
+    State,
+)
+from outrider.stores.memory.journal import add
 from outrider.stores.memory.outbox_settle import MemorySettlement
 from outrider.stores.memory.tables import BlockRow, DeadRow, OutboxTableRow, skipped_marker
 
@@ -140,7 +150,7 @@ class MemoryOutboxAdmin:
         changes = edit.changes(row.event.payload, stream.topic)
         if moved and dead.policy == OnDeadLetter.BLOCK and (marker := skipped_marker(row)):
             marker.event = marker.event._replace(state=State.PARKED)
-            tables.put(marker)
+            self._store.insert(marker)
         event = row.event._replace(
             payload=row.event.payload if edit.payload is None else edit.payload.encode(),
             headers=edit.headers_over(row.event.headers, moved=moved).encode(),
@@ -160,8 +170,9 @@ class MemoryOutboxAdmin:
             del self._store.tables.dead[dead.row.event.event_id]
             if dead.policy == OnDeadLetter.BLOCK and (marker := skipped_marker(dead.row)):
                 marker.event = marker.event._replace(state=State.PARKED)
-                self._store.tables.put(marker)
+                self._store.insert(marker)
             self._unblock(dead.row.stream)
+            add(self._store, JournalKind.DISCARDED, [dead.row.event.event_id])
         self._record("discard", actor, chosen)
         return len(chosen)
 
@@ -173,7 +184,7 @@ class MemoryOutboxAdmin:
         row, tables = dead.row, self._store.tables
         del tables.dead[row.event.event_id]
         row.event = row.event._replace(state=State.PARKED, attempts=0, suspect=False)
-        tables.put(row)
+        self._store.insert(row)
         self._unblock(row.stream)
 
     def _stage_again(self, dead: DeadRow) -> None:
@@ -183,7 +194,7 @@ class MemoryOutboxAdmin:
         row.event = row.event._replace(
             position=self._store.next_position(), state=State.PENDING, attempts=0, suspect=False, headers=headers
         )
-        tables.put(row)
+        self._store.insert(row)
 
     def _unblock(self, stream: Stream) -> None:
         """Drain a blocked stream after its last blocking dead letter. Only the owner of the lane removes the row."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from outrider.brokers.base import Confirmed
 from outrider.event import OnDeadLetter, Stream
 from outrider.outbox import model
-from outrider.outbox.model import BlockReason, DeadLettered, Defer, Park, Retry, Settlement, State
+from outrider.outbox.model import BlockReason, DeadLettered, Defer, JournalKind, Park, Retry, Settlement, State
 from outrider.retry import ATTEMPTS_MAX
+from outrider.stores.memory.journal import add
 from outrider.stores.memory.tables import BlockRow, DeadRow, OutboxTableRow, is_claimed, skipped_marker
 
 if TYPE_CHECKING:
@@ -72,10 +73,11 @@ class MemorySettlement:
         self._tables.take(row.event.position)
         dead = OutboxTableRow(row.event._replace(attempts=attempts), row.stream, row.priority, failure=outcome.failure)
         self._tables.dead[row.event.event_id] = DeadRow(dead, outcome.reason, outcome.policy, self._now)
+        add(self._store, JournalKind.DEAD_LETTER, [row.event.event_id])
         if outcome.policy is OnDeadLetter.BLOCK:
             self._blocks[row.stream] = BlockRow(BlockReason.DEAD_LETTER, row.event.position, None)
         elif marker := skipped_marker(row):
-            self._tables.put(marker)
+            self._store.insert(marker)
             self._blocks[row.stream] = BlockRow(BlockReason.FAILED, row.event.position, self._now)
         else:
             self._blocks[row.stream] = BlockRow(BlockReason.DRAINING, None, self._now)

@@ -15,7 +15,7 @@ from outrider.event import SKIPPED_TYPE, InboxStream, OutboxRow, ReceivedEvent, 
 from outrider.inbox.model import InboxDeadLettered, StreamState
 from outrider.operation_log import OperationHead, OperationLine
 from outrider.outbox import model
-from outrider.outbox.model import CLAIM_SECONDS_MAX, BlockReason, OptimisticClaim, State
+from outrider.outbox.model import CLAIM_SECONDS_MAX, BlockReason, JournalKind, JournalSwitch, OptimisticClaim, State
 from outrider.saga.model import Instance, JournalEntry, Phase, SagaMessage, Status
 
 DEAF = frozenset({Status.COMPLETED, Status.COMPENSATED})
@@ -87,6 +87,15 @@ class Shelf:
         return len(self._positions)
 
 
+class JournalRow(NamedTuple):
+    """An entry of the journal of the outbox."""
+
+    event_id: UUID
+    kind: JournalKind
+    number: int
+    at: datetime
+
+
 @dataclass(slots=True)
 class OperationTable:
     """The operation log and the head of its chain."""
@@ -113,6 +122,11 @@ class Tables:
     duties: dict[str, datetime] = field(default_factory=dict)
     operations: OperationTable = field(default_factory=OperationTable)
     last_values: dict[tuple[str, Stream], int] = field(default_factory=dict)
+    journal: list[JournalRow] = field(default_factory=list)
+    journal_switch: JournalSwitch = field(default_factory=lambda: JournalSwitch(is_on=False))
+    journal_number: int = 0
+    journal_start: int = 0
+    """The last number before the journal was switched."""
 
     def known(self, event_id: UUID) -> bool:
         return event_id in self.ids or event_id in self.archive or event_id in self.dead

@@ -17,7 +17,8 @@ from uuid import UUID
 from outrider.errors import InvalidHandler
 from outrider.event import OutboxRow, Readiness, Stream, lane_of
 from outrider.handler_transactions import GENERATOR, TRANSACTION_ENDED, HandlerTransaction, check_handler, lazy
-from outrider.outbox.model import NewEvent, OptimisticClaim, StagedRow, StageRequest, State
+from outrider.outbox.model import JournalKind, NewEvent, OptimisticClaim, StagedRow, StageRequest, State
+from outrider.stores.memory.journal import add
 from outrider.stores.memory.tables import OutboxTableRow
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class MemoryTransaction(HandlerTransaction):
         tables = self.store.tables
         for row in self._rows.values():
             tables.put(row)
+        add(self.store, JournalKind.STAGED, self._rows)
         tables.counters.update(self._counters)
         for write in self.on_commit:
             write()

@@ -20,6 +20,10 @@ class Operation(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
+TRANSACTION = Operation("", "transaction_name", ())
+"""The request for the name of the transaction in which the operations run."""
+
+
 Operations = Generator[Operation, Any, T]
 """A generator of operations with a result of type T."""
 
@@ -37,6 +41,8 @@ def run_operations(work: Operations[T], session: Any, schema: str) -> T:
     """Run operations through a synchronous session."""
 
     def execute(requested: Operation) -> Any:
+        if requested is TRANSACTION:
+            return transaction_name(session)
         found = _call(requested, session, schema)
         return list(found) if requested.method in _LISTED else found
 
@@ -47,12 +53,19 @@ async def run_operations_async(work: Operations[T], session: Any, schema: str) -
     """Run operations through an asynchronous session."""
 
     async def execute(requested: Operation) -> Any:
+        if requested is TRANSACTION:
+            return transaction_name(session)
         found = _call(requested, session, schema)
         if requested.method != "find":
             found = await found
         return await found.to_list() if requested.method in _LISTED else found
 
     return await run_statements_async(work, execute)
+
+
+def transaction_name(session: Any) -> str:
+    """Return the session and the number of its transaction, which are lsid and txnNumber in the log of the server."""
+    return f"{session.session_id['id'].as_uuid()}:{session._transaction_id}"
 
 
 _LISTED = ("find", "aggregate")

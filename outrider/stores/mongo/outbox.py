@@ -22,11 +22,12 @@ from outrider.outbox.model import (
     Settlements,
     State,
 )
-from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
+from outrider.outbox.store import OutboxAdmin, OutboxJournal, OutboxMaintenance
 from outrider.stores.mongo import outbox_fetch, outbox_lanes, outbox_settle, wakeup
 from outrider.stores.mongo.checks import check
 from outrider.stores.mongo.database import Document, MongoDatabase, Session, translated
 from outrider.stores.mongo.documents import copied, to_event
+from outrider.stores.mongo.journal import MongoJournal, read_switch
 from outrider.stores.mongo.operation_log import MongoOperationLog
 from outrider.stores.mongo.operations import run_operations_async
 from outrider.stores.mongo.outbox_admin import MongoMaintenance, MongoOutboxAdmin
@@ -60,11 +61,12 @@ async def settle(
     archive: bool,
 ) -> None:
     """Write the results of a writer with a valid claim. After its end, a relay may be publishing the event."""
-    outbox, now = database["outbox"], await database.time(session)
+    outbox = database["outbox"]
+    now, journaled = await read_switch(session, database)
     rows = await outbox.find(_mine(database, claim, confirmed), session=session).to_list() if confirmed else []
     order = {event_id: index for index, event_id in enumerate(confirmed)}
     removed = [copied(row) for row in sorted(rows, key=lambda row: order[row["_id"]])]
-    await depart(session, database, removed, now, archive=archive)
+    await depart(session, database, removed, now, archive=archive, journaled=journaled)
     if yielded:
         change = {"$set": {"state": State.PENDING.value}, "$unset": {"claimed_by": "", "claimed_until": ""}}
         await outbox.update_many(_mine(database, claim, yielded), change, session=session)
@@ -85,6 +87,7 @@ class MongoStore:
         self.admin: OutboxAdmin = MongoOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = MongoMaintenance(database)
         self.operations: OperationLog = MongoOperationLog(database)
+        self.journal: OutboxJournal = MongoJournal(database)
         self._backlog = wakeup.Backlog()
         self._filling = asyncio.Lock()
 

@@ -24,11 +24,12 @@ from outrider.outbox.model import (
     DeadLettered,
     DeadLetterEdit,
     DeadRelay,
+    JournalKind,
     Pruned,
     Retention,
     State,
 )
-from outrider.stores.mongo import outbox_lanes, outbox_settle
+from outrider.stores.mongo import journal, outbox_lanes, outbox_settle
 from outrider.stores.mongo.database import Document, Documents, MongoDatabase, Session, is_unauthorized, translated
 from outrider.stores.mongo.documents import UNMET, becoming, copied, inserted, stream_id, to_facts, to_stream
 from outrider.stores.mongo.operation_log import MongoOperationLog, record
@@ -71,10 +72,10 @@ async def dead_letter(
     if row is None:
         return False
     stream = Stream(row["lane"], _topic(row, rule), row["stream_key"])
-    now = await database.time(session)
+    now, journaled = await journal.read_switch(session, database)
     await outbox_lanes.claim_lanes(session, database, [stream.lane])
     await _park_before(session, database, row["position"], stream, rule)
-    block = await outbox_settle.dead_letter(session, database, copied(row), stream, outcome, now)
+    block = await outbox_settle.dead_letter(session, database, copied(row), stream, outcome, now, journaled=journaled)
     await outbox_settle.write(session, database, {stream: block}, (), now)
     await _record(session, database, "dead_letter", actor, [row], policy=str(outcome.policy))
     return True
@@ -88,6 +89,7 @@ async def discard(session: Session, database: MongoDatabase, event_ids: Sequence
     await _insert(session, database, [marker for row in blocked if (marker := skip_marker(row, State.PARKED))])
     await _remove(session, database, dead, blocked, now)
     await _record(session, database, "discard", actor, dead)
+    await _journal(session, database, JournalKind.DISCARDED, dead)
     return len(dead)
 
 
@@ -317,6 +319,15 @@ def _counter(row: Document, lanes: int) -> SequenceCounter | None:
 async def _insert(session: Session, database: MongoDatabase, rows: Sequence[Document]) -> None:
     if rows:
         await database["outbox"].insert_many(rows, session=session)
+        await _journal(session, database, JournalKind.STAGED, rows)
+
+
+async def _journal(session: Session, database: MongoDatabase, kind: JournalKind, rows: Sequence[Document]) -> None:
+    if not rows:
+        return
+    now, journaled = await journal.read_switch(session, database)
+    if journaled:
+        await journal.add(session, database, kind, [row["_id"] for row in rows], now)
 
 
 async def _remove(
@@ -380,6 +391,7 @@ class MongoMaintenance:
 
     def __init__(self, database: MongoDatabase) -> None:
         self._database, self._operations = database, MongoOperationLog(database)
+        self._journal = journal.MongoJournal(database)
 
     async def sweep(self) -> list[DeadRelay]:
         return await self._database.transaction(_sweep, self._database)
@@ -405,11 +417,13 @@ class MongoMaintenance:
         with translated(self._database.where):
             now = await self._database.time()
             await self._prune("outbox_counter", "used", now, COUNTER_DAYS, {})
+            await self._journal.note_prune(retention.archive_days)
             return Pruned(
                 await self._prune("outbox_archive", "sent_at", now, retention.archive_days, {}),
                 # A dead letter that blocks its stream stays until an operator acts.
                 await self._expire(now, retention.dead_letter_days),
                 await self._remove_operations(retention.operation_days),
+                await self._journal.prune(retention.journal_days),
             )
 
     async def _expire(self, now: datetime, days: float | None) -> int:
@@ -450,6 +464,7 @@ async def _expire_dead_letters(session: Session, database: MongoDatabase, before
     rows = await found.to_list()
     await documents.delete_many({"_id": {"$in": [row["_id"] for row in rows]}}, session=session)
     await _record(session, database, EXPIRE_VERB, EXPIRE_ACTOR, rows)
+    await _journal(session, database, JournalKind.EXPIRED, rows)
     return len(rows)
 
 

@@ -28,7 +28,8 @@ from outrider.event import (
     lane_of,
     topic_of,
 )
-from outrider.outbox.model import BlockReason, Due, DueStream, Fetched, Lease
+from outrider.outbox.model import BlockReason, Due, DueStream, Fetched, JournalKind, Lease
+from outrider.stores.mongo import journal
 from outrider.stores.mongo.database import CODEC, Document, Expression, MongoDatabase, Session
 from outrider.stores.mongo.documents import UNMET, copied, inserted, stream_id, to_event, to_stream
 from outrider.stores.mongo.operations import run_operations_async
@@ -205,7 +206,7 @@ async def fill(session: Session, database: MongoDatabase, lanes: int, rule: Topi
     rows = await found.to_list()
     if not rows:
         return 0
-    now = await database.time(session)
+    now, journaled = await journal.read_switch(session, database)
     bad = {row["_id"]: error_text for row in rows if (error_text := unreadable(row))}
     good = [{**_DEFAULTS, "created_at": now, **_reported(row)} for row in rows if row["_id"] not in bad]
     last = await run_operations_async(advance(_wanted(good, rule), database.now), session, database.schema)
@@ -221,6 +222,9 @@ async def fill(session: Session, database: MongoDatabase, lanes: int, rule: Topi
         replaced = [ReplaceOne({"_id": dead_letter["_id"]}, dead_letter, upsert=True) for dead_letter in dead]
         await database["outbox_dead_letter"].bulk_write(replaced, session=session)
         await database["outbox"].delete_many({"_id": {"$in": list(bad)}}, session=session)
+    if journaled:
+        await journal.add(session, database, JournalKind.STAGED, [row["_id"] for row in rows], now)
+        await journal.add(session, database, JournalKind.DEAD_LETTER, list(bad), now)
     return len(rows)
 
 

@@ -17,6 +17,7 @@ from outrider.errors import Transient
 from outrider.outbox.model import HeartbeatResult, Lease
 from outrider.stores.mongo.database import Document, MongoDatabase, RetryBudget, Session, transact
 from outrider.stores.mongo.handler_transactions import conflict
+from outrider.stores.mongo.journal import SWITCH, read_switch
 
 CLAIM_SECONDS = 2.0
 """The time limit of a claim."""
@@ -31,10 +32,11 @@ FREE: Document = {"owner": None}
 
 
 class MongoFence(NamedTuple):
-    """The owned lanes of the lease, and the current time of the database."""
+    """The owned lanes of the lease, the current time of the database, and whether the journal is on."""
 
     owned: frozenset[int]
     now: datetime
+    journaled: bool
 
 
 async def heartbeat(
@@ -113,12 +115,24 @@ async def take(session: Session, database: MongoDatabase, relay: str, lanes: Seq
 async def fence(session: Session, database: MongoDatabase, lease: Lease) -> MongoFence:
     """Lock the lanes that the lease still owns, at the start of every settling transaction."""
     if not lease.epochs:
-        return MongoFence(frozenset(), await database.time(session))
+        return MongoFence(frozenset(), *await read_switch(session, database))
     mine = {"$or": owned(lease)}
     await database["outbox_lane"].update_many(mine, {"$inc": {"turn": 1}}, session=session)
-    found = await database["outbox_lane"].find(mine, {"now": "$$NOW"}, session=session).to_list()
-    now = database.present(found[0]["now"]) if found else await database.time(session)
-    return MongoFence(frozenset(lane["_id"] for lane in found), now)
+    found = await (await database["outbox_lane"].aggregate(_lanes_and_switch(mine), session=session)).to_list()
+    if not found:
+        return MongoFence(frozenset(), *await read_switch(session, database))
+    now, journaled = database.present(found[0]["now"]), bool(found[0]["journal"])
+    return MongoFence(frozenset(lane["_id"] for lane in found), now, journaled)
+
+
+def _lanes_and_switch(mine: Document) -> list[Document]:
+    """Return the pipeline that reads lanes, the time, and the switch of the journal, in one round trip."""
+    switch = [{"$match": {"_id": SWITCH, "value": 1}}, {"$project": {"_id": 1}}]
+    return [
+        {"$match": mine},
+        {"$project": {"now": "$$NOW"}},
+        {"$lookup": {"from": "outbox_meta", "pipeline": switch, "as": "journal"}},
+    ]
 
 
 def owned(lease: Lease) -> list[Document]:

@@ -21,9 +21,20 @@ from pymongo.errors import BulkWriteError
 from outrider.brokers.base import Confirmed
 from outrider.event import SKIPPED_TYPE, OnDeadLetter, OutboxRow, Stream, uuid7
 from outrider.outbox import model
-from outrider.outbox.model import BlockReason, DeadLettered, Defer, Lease, Park, Retry, Settlement, Settlements, State
+from outrider.outbox.model import (
+    BlockReason,
+    DeadLettered,
+    Defer,
+    JournalKind,
+    Lease,
+    Park,
+    Retry,
+    Settlement,
+    Settlements,
+    State,
+)
 from outrider.retry import ATTEMPTS_MAX
-from outrider.stores.mongo import outbox_lanes
+from outrider.stores.mongo import journal, outbox_lanes
 from outrider.stores.mongo.database import Document, MongoDatabase, Session, milliseconds
 from outrider.stores.mongo.documents import CLAIM_MAX, RowEvent, becoming, copied, departed, stream_id
 from outrider.stores.mongo.outbox_fetch import of_stream
@@ -46,6 +57,7 @@ class MongoWriteSet:
     """The writes of one call: changes of documents and of their streams."""
 
     now: datetime
+    journaled: bool
     changes: list[UpdateOne | UpdateMany] = field(default_factory=list)
     parked: dict[tuple[int, str], list[UUID]] = field(default_factory=lambda: defaultdict(list))
     parked_streams: set[Stream] = field(default_factory=set)
@@ -137,10 +149,10 @@ async def settle(
 ) -> int:
     """Write outcomes; return the number of applied outcomes."""
     outcomes, emptied = settlements.outcomes(), settlements.emptied
-    owned, now = await outbox_lanes.fence(session, database, lease.only(_lanes(outcomes, emptied)))
+    owned, now, journaled = await outbox_lanes.fence(session, database, lease.only(_lanes(outcomes, emptied)))
     rows = await _rows(session, database, outcomes, owned, now)
     live = _live(outcomes, rows)
-    writes = MongoWriteSet(now)
+    writes = MongoWriteSet(now, journaled)
     for settlement in live:
         writes.add(settlement)
     await _write(session, database, writes, rows, lanes=lanes, archive=archive)
@@ -205,12 +217,13 @@ async def _write(
     if changes := writes.updates():
         await database["outbox"].bulk_write(changes, session=session)
     removed = [_leaving(settlement, rows, lanes) for settlement in writes.confirmed]
-    await depart(session, database, removed, writes.now, archive=archive)
+    await depart(session, database, removed, writes.now, archive=archive, journaled=writes.journaled)
     for settlement, outcome in writes.dead_lettered:
         document = _leaving(settlement, rows, lanes)
         document["attempts"] = min(document["attempts"] + 1, ATTEMPTS_MAX)
         stream = settlement.stream
-        writes.block_dead_lettered(stream, await dead_letter(session, database, document, stream, outcome, writes.now))
+        block = await dead_letter(session, database, document, stream, outcome, writes.now, journaled=writes.journaled)
+        writes.block_dead_lettered(stream, block)
 
 
 def _leaving(settlement: Settlement, rows: Mapping[UUID, Document], lanes: int) -> Document:
@@ -221,7 +234,13 @@ def _leaving(settlement: Settlement, rows: Mapping[UUID, Document], lanes: int) 
 
 
 async def depart(
-    session: Session, database: MongoDatabase, removed: Sequence[Document], now: datetime, *, archive: bool
+    session: Session,
+    database: MongoDatabase,
+    removed: Sequence[Document],
+    now: datetime,
+    *,
+    archive: bool,
+    journaled: bool,
 ) -> None:
     """Remove delivered events from the outbox. An archived event with the same id is replaced."""
     if not removed:
@@ -231,10 +250,23 @@ async def depart(
         await database["outbox_archive"].delete_many(mine, session=session)
         await database["outbox_archive"].insert_many([{**row, "sent_at": now} for row in removed], session=session)
     await database["outbox"].delete_many(mine, session=session)
+    if journaled:
+        await journal.add(session, database, _delivered(archive), [row["_id"] for row in removed], now)
+
+
+def _delivered(archive: bool) -> JournalKind:
+    return JournalKind.ARCHIVED if archive else JournalKind.SENT
 
 
 async def dead_letter(  # noqa: PLR0917 - a transition needs all of these
-    session: Session, database: MongoDatabase, row: Document, stream: Stream, outcome: DeadLettered, now: datetime
+    session: Session,
+    database: MongoDatabase,
+    row: Document,
+    stream: Stream,
+    outcome: DeadLettered,
+    now: datetime,
+    *,
+    journaled: bool,
 ) -> MongoBlock:
     """Move an event to the dead letters; return the block of its stream.
 
@@ -244,10 +276,14 @@ async def dead_letter(  # noqa: PLR0917 - a transition needs all of these
     dead = {**row, "topic": stream.topic, **details, "dead_lettered_at": now}
     await database["outbox_dead_letter"].replace_one({"_id": row["_id"]}, dead, upsert=True, session=session)
     await database["outbox"].delete_one({"_id": row["_id"]}, session=session)
+    if journaled:
+        await journal.add(session, database, JournalKind.DEAD_LETTER, [row["_id"]], now)
     if outcome.policy is OnDeadLetter.BLOCK:
         return MongoBlock(BlockReason.DEAD_LETTER, row["position"], None)
     if marker := skip_marker(dead, State.FAILED):
         await database["outbox"].insert_one(marker, session=session)
+        if journaled:
+            await journal.add(session, database, JournalKind.STAGED, [marker["_id"]], now)
         return MongoBlock(BlockReason.FAILED, row["position"], now)
     return MongoBlock(BlockReason.DRAINING, None, now)
 
@@ -267,7 +303,7 @@ async def confirm(
 ) -> int:
     """Confirm all of the events, or raise Uneven."""
     mine = lease.only({event.lane for event in events})
-    owned, now = await outbox_lanes.fence(session, database, mine)
+    owned, now, journaled = await outbox_lanes.fence(session, database, mine)
     if not owned >= {event.lane for event in events}:
         raise Uneven
     ids = [event.identity if isinstance(event, RowEvent) else event.event_id for event in events]
@@ -285,6 +321,8 @@ async def confirm(
             if not any(error_text["code"] == DUPLICATE for error_text in error.details["writeErrors"]):
                 raise
             raise Uneven from error
+    if journaled:
+        await journal.add(session, database, _delivered(archive), ids, now)
     return len(ids)
 
 

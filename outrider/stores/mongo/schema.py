@@ -20,7 +20,7 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from outrider.event import BANDS
 from outrider.outbox import model
-from outrider.outbox.model import State
+from outrider.outbox.model import JournalKind, State
 from outrider.saga.model import MessageKind, Phase, Status, StepStatus, Uncertainty, Undelivered
 from outrider.stores import migrations
 from outrider.stores.migrations import MigrationProgress, MigrationStep, check_lanes, check_version, choose_lanes
@@ -383,6 +383,27 @@ SUBJECT_COLLECTIONS = (
 )
 
 
+JOURNAL_COLLECTIONS = (
+    # The journal of the outbox: append only, and pruned by age. The server fills in the log position.
+    Collection(
+        "outbox_journal",
+        validator=_rules(
+            ("kind", "event_id", "transaction_id", "log_position", "at"),
+            kind=_one_of(JournalKind),
+            event_id={"bsonType": "binData"},
+            log_position={"bsonType": "timestamp"},
+            at={"bsonType": "date"},
+        ),
+        indexes=(
+            # The entries of an event in order, for the check.
+            Index("outbox_journal_event", ("event_id", "log_position")),
+            # Entries that may be pruned.
+            Index("outbox_journal_age", ("at", "_id")),
+        ),
+    ),
+)
+
+
 SAGA_SUBJECT = Index("saga_instance_subject", ("subject",), only={"subject": {"$type": "string"}})
 """The index of the sagas that have a subject."""
 
@@ -431,6 +452,7 @@ STEPS: tuple[MigrationStep, ...] = (
     *steps(5, "0005_privacy", PRIVACY_COLLECTIONS),
     *steps(6, "0006_subject", SUBJECT_COLLECTIONS),
     _step(6, "0006_subject", SAGA_SUBJECT.name, SAGA_SUBJECT.command("saga_instance")),
+    *steps(8, "0008_journal", JOURNAL_COLLECTIONS),
     *(_step(9, "0009_operation_log", *named) for named in OPERATION_LOG_COMMANDS),
 )
 

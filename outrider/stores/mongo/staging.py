@@ -19,19 +19,21 @@ from pymongo import ReturnDocument, UpdateOne
 from outrider.clock import Clock
 from outrider.errors import UsageError
 from outrider.event import Stream, band_of, lane_of
-from outrider.outbox.model import NewEvent, OptimisticClaim, StagedRow, StageRequest, State
+from outrider.outbox.model import JournalKind, NewEvent, OptimisticClaim, StagedRow, StageRequest, State
+from outrider.stores.mongo import journal
 from outrider.stores.mongo.database import NOT_INSTALLED, Document, ceiling, floor, milliseconds, now_expression
 from outrider.stores.mongo.documents import UNMET, new_row, stream_id
-from outrider.stores.mongo.operations import Operations, operation
+from outrider.stores.mongo.operations import TRANSACTION, Operations, operation
 
 COLLECTION = "outbox_counter"
 
 
 class StoreSetting(NamedTuple):
-    """The settings that staging reads first: the number of lanes, and the time."""
+    """The settings that staging reads first: the number of lanes, the time, and whether the journal is on."""
 
     lanes: int
     now: datetime
+    journaled: bool
 
 
 class CounterEntry(NamedTuple):
@@ -47,7 +49,7 @@ def stage(
     request: StageRequest, claim: OptimisticClaim | None, clock: Clock | None = None
 ) -> Operations[list[StagedRow]]:
     """Stage events in the caller's open transaction. Known ids are left out; the first of two equal ids wins."""
-    lanes, now = yield from read_setting(clock)
+    lanes, now, journaled = yield from read_setting(clock)
     chosen = [*request.plain, *request.numbered]
     if request.supplied:
         chosen = yield from _new_events(chosen)
@@ -63,15 +65,22 @@ def stage(
             if entry.stream in quiet:
                 document.update(_claimed(claim, now))
     yield operation("outbox", "insert_many", documents)
+    if journaled:
+        name = yield TRANSACTION
+        lines = journal.entries(JournalKind.STAGED, [document["_id"] for document in documents], name, now)
+        yield operation("outbox_journal", "insert_many", lines)
     return [StagedRow(document["_id"], "claimed_by" in document) for document in documents]
 
 
 def read_setting(clock: Clock | None) -> Operations[StoreSetting]:
-    """Read the number of lanes, fixed at installation, and the current time."""
-    rows = yield operation("outbox_meta", "find", {"_id": "lanes"}, {"value": 1, "now": "$$NOW"})
-    if not rows:
+    """Read the number of lanes, fixed at installation, the current time, and the switch of the journal."""
+    wanted = {"_id": {"$in": ["lanes", journal.SWITCH]}}
+    rows = yield operation("outbox_meta", "find", wanted, {"value": 1, "now": "$$NOW"})
+    facts = {row["_id"]: row["value"] for row in rows}
+    if "lanes" not in facts:
         raise UsageError(f"the outbox is not installed in this database; {NOT_INSTALLED}")
-    return StoreSetting(rows[0]["value"], rows[0]["now"] if clock is None else floor(clock.now()))
+    now = rows[0]["now"] if clock is None else floor(clock.now())
+    return StoreSetting(facts["lanes"], now, facts.get(journal.SWITCH) == 1)
 
 
 def _new_events(events: Sequence[NewEvent]) -> Operations[list[NewEvent]]:

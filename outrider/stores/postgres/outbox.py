@@ -23,10 +23,11 @@ from outrider.outbox.model import (
     OptimisticClaim,
     Settlements,
 )
-from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
+from outrider.outbox.store import OutboxAdmin, OutboxJournal, OutboxMaintenance
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.checks import check
 from outrider.stores.postgres.database import PostgresDatabase, fence, location, pool_size
+from outrider.stores.postgres.journal import PostgresJournal
 from outrider.stores.postgres.operation_log import PostgresOperationLog
 from outrider.stores.postgres.outbox_admin import PostgresMaintenance, PostgresOutboxAdmin
 from outrider.stores.postgres.outbox_settle import confirm, settle
@@ -52,16 +53,18 @@ class PostgresStore:
         lanes: int,
         archive: bool,
         topic_rule: TopicRule = default_topic,
+        journal: bool = False,
     ) -> None:
         self.schema = schema
         self.lanes = lanes
         self.archive = archive
         self.topic_rule = topic_rule
         self.database = database
-        self.sql = statements.load(schema)
+        self.sql = statements.load(schema, journal=journal)
         self.admin: OutboxAdmin = PostgresOutboxAdmin(self)
-        self.maintenance: OutboxMaintenance = PostgresMaintenance(database, schema)
+        self.maintenance: OutboxMaintenance = PostgresMaintenance(database, schema, journal=journal)
         self.operations: OperationLog = PostgresOperationLog(database, schema)
+        self.journal: OutboxJournal = PostgresJournal(database, schema)
         # A channel has at most 63 characters, like a schema.
         self._notify_channel = NotificationListener(database, f"{schema[:50]}_outbox")
         self._watcher = SequenceWatcher(database, self.sql["sequence_look"], f"{schema}.outbox_id_seq")
@@ -88,11 +91,12 @@ class PostgresStore:
         database = PostgresDatabase(url, connections_max=size, pooled=pooled)
         await database.open()
         try:
-            lanes = await _installed_lanes(database, schema)
+            facts = await _installation(database, schema)
         except BaseException:
             await database.close()
             raise
-        return cls(database, schema=schema, lanes=lanes, archive=archive, topic_rule=topic_rule)
+        lanes, journal = int(facts["lanes"]), "journal" in facts
+        return cls(database, schema=schema, lanes=lanes, archive=archive, topic_rule=topic_rule, journal=journal)
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:
         [row] = await self.database.fetch(self.sql["heartbeat"], relay, lease_seconds, first)
@@ -175,8 +179,8 @@ def _due_stream(rows: list[Any]) -> DueStream:
     return DueStream(Stream(lane, topic, key), BlockReason(cause), events)
 
 
-async def _installed_lanes(database: PostgresDatabase, schema: str) -> int:
+async def _installation(database: PostgresDatabase, schema: str) -> dict[str, str]:
     facts = await database.installation(schema)
     if "lanes" not in facts:
         raise UsageError(f"the outbox in schema {schema} is half installed; run: outrider db migrate")
-    return int(facts["lanes"])
+    return facts

@@ -28,6 +28,7 @@ from outrider.outbox.model import (
 )
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.database import STATEMENT_SECONDS, PostgresDatabase
+from outrider.stores.postgres.journal import PostgresJournal
 from outrider.stores.postgres.operation_log import PostgresOperationLog, record
 from outrider.stores.postgres.outbox_settle import DeadLetterRow, PostgresSettlement
 from outrider.stores.postgres.statements import DAYS_AHEAD
@@ -192,9 +193,11 @@ def _facts(row: Any) -> dict[str, Any]:
 class PostgresMaintenance:
     """The maintenance of the outbox: keeps the tables bounded."""
 
-    def __init__(self, database: PostgresDatabase, schema: str) -> None:
+    def __init__(self, database: PostgresDatabase, schema: str, *, journal: bool = False) -> None:
         self._database, self._schema = database, schema
-        self._sql, self._operations = statements.load(schema), PostgresOperationLog(database, schema)
+        self._sql = statements.load(schema, journal=journal)
+        self._journal = PostgresJournal(database, schema)
+        self._operations = PostgresOperationLog(database, schema)
 
     async def sweep(self) -> list[DeadRelay]:
         return [DeadRelay(row["relay_id"], row["lanes"]) for row in await self._database.fetch(self._sql["sweep"])]
@@ -213,10 +216,12 @@ class PostgresMaintenance:
         """Drop old partitions, delete other old rows in batches, and repair blocked streams."""
         await self._database.execute(self._sql["unblock_without_dead_letter"])
         await self._database.execute(self._sql["adopt_orphans"])
+        await self._journal.note_prune(retention.archive_days)
         dropped = await self._drop_older_than(retention.archive_days)
         netted = await self._in_batches("prune_net", retention.archive_days)
         dead = 0 if retention.dead_letter_days is None else await self._expire(retention.dead_letter_days)
-        return Pruned(dropped + netted, dead, await self._operations.remove_lines(retention.operation_days))
+        operations = await self._operations.remove_lines(retention.operation_days)
+        return Pruned(dropped + netted, dead, operations, await self._journal.prune(retention.journal_days))
 
     async def _expire(self, days: float) -> int:
         total, count = 0, BATCH_MAX

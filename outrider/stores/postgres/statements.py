@@ -17,6 +17,7 @@ from outrider.outbox.model import NewEvent, OptimisticClaim, StagedRow, StageReq
 from outrider.saga.model import Claim, NewSaga, NewSagaMessage, ParticipantEntry, Phase, SagaChange
 from outrider.stores import migrations, queries
 from outrider.stores.migrations import LATER, Installer, MigrationStep
+from outrider.stores.queries import identifier
 from outrider.stores.rows import SagaWriteSet, entry_row
 
 T = TypeVar("T")
@@ -63,13 +64,15 @@ Statements = Generator[Statement, Rows, T]
 
 
 @cache
-def load(schema: str) -> dict[str, str]:
-    """Return the statements of the outbox by name.
+def load(schema: str, *, journal: bool = False) -> dict[str, str]:
+    """Return the statements of the outbox by name. Those that settle write to the journal only if it is installed.
 
     >>> load("outrider")["release"].startswith("-- Give lanes back")
     True
     """
-    return _load(schema, "outbox", "stage", "outbox_admin", "checks")
+    # Any function will do where there is no switch, and so no call.
+    called = f"{identifier(schema)}.outbox_journal_add" if journal else "num_nonnulls"
+    return _load(schema, "outbox", "stage", "outbox_admin", "checks", journal_add=called)
 
 
 def stage(schema: str, request: StageRequest, claim: OptimisticClaim | None) -> Statements[list[StagedRow]]:
@@ -141,6 +144,10 @@ def _stage_plain(
         return inserted
     taken_back = yield Statement(sql["retract"], ([row.event_id for row in inserted],))
     removed = {row[0] for row in taken_back}
+    if removed:
+        [[has_journal]] = yield Statement(sql["has_journal"], ())
+        if has_journal:
+            yield Statement(sql["journal_retracted"], (list(removed),))
     return [row for row in inserted if row.event_id not in removed]
 
 
@@ -204,6 +211,16 @@ def load_privacy(schema: str) -> dict[str, str]:
 
 
 @cache
+def load_journal(schema: str) -> dict[str, str]:
+    """Return the statements of the journal by name.
+
+    >>> "entries" in load_journal("outrider")
+    True
+    """
+    return _load(schema, "journal")
+
+
+@cache
 def load_operation_log(schema: str) -> dict[str, str]:
     """Return the statements of the operation log by name.
 
@@ -213,8 +230,8 @@ def load_operation_log(schema: str) -> dict[str, str]:
     return _load(schema, "saga", "operation_log")
 
 
-def _load(schema: str, *files: str) -> dict[str, str]:
-    return queries.load(_PACKAGE, [f"sql/{file}.sql" for file in files], constants(schema))
+def _load(schema: str, *files: str, **known: str) -> dict[str, str]:
+    return queries.load(_PACKAGE, [f"sql/{file}.sql" for file in files], {**constants(schema), **known})
 
 
 def constants(schema: str, lanes: int = 0) -> dict[str, str]:

@@ -25,10 +25,11 @@ from outrider.outbox.model import (
     OptimisticClaim,
     Settlements,
 )
-from outrider.outbox.store import OutboxAdmin, OutboxMaintenance
+from outrider.outbox.store import OutboxAdmin, OutboxJournal, OutboxMaintenance
 from outrider.stores.sqlite import outbox_settle, staging
 from outrider.stores.sqlite.checks import check
 from outrider.stores.sqlite.database import SqliteDatabase, installation
+from outrider.stores.sqlite.journal import SqliteJournal
 from outrider.stores.sqlite.operation_log import SqliteOperationLog
 from outrider.stores.sqlite.outbox_admin import SqliteMaintenance, SqliteOutboxAdmin
 from outrider.stores.sqlite.rows import load, to_event, to_seconds
@@ -59,6 +60,7 @@ class SqliteStore:
         self.admin: OutboxAdmin = SqliteOutboxAdmin(self)
         self.maintenance: OutboxMaintenance = SqliteMaintenance(self.database, self.clock)
         self.operations: OperationLog = SqliteOperationLog(self.database, self.clock)
+        self.journal: OutboxJournal = SqliteJournal(self.database, self.clock)
         self._listeners: list[Callable[[], None]] = []
 
     async def heartbeat(self, relay: str, lease_seconds: float, *, first: bool) -> HeartbeatResult | None:

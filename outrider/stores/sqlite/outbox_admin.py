@@ -20,11 +20,12 @@ from outrider.outbox.model import (
     DeadLettered,
     DeadLetterEdit,
     DeadRelay,
+    JournalKind,
     Pruned,
     Retention,
     State,
 )
-from outrider.stores.sqlite import outbox_settle, staging
+from outrider.stores.sqlite import journal, outbox_settle, staging
 from outrider.stores.sqlite.database import SqliteDatabase
 from outrider.stores.sqlite.operation_log import SqliteOperationLog, record
 from outrider.stores.sqlite.rows import load, to_facts, to_moment, to_seconds
@@ -185,6 +186,7 @@ def _discard(conn: sqlite3.Connection, event_ids: Sequence[UUID], actor: str, no
             outbox_settle.mark_skipped(conn, dead.event_id, State.PARKED)
         _remove(conn, dead, unblock=True, now=now)
     record(conn, now, actor, "discard", [(UUID(dead.event_id), None) for dead in chosen])
+    journal.add(conn, JournalKind.DISCARDED, [dead.event_id for dead in chosen], now)
     return len(chosen)
 
 
@@ -254,6 +256,7 @@ class SqliteMaintenance:
         self._database = database
         self._clock = clock
         self._operations = SqliteOperationLog(database, clock)
+        self._journal = journal.SqliteJournal(database, clock)
 
     async def sweep(self) -> list[DeadRelay]:
         return await self._database.write(_sweep, self._clock.now().timestamp())
@@ -268,10 +271,12 @@ class SqliteMaintenance:
         """Do nothing: the archive is one table without partitions."""
 
     async def prune(self, retention: Retention) -> Pruned:
+        await self._journal.note_prune(retention.archive_days)
         return Pruned(
             await self._prune("prune_archive", retention.archive_days),
             await self._prune("prune_dead_letters", retention.dead_letter_days, _expire),
             await self._operations.remove_lines(retention.operation_days),
+            await self._journal.prune(retention.journal_days),
         )
 
     async def _prune(self, query: str, days: float | None, remove: Remove | None = None) -> int:
@@ -294,6 +299,7 @@ def _expire(conn: sqlite3.Connection, sql: str, values: dict[str, Any], now: dat
     """Remove dead letters; each leaves a line in the operation log."""
     removed = conn.execute(sql, values).fetchall()
     record(conn, now, EXPIRE_ACTOR, EXPIRE_VERB, [(UUID(event_id), None) for (event_id,) in removed])
+    journal.add(conn, JournalKind.EXPIRED, [event_id for (event_id,) in removed], now)
     return len(removed)
 
 

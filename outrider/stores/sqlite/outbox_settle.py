@@ -17,7 +17,19 @@ from typing import Any, NamedTuple
 from outrider.brokers.base import Confirmed
 from outrider.event import SKIPPED_TYPE, OnDeadLetter, ResolvedRow, Stream, uuid7
 from outrider.outbox import model
-from outrider.outbox.model import BlockReason, DeadLettered, Defer, Lease, Park, Retry, Settlement, Settlements, State
+from outrider.outbox.model import (
+    BlockReason,
+    DeadLettered,
+    Defer,
+    JournalKind,
+    Lease,
+    Park,
+    Retry,
+    Settlement,
+    Settlements,
+    State,
+)
+from outrider.stores.sqlite import journal
 from outrider.stores.sqlite.rows import load, to_seconds
 
 SQL = load()
@@ -151,6 +163,7 @@ def _write_rows(conn: sqlite3.Connection, writes: SqliteWriteSet, archive: bool)
 def depart(conn: sqlite3.Connection, positions: Sequence[int], now: datetime, archive: bool) -> None:
     """Remove delivered events from the outbox."""
     values = {"ids": json.dumps(positions), "now": to_seconds(now)}
+    journal.add_positions(conn, JournalKind.ARCHIVED if archive else JournalKind.SENT, positions, now)
     if archive:
         conn.execute(SQL["archive"], values)
     conn.execute(SQL["confirm"], values)
@@ -167,6 +180,7 @@ def dead_letter(
     facts = {"id": position, "lane": stream.lane, "topic": stream.topic, "spent": spent, "now": to_seconds(now)}
     details = {"reason": outcome.reason, "policy": outcome.policy, "failure": json.dumps(outcome.failure)}
     conn.execute(SQL["dead_letter"], {**facts, **details})
+    journal.add_positions(conn, JournalKind.DEAD_LETTER, [position], now)
     conn.execute(SQL["remove_dead_lettered"], facts)
     if outcome.policy is OnDeadLetter.BLOCK:
         return SqliteBlock(BlockReason.DEAD_LETTER, position, None)

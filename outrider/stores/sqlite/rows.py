@@ -118,6 +118,12 @@ def load_privacy() -> dict[str, str]:
     return _load("privacy")
 
 
+@cache
+def load_journal() -> dict[str, str]:
+    """Return the statements of the journal by name."""
+    return _load("journal")
+
+
 def _load(*files: str) -> dict[str, str]:
     return queries.load(PACKAGE, [f"sql/{file}.sql" for file in files], _CONSTANTS)
 

@@ -8,6 +8,7 @@ class TestMyStore(StoreContract):
 
 from outrider.testing.contracts.inbox_failures import InboxFailureRules, InboxMaintenanceRules
 from outrider.testing.contracts.inbox_sequencing import HandlerRules, ReceiptRules, SequencingRules
+from outrider.testing.contracts.journal import JournalContract
 from outrider.testing.contracts.operation_log import OperationLogContract
 from outrider.testing.contracts.outbox_failures import FailureContract, OptimisticContract
 from outrider.testing.contracts.outbox_ordering import OrderContract, SizeContract, StagingContract, TopicContract
@@ -46,6 +47,7 @@ class StoreContract(
     MaintenanceContract,
     OperationLogContract,
     CheckContract,
+    JournalContract,
 ):
     """All rules of an outbox store."""
 

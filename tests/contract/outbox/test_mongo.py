@@ -47,6 +47,13 @@ class MongoHarness(Harness):
         document |= {"attempts": attempts} if attempts else {}
         await self.store.database["outbox"].insert_one(document)
 
+    async def remove(self, place: str, event_id: UUID, *, kind: str | None = None) -> None:
+        assert isinstance(self.store, MongoStore)
+        name = {"dead_letters": "outbox_dead_letter", "outbox": "outbox"}.get(place, f"outbox_{place}")
+        chosen: dict[str, Any] = {"event_id": event_id} if place == "journal" else {"_id": event_id}
+        chosen |= {} if kind is None else {"kind": kind}
+        assert (await self.store.database[name].delete_many(chosen)).deleted_count
+
 
 @pytest.mark.mongo
 class TestMongoStore(StoreContract):

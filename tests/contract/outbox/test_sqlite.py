@@ -57,6 +57,12 @@ class SqliteHarness(Harness):
             values = (str(event_id), event_type, payload, key, attempts)
             conn.execute(f"INSERT INTO outbox ({columns}) VALUES (?, ?, ?, ?, ?)", values)
 
+    async def remove(self, place: str, event_id: UUID, *, kind: str | None = None) -> None:
+        table = {"dead_letters": "outbox_dead_letter", "outbox": "outbox"}.get(place, f"outbox_{place}")
+        chosen = "event_id = ?" if kind is None else f"event_id = ? AND kind = '{kind}'"
+        async with self.transaction() as conn:
+            assert conn.execute(f"DELETE FROM {table} WHERE {chosen}", (str(event_id),)).rowcount
+
 
 class TestSqliteStore(StoreContract):
     @pytest.fixture

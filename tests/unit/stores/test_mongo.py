@@ -190,7 +190,7 @@ class Server:
 
     def _answer(self, step: Operation) -> Any:
         if step.collection == "outbox_meta":
-            return [{"value": 32, "now": NOW}]
+            return [{"_id": "lanes", "value": 32, "now": NOW}]
         if step.method == "find_one_and_update":
             return {"_id": step.args[0]["_id"], "position": 1_000, "sequence": 50}
         if step.method == "insert_many":

@@ -19,6 +19,8 @@ ONLY_POSTGRES = {
         "wait": "one statement for many rows, deferred and parked; SQLite has `defer` and `park`",
     },
     "stage": {
+        "has_journal": "SQLite knows before the insert which ids are known, and takes no row back",
+        "journal_retracted": "the same",
         "lock_counters": "SQLite holds the write lock of the database",
         "retract": "takes known ids back after the insert; SQLite looks for `known` ids before",
         "stage_one": "avoids arrays for a single event",

@@ -32,8 +32,8 @@ FROM (VALUES ('outbox', 'SELECT,INSERT,UPDATE,DELETE'), ('outbox_relay', 'SELECT
 WHERE NOT has_table_privilege(to_regclass('{schema}.' || w.name), p.what)
 UNION ALL
 SELECT p.proname, 'EXECUTE' FROM pg_proc AS p
-WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname = 'outbox_operation_prune'
-    AND NOT has_function_privilege(p.oid, 'EXECUTE')
+WHERE p.pronamespace = '{schema}'::regnamespace AND NOT has_function_privilege(p.oid, 'EXECUTE') AND p.proname IN (
+    'outbox_operation_prune', 'outbox_journal_add', 'outbox_journal_note_prune', 'outbox_journal_prune')
 ORDER BY 1, 2
 
 -- name: sequence_facts

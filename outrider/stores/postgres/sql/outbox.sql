@@ -94,6 +94,25 @@ id, event_id, event_type, aggregate_type, aggregate_id, payload, headers, topic,
     schema_version, saga_id, sequence, max_attempts, retry, created_at, available_at, lane, attempts, reason, failure,
     policy, dead_lettered_at
 
+-- fragment: journal_is_on
+-- Read once in a statement. Settling statements call the journal's function only if it is on; `gone` has their rows.
+(SELECT m.value = '1' FROM {schema}.outbox_meta AS m WHERE m.name = 'journal')
+
+-- fragment: journal_archived
+(SELECT CASE WHEN {journal_is_on} THEN {journal_add}('archived', ARRAY(SELECT event_id FROM gone)) IS NOT NULL ELSE true END)
+
+-- fragment: journal_sent
+(SELECT CASE WHEN {journal_is_on} THEN {journal_add}('sent', ARRAY(SELECT event_id FROM gone)) IS NOT NULL ELSE true END)
+
+-- fragment: journal_dead_letter
+(SELECT CASE WHEN {journal_is_on} THEN {journal_add}('dead_letter', ARRAY(SELECT event_id FROM gone)) IS NOT NULL ELSE true END)
+
+-- fragment: journal_discarded
+(SELECT CASE WHEN {journal_is_on} THEN {journal_add}('discarded', ARRAY(SELECT event_id FROM gone)) IS NOT NULL ELSE true END)
+
+-- fragment: journal_expired
+(SELECT CASE WHEN {journal_is_on} THEN {journal_add}('expired', ARRAY(SELECT event_id FROM gone)) IS NOT NULL ELSE true END)
+
 -- fragment: living
 (r.alive_from <= {schema}.outbox_clock() AND r.alive_until > {schema}.outbox_clock())
 
@@ -246,12 +265,16 @@ INSERT INTO {schema}.outbox_archive ({archive_columns})
 SELECT g.id, g.event_id, g.event_type, g.aggregate_type, g.aggregate_id, g.payload, g.headers, coalesce(g.topic, w.topic),
     g.key, g.routing_key, g.priority, g.schema_version, g.saga_id, g.sequence, g.attempts, g.created_at, g.sent_at
 FROM gone AS g LEFT JOIN unnest($5::uuid[], $6::text[]) AS w (event_id, topic) USING (event_id)
+WHERE {journal_archived}
 
 -- name: confirm_delete
 -- The same, where nothing is kept.
-WITH {fence}
-DELETE FROM {schema}.outbox AS o
-WHERE o.event_id = ANY ($4::uuid[]) AND o.lane = ANY (ARRAY(SELECT lane FROM l)) AND o.state IN ({confirm_guard})
+WITH {fence}, gone AS (
+    DELETE FROM {schema}.outbox AS o
+    WHERE o.event_id = ANY ($4::uuid[]) AND o.lane = ANY (ARRAY(SELECT lane FROM l)) AND o.state IN ({confirm_guard})
+    RETURNING o.event_id
+)
+SELECT FROM gone WHERE {journal_sent}
 
 -- name: retry
 -- A spent attempt. Lanes are locked by lock_lanes, here and below.
@@ -283,16 +306,22 @@ RETURNING event_id
 
 -- name: remove_dead_lettered
 -- Dead-lettered rows leave the outbox. Index: outbox_pkey.
-DELETE FROM {schema}.outbox WHERE event_id = ANY ($1::uuid[])
+WITH gone AS (DELETE FROM {schema}.outbox WHERE event_id = ANY ($1::uuid[]) RETURNING event_id)
+SELECT FROM gone WHERE {journal_dead_letter}
 
 -- name: mark_skipped
 -- The marker of a skipped numbered event: same stream and number, no content.
-UPDATE {schema}.outbox AS o
-SET event_type = '{skipped_type}', payload = 'null', headers = json_build_object('skipped', o.event_id),
-    key = {stream_key}, event_id = {schema}.outbox_uuid7(), topic = w.topic,
-    state = 'failed', attempts = 0, failure = NULL, available_at = NULL, claimed_by = NULL
-FROM unnest($1::uuid[], $2::text[]) AS w (event_id, topic)
-WHERE o.event_id = w.event_id
+WITH gone AS (
+    UPDATE {schema}.outbox AS o
+    SET event_type = '{skipped_type}', payload = 'null', headers = json_build_object('skipped', o.event_id),
+        key = {stream_key}, event_id = {schema}.outbox_uuid7(), topic = w.topic,
+        state = 'failed', attempts = 0, failure = NULL, available_at = NULL, claimed_by = NULL
+    FROM unnest($1::uuid[], $2::text[]) AS w (event_id, topic)
+    WHERE o.event_id = w.event_id
+    RETURNING w.event_id, o.event_id AS marker_id
+)
+SELECT FROM gone WHERE {journal_dead_letter} AND (SELECT CASE WHEN {journal_is_on}
+    THEN {journal_add}('staged', ARRAY(SELECT marker_id FROM gone)) IS NOT NULL ELSE true END)
 
 -- name: block
 -- Block streams, or change the cause; only an operator unblocks a stream with a dead letter.
@@ -342,12 +371,16 @@ WITH gone AS (
     RETURNING o.*, set_config('synchronous_commit', 'off', true)
 )
 INSERT INTO {schema}.outbox_archive ({archive_columns})
-SELECT {gone_columns} FROM gone AS o
+SELECT {gone_columns} FROM gone AS o WHERE {journal_archived}
 
 -- name: confirm_claim_delete
-DELETE FROM {schema}.outbox AS o
-WHERE o.event_id = ANY ($2::uuid[]) AND {claimed} AND o.claimed_by = $1
-    AND set_config('synchronous_commit', 'off', true) = 'off'
+WITH gone AS (
+    DELETE FROM {schema}.outbox AS o
+    WHERE o.event_id = ANY ($2::uuid[]) AND {claimed} AND o.claimed_by = $1
+        AND set_config('synchronous_commit', 'off', true) = 'off'
+    RETURNING o.event_id
+)
+SELECT FROM gone WHERE {journal_sent}
 
 -- name: yield_claim
 -- What a writer leaves to the relay.

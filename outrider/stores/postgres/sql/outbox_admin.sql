@@ -107,7 +107,7 @@ marked AS (
     SELECT id, '{skipped_type}', 'null', json_build_object('skipped', event_id), topic, key, priority, sequence, 'parked'
     FROM gone WHERE policy = 'block' AND sequence IS NOT NULL AND event_type <> '{skipped_type}'
 )
-SELECT event_id, lane, topic, key AS stream_key FROM gone
+SELECT event_id, lane, topic, key AS stream_key FROM gone WHERE {journal_discarded}
 
 -- name: editable
 -- One dead letter that an operator edits, locked. Index: outbox_dead_letter_pkey.
@@ -199,7 +199,10 @@ DELETE FROM {schema}.outbox_archive_default WHERE ctid = ANY (ARRAY(
 -- name: prune_dead_letters
 -- A blocking dead letter is needed to drain its stream, so it stays until an operator acts. Each one that goes leaves a
 -- line in the operation log. Index: outbox_dead_letter_age.
-DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
-    SELECT event_id FROM {schema}.outbox_dead_letter
-    WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))
-RETURNING event_id
+WITH gone AS (
+    DELETE FROM {schema}.outbox_dead_letter WHERE event_id = ANY (ARRAY(
+        SELECT event_id FROM {schema}.outbox_dead_letter
+        WHERE dead_lettered_at < (SELECT {schema}.outbox_clock() - $1 * interval '1 day') AND policy <> 'block' LIMIT $2))
+    RETURNING event_id
+)
+SELECT event_id FROM gone WHERE {journal_expired}

@@ -117,6 +117,18 @@ DROP TABLE {schema}.subject_key;
 DROP INDEX {schema}.saga_instance_subject;
 ALTER TABLE {schema}.saga_instance DROP COLUMN subject;
 
+-- name: journal_unfinished
+-- The journal can be started again.
+SELECT 0
+
+-- name: journal
+DROP TRIGGER IF EXISTS outbox_journal_staged ON {schema}.outbox;
+DROP FUNCTION {schema}.outbox_journal_staged(), {schema}.outbox_journal_add(text, uuid[]),
+    {schema}.outbox_journal_retract(uuid[]), {schema}.outbox_journal_note_prune(float8),
+    {schema}.outbox_journal_prune(float8, bigint, integer);
+DROP TABLE {schema}.outbox_journal;
+DELETE FROM {schema}.outbox_meta WHERE name LIKE 'journal%';
+
 -- name: operation_log_unfinished
 -- The lines stay, without their numbers.
 SELECT 0

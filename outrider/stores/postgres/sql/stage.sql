@@ -44,6 +44,14 @@ WHERE o.event_id = ANY ($1::uuid[]) AND {planned_anew} AND (
     OR (SELECT true FROM {schema}.outbox_dead_letter AS d WHERE d.event_id = o.event_id LIMIT 1))
 RETURNING o.event_id
 
+-- name: has_journal
+-- Whether rows that were taken back may have entries.
+SELECT to_regprocedure('{schema}.outbox_journal_retract(uuid[])') IS NOT NULL
+
+-- name: journal_retracted
+-- Entries of rows that were taken back, if their staging has one; outbox_journal_event.
+SELECT {schema}.outbox_journal_retract($1::uuid[])
+
 -- name: lock_counters
 -- Lock the counters of numbered streams, in order, without writing to those that exist.
 INSERT INTO {schema}.outbox_counter AS c (topic, key, band, sequence)

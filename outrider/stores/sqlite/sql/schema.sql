@@ -97,6 +97,15 @@ DROP TABLE subject_key;
 DROP INDEX saga_instance_subject;
 ALTER TABLE saga_instance DROP COLUMN subject;
 
+-- name: journal_unfinished
+-- The journal can be started again.
+SELECT 0;
+
+-- name: journal
+DROP TRIGGER IF EXISTS outbox_journal_staged;
+DROP TABLE outbox_journal;
+DELETE FROM outbox_meta WHERE name LIKE 'journal%';
+
 -- name: operation_log_unfinished
 -- The lines stay, without their numbers.
 SELECT 0;
