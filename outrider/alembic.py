@@ -27,7 +27,7 @@ def install(op: Any, *, version: int, schema: str = "outrider", lanes: int | Non
         from outrider.alembic import install
 
         def upgrade() -> None:
-            install(op, version=9)
+            install(op, version=10)
 
     Steps that are already installed are checked and skipped. With `alembic upgrade --sql` there is no database to ask,
     so the SQL of all versions after `after` is written. `lanes` is fixed by the first installation.
@@ -76,7 +76,7 @@ def revision(identifier: str, *, revises: str | None, schema: str, lanes: int | 
     """Return the text of a revision that installs the current version.
 
     >>> print(revision("8f2a", revises=None, schema="outrider", lanes=None).splitlines()[0])
-    \"\"\"Install Outrider's tables, version 9.
+    \"\"\"Install Outrider's tables, version 10.
     """
     version = _last(installer_for("postgresql", schema=schema))
     if revises is not None and not revises.isidentifier() and not revises.isalnum():

@@ -51,7 +51,8 @@ class AuditLine(NamedTuple):
     """A stored line of the audit log.
 
     `place` orders the lines of a saga, and `line` is the number in the chain, from 1. `state_hash` is set in the last
-    line of a turn. `digest` is set when the details were removed: `detail`, `state_hash` and `salt` are then empty.
+    line of a turn, and so is `state`, as it is stored, if the turn has changed it. `digest` is set when the details
+    were removed: `detail`, `state`, `state_hash` and `salt` are then empty.
     """
 
     saga_id: UUID
@@ -69,6 +70,7 @@ class AuditLine(NamedTuple):
     salt: bytes | None = None
     hash: bytes | None = None
     digest: bytes | None = None
+    state: str | None = None
 
 
 class AuditHead(NamedTuple):
@@ -183,12 +185,15 @@ def digest_of(line: AuditLine) -> bytes:
     """
     if line.digest is not None:
         return line.digest
-    return details_digest(line.salt, line.detail, line.state_hash)
+    return details_digest(line.salt, line.detail, line.state_hash, has_state=line.state is not None)
 
 
-def details_digest(salt: bytes | None, detail: str, state_hash: bytes | None = None) -> bytes:
-    """Return the digest of the details of a line."""
-    return hashlib.sha256(_text((_hex(salt), detail, _hex(state_hash)))).digest()
+def details_digest(
+    salt: bytes | None, detail: str, state_hash: bytes | None = None, *, has_state: bool = False
+) -> bytes:
+    """Return the digest of the details of a line. A state is one of them, so that its removal is found."""
+    kept = ("state",) if has_state else ()
+    return hashlib.sha256(_text((_hex(salt), detail, _hex(state_hash), *kept))).digest()
 
 
 def line_hash(before: bytes, line: AuditLine, key: Key = None) -> bytes:
@@ -210,12 +215,16 @@ def first_hash(saga_id: UUID, at: datetime, traceparent: str | None) -> bytes:
     return line_hash(NOTHING, first_line(saga_id, at, traceparent))
 
 
-def seal(lines: Iterable[AuditLine], before: bytes, state: bytes) -> list[AuditLine]:
-    """Return the lines of one turn with their hashes; the last one has the hash of the state after the turn."""
+def seal(lines: Iterable[AuditLine], before: bytes, state: bytes, *, keep_state: bool = False) -> list[AuditLine]:
+    """Return the lines of one turn with their hashes; the last one has the hash of the state after the turn.
+
+    With `keep_state` it has the state itself, too, which the hash covers.
+    """
     keys, salt, sealed = read_keys(), secrets.token_bytes(SALT_BYTES), list(lines)
     for index, line in enumerate(sealed):
         known = state_hash_of(state) if index == len(sealed) - 1 else None
-        salted = line._replace(salt=salt, state_hash=known)
+        kept = state.decode() if keep_state and known is not None else None
+        salted = line._replace(salt=salt, state_hash=known, state=kept)
         before = line_hash(before, salted, keys[0] if keys else None)
         sealed[index] = salted._replace(hash=before)
     return sealed

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from outrider.audit_chain import KEY_VARIABLE, AuditCheck, AuditLine, read_keys
+from outrider.cli.imports import find_payloads
+from outrider.cli.keys import opened_state
 from outrider.cli.options import (
     As,
     Json,
@@ -30,7 +34,7 @@ from outrider.errors import UsageError
 from outrider.operation_log import OperationCriteria, OperationLine, OperationReport, verify_operations
 from outrider.outbox.store import OutboxStore
 from outrider.saga.audit import AuditReport, verify
-from outrider.saga.model import AuditCriteria
+from outrider.saga.model import AuditCriteria, SagaRecord
 from outrider.saga.store import SagaStore
 
 app = typer.Typer(help="The audit log and the operation log: list, verify, and remove old lines.", no_args_is_help=True)
@@ -38,6 +42,8 @@ app = typer.Typer(help="The audit log and the operation log: list, verify, and r
 COLUMNS = ("at", "saga_id", "line", "new_status", "step", "what", "actor", "detail")
 
 OPERATION_COLUMNS = ("at", "line", "actor", "verb", "event_id", "consumer", "detail")
+
+STATES = ("old_state", "new_state")
 
 FINDING_COLUMNS = ("log", "problem", "saga_id", "line", "anchor", "at")
 
@@ -61,20 +67,29 @@ def list_lines(
     by: Annotated[str | None, typer.Option("--actor", help="Only lines of this person or worker.")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="TIME", help="Only lines since this time.")] = None,
     limit: Limit = 50,
+    states: Annotated[
+        bool, typer.Option("--states", help="Show the states before and after; needs --saga. Decrypted with the keys.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List lines of the audit log, the latest first. Alias: `ls`."""
     if (saga if operations else event) is not None:
         raise UsageError("--saga chooses lines of sagas, and --event commands of --operations; give one of them")
+    if states and saga is None:
+        raise UsageError("states are shown for one saga; add --saga ID")
     start = None if since is None else _time(since)
     if operations:
         chosen = OperationCriteria(None if event is None else event_id(event), by, start, limit)
         commands = with_outbox(location, lambda store: store.operations.find(chosen))
-        rows = [_operation_facts(line) for line in commands]
+        rows, columns = [_operation_facts(line) for line in commands], OPERATION_COLUMNS
     else:
         criteria = AuditCriteria(None if saga is None else saga_id(saga, None), by, start, limit)
-        rows = [_facts(line) for line in with_store(location, lambda store: store.audit.find(criteria))]
-    columns = OPERATION_COLUMNS if operations else COLUMNS
+        lines: Sequence[AuditLine] = with_store(location, lambda store: store.audit.find(criteria))
+        rows, columns = [_facts(line) for line in lines], COLUMNS
+        if states and criteria.saga_id is not None:
+            shown = _states(location, criteria.saga_id)
+            rows = [{**row, **shown[line.place]} for row, line in zip(rows, lines, strict=True)]
+            columns = (*COLUMNS, *STATES)
     emit(rows) if json else show_table(columns, rows, empty="no lines match")
 
 
@@ -166,10 +181,28 @@ def prune(
     emit({"removed": removed}) if json else say(f"{removed} lines were removed")
 
 
+def _states(location: StoreLocation, saga_id: UUID) -> dict[int, dict[str, str | None]]:
+    """Return the states before and after each line of a saga, by its place. A line without a state changed none."""
+
+    async def work(store: SagaStore) -> tuple[SagaRecord | None, Sequence[AuditLine]]:
+        return await store.admin.show(saga_id), (await store.audit.chain(saga_id))[1]
+
+    record, lines = with_store(location, work)
+    payloads = find_payloads(location.read().payloads)
+    states, before = dict[int, dict[str, str | None]](), None
+    for line in lines:
+        # A chain begins with the start of the saga, which is not the end of an earlier one.
+        before = None if line.line == 1 else before
+        after = before if line.state is None else opened_state(payloads, record, line.state)
+        states[line.place] = {"old_state": before, "new_state": after}
+        before = after
+    return states
+
+
 def _facts(line: AuditLine) -> dict[str, Any]:
     facts = line._asdict()
     hashes = {name: facts[name] and facts[name].hex() for name in ("state_hash", "hash")}
-    names = ("place", "salt", "digest")
+    names = ("place", "salt", "digest", "state")
     return {name: fact for name, fact in facts.items() if name not in names} | hashes
 
 

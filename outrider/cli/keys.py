@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -216,6 +217,14 @@ def opened_saga(payloads: Payloads | None, record: SagaRecord, *, quiet: bool = 
         if not quiet:
             typer.echo(f"shown as stored: {error}", err=True)
     return record
+
+
+def opened_state(payloads: Payloads | None, record: SagaRecord | None, state: str) -> str:
+    """Return an earlier state of a saga for a person. Without the saga, whose type is needed, it stays as stored."""
+    if record is None:
+        return state
+    earlier = record._replace(instance=replace(record.instance, state=state.encode()), journal=())
+    return opened_saga(payloads, earlier).instance.state.decode()
 
 
 def with_plain_payload(location: StoreLocation, facts: dict[str, Any]) -> dict[str, Any]:

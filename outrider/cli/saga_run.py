@@ -60,6 +60,10 @@ BreakerFailures = Annotated[
 ]
 BreakerBase = Annotated[float | None, typer.Option(help="Seconds until an unavailable service is tried again.")]
 BreakerMax = Annotated[float | None, typer.Option(help="The longest such time; it doubles with each failed probe.")]
+AuditStates = Annotated[
+    bool | None,
+    typer.Option("--audit-states/--no-audit-states", help="Keep changed states in the audit log (the default)."),
+]
 NUMBERS = tuple(field.name for field in fields(SagaSettings))
 
 
@@ -123,6 +127,7 @@ def run(
     breaker_failures: BreakerFailures = None,
     breaker_seconds_base: BreakerBase = None,
     breaker_seconds_max: BreakerMax = None,
+    audit_states: AuditStates = None,
     relay: WithRelay = False,
     log_level: LogLevel = None,
     json: Json = False,
@@ -158,9 +163,11 @@ def child_options(numbers: dict[str, Any], *, until_idle: float | None, relay: b
     ['--lease-seconds', '20.0', '--until-idle', '5']
     """
     named = {**numbers, **({} if until_idle is None else {"until_idle": until_idle})}
-    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in named.items()]
+    options = {name.replace("_", "-"): value for name, value in named.items()}
+    switches = [f"--{name}" if value else f"--no-{name}" for name, value in options.items() if isinstance(value, bool)]
+    pairs = [(f"--{name}", str(value)) for name, value in options.items() if not isinstance(value, bool)]
     flags = {"--relay": relay, "--json": json}
-    return [*(text for pair in pairs for text in pair), *(flag for flag, wanted in flags.items() if wanted)]
+    return [*(text for pair in pairs for text in pair), *switches, *(flag for flag, wanted in flags.items() if wanted)]
 
 
 def shutdown_seconds(settings: SagaSettings, chosen: Config, *, relay: bool) -> float:

@@ -22,6 +22,7 @@ from outrider.audit_chain import (
     anchor_hash,
     heads_digest,
     line_hash,
+    state_hash_of,
 )
 from outrider.saga.store import SagaAudit
 
@@ -130,7 +131,9 @@ def _run_findings(run: Sequence[AuditLine], check: AuditCheck) -> Iterator[Audit
             if problem := check.line_problem(line.at, writers, keyed=keyed):
                 yield AuditFinding(problem, *place)
             keyed = bool(writers) and writers[0] is not None
-        if line.digest is not None and (line.detail or line.state_hash or line.salt):
+        if line.state is not None and state_hash_of(line.state.encode()) != line.state_hash:
+            yield AuditFinding("the state of the line was changed, or is another", *place)
+        if line.digest is not None and (line.detail or line.state or line.state_hash or line.salt):
             yield AuditFinding("the line has details, and the digest of removed details", *place)
         expected = line.line + 1
         before = line_hash(NOTHING, line) if line.line == 1 else line.hash or NOTHING

@@ -282,6 +282,8 @@ class SagaChange:
     wake_seconds: float | None = None
     at: datetime | None = None
     """The database time of the turn, which its audit lines have; None for the time of the last change."""
+    keep_state: bool = False
+    """Whether the last audit line of the turn keeps the state."""
 
 
 @dataclass(frozen=True, slots=True)

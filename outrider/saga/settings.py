@@ -43,7 +43,8 @@ class SagaSettings:
     `concurrency` is the number of sagas that a worker runs at a time. Sagas that wait for a reply or a deadline do not
     count. A call may take longer than `lease_seconds`, because claims are renewed. After `breaker_failures` unavailable
     results of a step in a row, one saga at a time probes its service, and the others wait. `error_text` is the part of
-    the texts of errors that is logged and stored.
+    the texts of errors that is logged and stored. With `audit_states` the audit log keeps each state that a turn has
+    changed.
 
     >>> SagaSettings(lease_seconds=6).renew_seconds
     2.0
@@ -62,6 +63,7 @@ class SagaSettings:
     breaker_seconds_base: float = 1.0
     breaker_seconds_max: float = 60.0
     error_text: ErrorText = ErrorText.REDACTED
+    audit_states: bool = True
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)

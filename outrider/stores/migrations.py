@@ -44,6 +44,7 @@ _UNFINISHED = {
     "privacy": "keys may be in use",
     "subject": "keys of subjects may be in use",
     "journal": "entries are needed",
+    "audit_state": "states are needed",
 }
 
 

@@ -311,7 +311,7 @@ def _audit_lines(turn: SagaChange) -> list[AuditLine]:
         )
         for number, note in enumerate(turn.notes, to.audit_lines + 1)
     ]
-    return seal(lines, to.audit_head, to.state)
+    return seal(lines, to.audit_head, to.state, keep_state=turn.keep_state)
 
 
 def head_of(instance: Instance, place: int | None = None) -> AuditHead:

@@ -97,7 +97,13 @@ class SagaHarness:
     """
 
     def __init__(
-        self, sagas: Any, store: SagaStore | None = None, *, clock: ManualClock | None = None, seed: int = 0
+        self,
+        sagas: Any,
+        store: SagaStore | None = None,
+        *,
+        clock: ManualClock | None = None,
+        seed: int = 0,
+        settings: SagaSettings | None = None,
     ) -> None:
         self.sagas, self.observer = SagaRegistry.of(sagas), RecordingObserver()
         self.clock = clock or (ManualClock() if store is None else None)
@@ -106,7 +112,13 @@ class SagaHarness:
         self._replies = ReplyHandler(self.sagas, self.outbox, self.observer)
         rng = random.Random(seed)
         self.worker = SagaWorker(
-            self.store, self.sagas, self.store.stage, SagaSettings(), self.observer, clock=self.clock, rng=rng
+            self.store,
+            self.sagas,
+            self.store.stage,
+            settings or SagaSettings(),
+            self.observer,
+            clock=self.clock,
+            rng=rng,
         )
         self._answered: set[UUID | None] = set()
 

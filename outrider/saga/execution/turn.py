@@ -214,6 +214,8 @@ class TurnTransaction:
     seen: frozenset[int] = frozenset()
     instance: Instance | None = None
     """The saga as it was last read."""
+    unrecorded: bool = False
+    """Whether the state has changed since the audit log has kept it."""
     saved_at: float = float("-inf")
     """The worker's clock at the last save request. The saved claim lasts at least one lease from this time."""
 
@@ -244,6 +246,7 @@ class TurnTransaction:
             return StepAtFault(turn_input.local, self.executor.failed_on_save(self.instance, turn_input.local, error))
         if result.change:
             self.version = result.record.instance.version + 1
+            self.unrecorded &= not result.change.keep_state
             self.seen = frozenset(result.plan.seen)
         return result
 
@@ -313,7 +316,10 @@ class TurnTransaction:
         instance, entries, staged = built
         release = plan.release and not deferred
         messages = plan.taken, plan.seen
-        change = SagaChange(instance, entries, *messages, plan.notes, release, plan.wake_seconds, record.now)
+        keep_state = self._keeps_state(instance, plan)
+        change = SagaChange(
+            instance, entries, *messages, plan.notes, release, plan.wake_seconds, record.now, keep_state
+        )
         await load_new_keys(self.context.payloads, plan.children)
         try:
             stored = encrypt_turn(self.context.payloads, change, plan.children, plan.messages)
@@ -391,6 +397,17 @@ class TurnTransaction:
     async def _save(self, tx: Any, change: SagaChange) -> None:
         self.saved_at = self.context.clock.boot_seconds()
         await self.context.store.save(tx, self.claim, change, self.context.settings.lease_seconds)
+
+    def _keeps_state(self, instance: Instance, plan: Plan) -> bool:
+        """Tell whether the audit log keeps the state after this turn: the first one, and each one that was changed.
+
+        A change in a turn without a line is kept with the next line.
+        """
+        before = self.instance
+        if before is None or not self.context.settings.audit_states:
+            return False
+        self.unrecorded |= before.audit_lines == 1 or before.state != instance.state
+        return self.unrecorded and bool(plan.notes)
 
     async def _send(self, tx: Any, stored: StoredTurn) -> NewSaga | None:
         """Start children and deliver messages to other sagas, after the save, which has proved the claim.

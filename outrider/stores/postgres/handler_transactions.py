@@ -203,15 +203,23 @@ class StatementRunner:
         return rows
 
 
+INSTALLED = """SELECT to_regclass($1) IS NOT NULL AND ($2 = '' OR EXISTS (SELECT FROM pg_attribute
+WHERE attrelid = to_regclass($1) AND attname = $2 AND NOT attisdropped))"""
+
+
 async def open_installed(
     url: str, schema: str, *, what: str, last_step: str, connections_max: int, pooled: bool
 ) -> PostgresDatabase:
-    """Connect to a database. A replica and a schema without the last step of the migration are rejected."""
+    """Connect to a database. A replica and a schema without the last step of the migration are rejected.
+
+    The step is the name of a table or an index, or of a column after that of its table: `saga_audit_log.state`.
+    """
     identifier(schema)
     database = PostgresDatabase(url, connections_max=connections_max, pooled=pooled, plain=True)
     await database.open()
     try:
-        [[installed]] = await database.fetch("SELECT to_regclass($1) IS NOT NULL", f"{schema}.{last_step}")
+        relation, _, column = last_step.partition(".")
+        [[installed]] = await database.fetch(INSTALLED, f"{schema}.{relation}", column)
         if not installed:
             where = f"{database.where}, schema {schema}"
             raise UsageError(f"the {what} is not installed in {where}; run: outrider db migrate")

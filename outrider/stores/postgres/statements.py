@@ -287,7 +287,7 @@ def save_parameters(claim: Claim, turn: SagaChange, lease_seconds: float) -> lis
         *audit,
         to.losses,
         data,
-        *(to.audit_lines, to.audit_hash, hashes),
+        *(to.audit_lines, to.audit_hash, hashes, turn.keep_state),
     ]
 
 

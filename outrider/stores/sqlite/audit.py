@@ -31,8 +31,7 @@ Work = Callable[..., Awaitable[Any]]
 def save_lines(cursor: sqlite3.Cursor, lines: Sequence[AuditLine]) -> None:
     """Insert lines of the audit log."""
     rows = [
-        (str(line.saga_id), line.line, to_seconds(line.at), *line[4:11], line.state_hash, line.salt, line.hash)
-        for line in lines
+        (str(line.saga_id), line.line, to_seconds(line.at), *line[4:11], *line[11:14], line.state) for line in lines
     ]
     cursor.executemany(SQL["save_audit"], rows)
 

@@ -108,6 +108,19 @@ class SagaAdminRules:
         audit = await bench.store.admin.audit(record.instance.saga_id, limit=3)
         assert [line["what"] for line in audit] == ["started", "note 0", "note 1"]
 
+    async def test_the_last_line_of_a_turn_keeps_the_state_if_the_turn_says_so(self, bench: SagaBench) -> None:
+        record = await bench.start_and_claim()
+        notes = [AuditEntry(Status.STARTED, Status.STARTED, None, f"note {n}", "ann") for n in range(2)]
+        await bench.save(record, notes=notes, state=b'{"amount": 13}', keep_state=True)
+        again = await bench.show(record.instance.saga_id)
+        await bench.save(again, notes=notes, state=b'{"amount": 14}')
+        saga_id = record.instance.saga_id
+        lines = (await bench.store.audit.chain(saga_id))[1]
+        assert [line.state for line in lines] == [None, None, '{"amount": 13}', None, None]
+        assert [line.state_hash for line in lines if line.state] == [state_hash_of(b'{"amount": 13}')]
+        assert lines == list(reversed(await bench.store.audit.find(AuditCriteria(saga_id))))
+        assert (await verify(bench.store.audit, AuditCheck())).findings == []
+
 
 async def _end(bench: SagaBench, record: SagaRecord, status: Status = Status.COMPLETED, **turn: object) -> None:
     entry = JournalEntry("reserve", Phase.ACTION, StepStatus.DONE, 1)

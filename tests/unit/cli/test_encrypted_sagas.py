@@ -115,6 +115,23 @@ def test_an_operator_command_checks_new_values_against_the_plain_state(waiting: 
     assert shell.json(*command, 'email="bob@example.com"')["sent"] == 1
 
 
+def test_states_in_the_audit_log_are_shown_before_and_after_each_line(waiting: tuple[Shell, str]) -> None:
+    shell, saga_id = waiting
+    lines = shell.json("audit", "list", "--saga", saga_id, "--states")
+    assert lines[-1]["what"] == "started"
+    assert (lines[-1]["old_state"], lines[-1]["new_state"]) == (None, None)
+    changed = next(line for line in lines if line["old_state"] != line["new_state"])
+    assert json.loads(changed["old_state"])["packed"] == []
+    assert json.loads(lines[0]["new_state"]) == {"email": CANARY, "packed": [CANARY, CANARY]}
+    assert "--saga" in shell("audit", "list", "--states", code=2).stderr
+    shell.environment["OUTRIDER_PAYLOADS"] = "shop_saga:keyless"
+    for options in ((), ("--states",)):
+        assert CANARY not in shell("audit", "list", "--saga", saga_id, *options, "--json").output
+    with closing(sqlite3.connect(shell.path)) as conn:
+        assert CANARY not in repr(conn.execute("SELECT * FROM saga_audit_log").fetchall())
+    assert shell.json("audit", "verify")["findings"] == []
+
+
 def test_states_and_journals_are_encrypted_again_after_a_rotation(waiting: tuple[Shell, str], tmp_path: Path) -> None:
     shell, saga_id = waiting
     shell("keys", "rotate")

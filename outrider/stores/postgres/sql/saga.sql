@@ -28,7 +28,8 @@ moment AS MATERIALIZED (SELECT {schema}.outbox_clock() AS now)
 
 -- fragment: audit_line
 -- In the order of AuditLine's fields.
-saga_id, id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash, digest
+saga_id, id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash, digest,
+state
 
 -- fragment: anchor
 -- In the order of AuditAnchor's fields.
@@ -138,9 +139,9 @@ WITH {moment}, held AS MATERIALIZED (
         command_event_id = excluded.command_event_id, reply_event_id = excluded.reply_event_id,
         unavailable_since = excluded.unavailable_since, data = excluded.data
 ), noted AS (
-    INSERT INTO {schema}.saga_audit_log ({audit_columns}, state_hash, salt, hash)
+    INSERT INTO {schema}.saga_audit_log ({audit_columns}, state_hash, salt, hash, state)
     SELECT held.saga_id, g.line, g.at, g.old_status, g.new_status, g.step, g.what, g.actor, g.detail, held.traceparent,
-        g.state_hash, g.salt, g.hash
+        g.state_hash, g.salt, g.hash, CASE WHEN $44::boolean AND g.state_hash IS NOT NULL THEN $5::text END
     FROM held, unnest($29::integer[], $30::timestamptz[], $31::text[], $32::text[], $33::text[], $34::text[],
         $35::text[], $36::text[], $37::bytea[], $38::bytea[], $43::bytea[])
         AS g (line, at, old_status, new_status, step, what, actor, detail, state_hash, salt, hash)

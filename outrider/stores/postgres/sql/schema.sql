@@ -145,6 +145,13 @@ DELETE FROM {schema}.outbox_operation WHERE event_id IS NULL;
 ALTER TABLE {schema}.outbox_operation DROP COLUMN line, DROP COLUMN traceparent, DROP COLUMN detail, DROP COLUMN salt,
     DROP COLUMN hash, DROP COLUMN digest, ALTER COLUMN event_id SET NOT NULL;
 
+-- name: audit_state_unfinished
+-- The log verifies without states.
+SELECT 0
+
+-- name: audit_state
+ALTER TABLE {schema}.saga_audit_log DROP COLUMN state;
+
 -- name: forget
 DELETE FROM {schema}.outrider_migration WHERE version = {version};
 

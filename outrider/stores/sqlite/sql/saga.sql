@@ -1,6 +1,7 @@
 -- fragment: audit_line
 -- In the order of AuditLine's fields.
-saga_id, id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash, digest
+saga_id, id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash, digest,
+state
 
 -- fragment: anchor
 -- In the order of AuditAnchor's fields.
@@ -8,7 +9,7 @@ number, at, kind, covers, chains, lines, until, digest, hash
 
 -- name: installed
 -- Tell whether the last step of the sagas' migrations was taken.
-SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = 'saga_instance_subject';
+SELECT count(*) FROM pragma_table_info('saga_audit_log') WHERE name = 'state';
 
 -- name: start
 -- An instance that is due at once, unless there is one of that name; the primary key and the unique index.
@@ -133,9 +134,9 @@ UPDATE saga_mailbox SET seen = 1 WHERE message_id = ? AND saga_id = ? AND NOT se
 -- name: save_audit
 -- A line of the audit log; the primary key.
 INSERT INTO saga_audit_log (
-    saga_id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash
+    saga_id, line, at, old_status, new_status, step, what, actor, detail, traceparent, state_hash, salt, hash, state
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: undelivered
 -- Where an event is that has not left; the unique indexes of both tables.

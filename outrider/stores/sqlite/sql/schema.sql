@@ -125,6 +125,13 @@ ALTER TABLE outbox_operation DROP COLUMN salt;
 ALTER TABLE outbox_operation DROP COLUMN hash;
 ALTER TABLE outbox_operation DROP COLUMN digest;
 
+-- name: audit_state_unfinished
+-- The log verifies without states.
+SELECT 0;
+
+-- name: audit_state
+ALTER TABLE saga_audit_log DROP COLUMN state;
+
 -- name: forget
 DELETE FROM outrider_migration WHERE version = {version};
 
