@@ -77,19 +77,19 @@ def list_lines(
         raise UsageError("--saga chooses lines of sagas, and --event commands of --operations; give one of them")
     if states and saga is None:
         raise UsageError("states are shown for one saga; add --saga ID")
-    start = None if since is None else _time(since)
+    start, columns = None if since is None else _time(since), [*COLUMNS]
     if operations:
         chosen = OperationCriteria(None if event is None else event_id(event), by, start, limit)
         commands = with_outbox(location, lambda store: store.operations.find(chosen))
-        rows, columns = [_operation_facts(line) for line in commands], OPERATION_COLUMNS
+        rows, columns = [_operation_facts(line) for line in commands], [*OPERATION_COLUMNS]
     else:
         criteria = AuditCriteria(None if saga is None else saga_id(saga, None), by, start, limit)
         lines: Sequence[AuditLine] = with_store(location, lambda store: store.audit.find(criteria))
-        rows, columns = [_facts(line) for line in lines], COLUMNS
+        rows = [_facts(line) for line in lines]
         if states and criteria.saga_id is not None:
             shown = _states(location, criteria.saga_id)
             rows = [{**row, **shown[line.place]} for row, line in zip(rows, lines, strict=True)]
-            columns = (*COLUMNS, *STATES)
+            columns += STATES
     emit(rows) if json else show_table(columns, rows, empty="no lines match")
 
 
