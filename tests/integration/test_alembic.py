@@ -131,7 +131,7 @@ def status(url: str, schema: str = "outrider") -> list[str]:
 
 def test_a_revision_installs_what_the_command_line_would(environment: Environment) -> None:
     command.upgrade(environment.config, "head")
-    assert status(environment.url) == ["applied"] * 6
+    assert status(environment.url) == ["applied"] * 8
     assert asyncio.run(open_schema(environment.url).plan()) == []
     with environment.engine.begin() as conn:
         conn.execute(sa.text("INSERT INTO orders (id) VALUES (7)"))
@@ -163,7 +163,7 @@ def test_a_downgrade_takes_our_tables_away_unless_something_would_be_lost(enviro
         stage_sync(conn, Event("order.placed", {"id": 7}))
     with pytest.raises(UsageError, match="1 events are not delivered"):
         command.downgrade(environment.config, "orders")
-    assert status(environment.url) == ["applied"] * 6
+    assert status(environment.url) == ["applied"] * 8
     outbox = "outbox" if environment.url.startswith("sqlite") else "outrider.outbox"
     keys = "encryption_key" if environment.url.startswith("sqlite") else "outrider.encryption_key"
     row = f"INSERT INTO {keys} (key_id, wrapped, created_at, created_by) VALUES ('one', '{{}}', '2030-01-01', 'ann')"
@@ -176,27 +176,27 @@ def test_a_downgrade_takes_our_tables_away_unless_something_would_be_lost(enviro
     with environment.engine.begin() as conn:
         assert conn.execute(sa.text(f"DELETE FROM {outbox}")).rowcount == 1
     command.downgrade(environment.config, "orders")
-    assert status(environment.url) == ["pending"] * 6
+    assert status(environment.url) == ["pending"] * 8
     command.upgrade(environment.config, "head")
-    assert status(environment.url) == ["applied"] * 6
+    assert status(environment.url) == ["applied"] * 8
 
 
 def test_offline_texts_install_and_remove_everything(environment: Environment) -> None:
     command.upgrade(environment.config, "head", sql=True)
     _feed(environment.url, environment.said.getvalue())
-    assert status(environment.url) == ["applied"] * 6
+    assert status(environment.url) == ["applied"] * 8
     environment.said.truncate(environment.said.seek(0))
     command.downgrade(environment.config, "head:orders", sql=True)
     _feed(environment.url, environment.said.getvalue())
-    assert status(environment.url) == ["pending"] * 6
+    assert status(environment.url) == ["pending"] * 8
 
 
 def test_an_asynchronous_environment_installs_and_removes_as_well(environment: Environment) -> None:
     (environment.versions.parent / "env.py").write_text(ASYNC_ENV)
     command.upgrade(environment.config, "head")
-    assert status(environment.url) == ["applied"] * 6
+    assert status(environment.url) == ["applied"] * 8
     command.downgrade(environment.config, "orders")
-    assert status(environment.url) == ["pending"] * 6
+    assert status(environment.url) == ["pending"] * 8
 
 
 def test_an_interrupted_upgrade_leaves_no_step_without_its_record(
@@ -207,7 +207,7 @@ def test_an_interrupted_upgrade_leaves_no_step_without_its_record(
         with pytest.raises(sa.exc.DatabaseError):
             command.upgrade(environment.config, "head")
     command.upgrade(environment.config, "head")
-    assert status(environment.url) == ["applied"] * 6
+    assert status(environment.url) == ["applied"] * 8
 
 
 @pytest.mark.postgres
@@ -215,7 +215,7 @@ def test_another_schema_and_number_of_lanes_go_into_the_revision(empty_database:
     made = Environment(tmp_path / "migrations", empty_database)
     made.revise("--schema", "shop_events", "--lanes", "4")
     command.upgrade(made.config, "head")
-    assert status(made.url, "shop_events") == ["applied"] * 6
+    assert status(made.url, "shop_events") == ["applied"] * 8
     assert made.rows("SELECT count(*) FROM shop_events.outbox_lane") == [(12,)]
     command.check(made.config)
 

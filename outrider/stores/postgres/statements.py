@@ -213,6 +213,16 @@ def load_operation_log(schema: str) -> dict[str, str]:
     return _load(schema, "saga", "operation_log")
 
 
+@cache
+def load_erasure(schema: str) -> dict[str, str]:
+    """Return the statements of erasure by name, with pieces of those of the outbox and of sagas.
+
+    >>> "erase_saga" in load_erasure("outrider")
+    True
+    """
+    return _load(schema, "outbox", "saga", "erasure")
+
+
 def _load(schema: str, *files: str) -> dict[str, str]:
     return queries.load(_PACKAGE, [f"sql/{file}.sql" for file in files], constants(schema))
 

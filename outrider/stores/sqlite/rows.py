@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from outrider.event import OutboxRow
+from outrider.event import SKIPPED_TYPE, OutboxRow
 from outrider.outbox.model import CLAIM_SECONDS_MAX
 from outrider.stores import queries
 
@@ -79,6 +79,7 @@ _CONSTANTS = {
     "inbox_event": ", ".join(_INBOX_EVENT),
     "inbox_event_but_replayed": ", ".join(_INBOX_EVENT[:-2]),
     "saga": ", ".join(_SAGA),
+    "skipped_type": SKIPPED_TYPE,
 }
 
 
@@ -116,6 +117,12 @@ def load_payload() -> dict[str, str]:
 def load_privacy() -> dict[str, str]:
     """Return the statements of keys and of reencryption by name."""
     return _load("privacy")
+
+
+@cache
+def load_erasure() -> dict[str, str]:
+    """Return the statements of erasure by name, with pieces of those of sagas."""
+    return _load("saga", "erasure")
 
 
 def _load(*files: str) -> dict[str, str]:

@@ -67,7 +67,7 @@ async def test_a_commit_of_anybody_wakes_workers(bench: SagaBench, path: Path) -
         "FROM saga_audit_anchor",
         "UPDATE saga_audit_head SET lines = 0",
         "DELETE FROM saga_audit_head",
-        "REPLACE INTO saga_audit_head SELECT saga_id, anchor, 0, hash, place FROM saga_audit_head",
+        "REPLACE INTO saga_audit_head SELECT saga_id, anchor, 0, hash, place, subject_hash FROM saga_audit_head",
     ],
 )
 async def test_the_audit_log_is_append_only(bench: SagaBench, path: Path, change: str) -> None:
@@ -149,7 +149,7 @@ async def test_an_installation_without_sagas_names_the_command_to_run_and_upgrad
         await SqliteSchema(path).migrate()
     with pytest.raises(UsageError, match="outrider db migrate"):
         await app.open_sagas(f"sqlite:///{path}")
-    assert {step.version for step in await SqliteSchema(path).migrate()} == {3, 4, 5, 6, 9}
+    assert {step.version for step in await SqliteSchema(path).migrate()} == {3, 4, 5, 6, 7, 9}
     sagas = await app.open_sagas(f"sqlite:///{path}")
     assert (await sagas.admin.counts())["started"] == 0
     await sagas.close()

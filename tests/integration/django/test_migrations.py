@@ -92,7 +92,7 @@ def test_django_installs_what_the_command_line_installs(bare_project: Project) -
 
 
 def test_the_command_line_finds_nothing_to_do_after_django(project: Project) -> None:
-    assert status(project) == ["applied"] * 6
+    assert status(project) == ["applied"] * 8
     assert "nothing to do" in project.manage("outrider", "db", "migrate").stdout
     assert "No migrations to apply" in project.manage("migrate").stdout
     assert "No changes detected" in project.manage("makemigrations", "--check").stdout
@@ -104,7 +104,7 @@ def test_django_passes_over_what_the_command_line_has_installed(bare_project: Pr
     output = bare_project.outrider(LANES=9).manage("migrate").stdout
     assert "Applying outrider.0003_saga... OK" in output
     assert [row for row in contents(bare_project.url) if row in before] == before
-    assert status(bare_project) == ["applied"] * 6
+    assert status(bare_project) == ["applied"] * 8
 
 
 def test_django_continues_a_migration_that_the_command_line_interrupted(
@@ -114,9 +114,9 @@ def test_django_continues_a_migration_that_the_command_line_interrupted(
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "steps", lambda *args: every(*args)[:21])
         asyncio.run(open_schema(bare_project.url, lanes=7).migrate())
-    assert status(bare_project, code=1) == ["partial", *["pending"] * 5]
+    assert status(bare_project, code=1) == ["partial", *["pending"] * 7]
     bare_project.manage("migrate", "outrider")
-    assert status(bare_project) == ["applied"] * 6
+    assert status(bare_project) == ["applied"] * 8
     table = "outbox_lane" if bare_project.url.startswith("sqlite") else "outrider.outbox_lane"
     # Seven lanes in each of three bands, as the first installation said.
     assert run(bare_project.url, f"SELECT count(*) FROM {table}") == [(21,)]
@@ -137,11 +137,11 @@ def test_a_migration_that_was_applied_with_another_text_is_rejected(bare_project
 
 
 def test_what_sqlmigrate_writes_installs_everything(bare_project: Project) -> None:
-    for number in ("0001", "0002", "0003", "0004", "0005", "0006", "0009"):
+    for number in ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0009"):
         run(bare_project.url, bare_project.manage("sqlmigrate", "outrider", number).stdout)
-    assert status(bare_project) == ["applied"] * 7
+    assert status(bare_project) == ["applied"] * 8
     bare_project.manage("migrate")
-    for number in ("0009", "0006", "0005", "0004", "0003", "0002", "0001"):
+    for number in ("0009", "0007", "0006", "0005", "0004", "0003", "0002", "0001"):
         run(bare_project.url, bare_project.manage("sqlmigrate", "outrider", number, "--backwards").stdout)
     assert remains(bare_project.url) == []
 

@@ -318,7 +318,7 @@ async def test_an_installation_without_an_inbox_names_the_command_to_run_and_upg
         over = Inbox(PostgresInbox.over(pool, schema="shop"))
         with pytest.raises(UsageError, match="run: outrider db migrate"):
             await over.process(delivery(1), _nothing, consumer="billing")
-    assert {step.version for step in await schema.migrate()} == {2, 3, 4, 5, 6, 9}
+    assert {step.version for step in await schema.migrate()} == {2, 3, 4, 5, 6, 7, 9}
     inbox = await PostgresInbox.open(empty_database, schema="shop")
     assert await Inbox(inbox).process(delivery(1), _nothing, consumer="billing") is Result.APPLIED
     await inbox.close()

@@ -276,7 +276,7 @@ async def test_an_installation_without_an_inbox_names_the_command_to_run_and_upg
         await SqliteSchema(path).migrate()
     with pytest.raises(UsageError, match="outrider db migrate"):
         SqliteInbox(path)
-    assert {step.version for step in await SqliteSchema(path).migrate()} == {2, 3, 4, 5, 6, 9}
+    assert {step.version for step in await SqliteSchema(path).migrate()} == {2, 3, 4, 5, 6, 7, 9}
     inbox = SqliteInbox(path)
     assert await inbox.admin.counts() == {"waiting": 0, "blocked_streams": 0, "dead_letters": 0}
     await inbox.close()
