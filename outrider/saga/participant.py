@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from outrider.errors import Permanent, UsageError
-from outrider.event import Event, subject_of
+from outrider.event import Event, is_erased, subject_of
 from outrider.outbox.staging import Outbox, default
 from outrider.payload.conversion import to_plain
 from outrider.retry import RetryPolicy
@@ -144,7 +144,10 @@ class Participant:
                 f"{request.event.event_type} with the key {request.key} came before, and its handler committed without "
                 "a reply; let the errors of execute() and compensate() pass through the handler"
             )
-        fields = json.loads(stored_reply)["reply"]
+        if is_erased(stored := json.loads(stored_reply)):
+            # The saga had ended before its data was erased, so it waits for no reply.
+            return CommandOutcome.REPEATED
+        fields = stored["reply"]
         retry = fields.pop("retry")
         await self._outbox.stage(tx, Event(**fields, retry=RetryPolicy.from_json(retry) if retry else None))
         return CommandOutcome.REPEATED

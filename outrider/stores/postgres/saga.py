@@ -102,7 +102,7 @@ class PostgresSagas:
         saga_store = await PostgresSagas.open("postgresql://localhost/shop")
         """
         size = pool_size(connections_max, concurrency, where=location(url))
-        installed = {"what": "saga store", "last_step": "saga_instance_subject"}
+        installed = {"what": "saga store", "last_step": "saga_audit_head_subject"}
         database = await open_installed(url, schema, **installed, connections_max=size, pooled=pooled)
         return cls(database, schema=schema)
 

@@ -117,6 +117,16 @@ DROP TABLE {schema}.subject_key;
 DROP INDEX {schema}.saga_instance_subject;
 ALTER TABLE {schema}.saga_instance DROP COLUMN subject;
 
+-- name: erasure_unfinished
+-- The log of erasures is evidence.
+SELECT count(*) FROM {schema}.gdpr_erasure_log
+
+-- name: erasure
+-- The triggers go on to refuse every change, because nobody can open a run without the log.
+DROP FUNCTION {schema}.saga_audit_erase(bigint, uuid, bigint[], bytea[]);
+ALTER TABLE {schema}.saga_audit_head DROP COLUMN subject_hash;
+DROP TABLE {schema}.gdpr_erasure_log;
+
 -- name: journal_unfinished
 -- The journal can be started again.
 SELECT 0

@@ -97,6 +97,18 @@ DROP TABLE subject_key;
 DROP INDEX saga_instance_subject;
 ALTER TABLE saga_instance DROP COLUMN subject;
 
+-- name: erasure_unfinished
+-- The log of erasures is evidence.
+SELECT count(*) FROM gdpr_erasure_log;
+
+-- name: erasure
+DROP TRIGGER saga_audit_unchanged;
+CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE ON saga_audit_log
+    BEGIN SELECT RAISE(ABORT, 'the audit log of sagas is append only; UPDATE is rejected'); END;
+DROP INDEX saga_audit_head_subject;
+ALTER TABLE saga_audit_head DROP COLUMN subject_hash;
+DROP TABLE gdpr_erasure_log;
+
 -- name: journal_unfinished
 -- The journal can be started again.
 SELECT 0;
