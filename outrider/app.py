@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from outrider.inbox.store import InboxStore
     from outrider.outbox.store import OutboxStore
     from outrider.payload.store import PayloadStore, StoredSchemas
+    from outrider.privacy.erasure_store import ErasureStore
     from outrider.privacy.keys import KeyRing
     from outrider.privacy.store import PrivacyStore
     from outrider.privacy.subjects import SubjectKeys
@@ -39,6 +40,7 @@ __all__ = [
     "installer_for",
     "log_observer",
     "open_broker",
+    "open_erasure",
     "open_inbox",
     "open_payloads",
     "open_privacy",
@@ -164,6 +166,11 @@ ADAPTERS: dict[str, dict[str, Adapter]] = {
         "sqlite": Adapter(f"{_SQLITE}:SqlitePrivacy", _file_path),
         "postgresql": Adapter(f"{_POSTGRES}.privacy:PostgresPrivacy.open", _pooled_dsn, ("schema",), "postgres"),
         "mongodb": Adapter(f"{_MONGO}:MongoPrivacy.open", _unchanged, ("schema",), "mongo"),
+    },
+    "erasure": {
+        "sqlite": Adapter(f"{_SQLITE}:SqliteErasure", _file_path),
+        "postgresql": Adapter(f"{_POSTGRES}.erasure:PostgresErasure.open", _pooled_dsn, ("schema",), "postgres"),
+        "mongodb": Adapter(f"{_MONGO}:MongoErasure.open", _unchanged, ("schema",), "mongo"),
     },
     "schema": {
         "sqlite": Adapter(f"{_SQLITE}:SqliteSchema", _file_path, ("lanes",)),
@@ -331,6 +338,12 @@ def stored_schemas(url: str, *, schema: str = "outrider") -> StoredSchemas:
 async def open_privacy(url: str, *, schema: str = "outrider") -> PrivacyStore:
     """Open the keys and stored payloads of a store, with the URLs of `open_store`."""
     opened: PrivacyStore = await _open(open_adapter("privacy", url, schema=schema))
+    return opened
+
+
+async def open_erasure(url: str, *, schema: str = "outrider") -> ErasureStore:
+    """Open the rows of subjects, and the log of erasures, of a store, with the URLs of `open_store`."""
+    opened: ErasureStore = await _open(open_adapter("erasure", url, schema=schema))
     return opened
 
 

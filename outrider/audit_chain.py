@@ -77,7 +77,7 @@ class AuditHead(NamedTuple):
     """The end of a chain: the number of lines and the hash of the last line.
 
     `anchor` is the number of the anchor that covers a removed saga, with `place` of its last line; None while the saga
-    is there.
+    is there. `subject_hash` finds the chain of a removed saga when its subject is erased.
     """
 
     saga_id: UUID
@@ -85,6 +85,7 @@ class AuditHead(NamedTuple):
     hash: bytes
     anchor: int | None = None
     place: int | None = None
+    subject_hash: str | None = None
 
 
 class AuditAnchor(NamedTuple):

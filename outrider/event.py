@@ -47,6 +47,15 @@ SUBJECT_HEADER = "subject"
 
 SUBJECT_BYTES_MAX = 400
 
+ERASED = "$erased"
+"""The member of the object that replaces an erased payload, state or message."""
+
+ERASED_TEXT = json.dumps({ERASED: True})
+"""The JSON text in place of contents that were erased."""
+
+ERASED_FAILURE = json.dumps({"error": "erased"})
+"""The JSON text in place of the failure of an erased dead letter."""
+
 SKIPPED_TYPE = "outrider.skipped"
 """The type of the marker that is published instead of a skipped event."""
 
@@ -215,6 +224,24 @@ def subject_problem(subject: str) -> str | None:
     if not 0 < (size := len(subject.encode())) <= SUBJECT_BYTES_MAX:
         return f"it has {size} bytes" if size else "it is empty"
     return None
+
+
+def subject_hash(subject: str) -> str:
+    """Return the text that stands for a subject that was erased.
+
+    >>> subject_hash("customer:42")[:8]
+    '67f22bfd'
+    """
+    return hashlib.sha256(subject.encode()).hexdigest()
+
+
+def is_erased(payload: Any) -> bool:
+    """Tell whether a payload, a state or a message was erased.
+
+    >>> is_erased({"$erased": True}), is_erased({"id": 7})
+    (True, False)
+    """
+    return isinstance(payload, dict) and payload.get(ERASED) is True
 
 
 def subject_in(headers: bytes) -> str | None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "relay": Entry("relay", "relay"),
     "consume": Entry("consume", "consume"),
     "doctor": Entry("doctor", "doctor"),
+    "erase": Entry("erase", "erase"),
     "explain": Entry("explain", "explain"),
     "lifecycle": Entry("events", "lifecycle"),
     "demo": Entry("demo", "demo"),

@@ -38,7 +38,7 @@ from outrider.cli.options import (
 )
 from outrider.cli.output import NotDone, emit, say, show_facts, show_table
 from outrider.errors import NotFound, UsageError
-from outrider.event import OnDeadLetter
+from outrider.event import OnDeadLetter, is_erased
 from outrider.outbox.model import Criteria
 from outrider.outbox.store import OutboxStore
 from outrider.outbox.validation import StagingRules, validate_edit
@@ -189,7 +189,8 @@ def replay(
         return await in_batches(found, rate, replay_batch, quiet=consent.json)
 
     decision.apply(
-        lambda: _find(location, chosen), lambda found: with_outbox(location, lambda store: send(store, found))
+        lambda: _whole(_find(location, chosen, payload=True)),
+        lambda found: with_outbox(location, lambda store: send(store, found)),
     )
 
 
@@ -232,6 +233,14 @@ def _criteria(ids: tuple[UUID, ...], matching: DeadLetterFilter, limit: int) -> 
 def _find(location: StoreLocation, criteria: Criteria, *, payload: bool = False) -> list[dict[str, Any]]:
     rows = with_outbox(location, lambda store: store.admin.dead_letters(criteria))
     return rows if payload else [without_payload(row) for row in rows]
+
+
+def _whole(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return dead letters that can be sent again. The payload of an erased one is gone."""
+    if erased := [str(row["event_id"]) for row in rows if is_erased(row["payload"])]:
+        names = ", ".join(erased[:3]) + (f" and {len(erased) - 3} more" if len(erased) > 3 else "")
+        raise NotDone(f"the subject of {names} was erased, so nothing is left to send; discard what was erased first")
+    return rows
 
 
 def _show_chosen(location: StoreLocation, criteria: Criteria, decision: Decision) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.errors import InvalidPayload, OutriderError, SchemaUnavailable, SubjectErased
-from outrider.event import DeadLetterReason, Event
+from outrider.event import DeadLetterReason, Event, is_erased
 from outrider.payload.model import PayloadFacts, parse_version, reply_facts
 from outrider.payload.payloads import Payloads
 from outrider.payload.store import PayloadStore, StoredDocument, StoredKind
@@ -97,6 +97,8 @@ class StoredCheck:
         except (ValueError, RecursionError) as error:
             problem = f"it is not JSON ({type(error).__name__})"
             raise InvalidPayload("payload", problem, DeadLetterReason.POISON_MESSAGE) from error
+        if is_erased(body):
+            raise SubjectErased("payload", "it was erased", DeadLetterReason.ENCRYPTION_FAILED)
         if document.kind is StoredKind.PARTICIPANT_REPLY:
             reply = self._opened_reply(facts, body)["reply"]
             return Event(reply["event_type"], reply["payload"], schema_version=reply["schema_version"])

@@ -24,7 +24,7 @@ from outrider.errors import (
     TransactionLost,
     UsageError,
 )
-from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter, ReceivedEvent
+from outrider.event import DeadLetterReason, InboxStream, OnDeadLetter, ReceivedEvent, is_erased
 from outrider.inbox.model import (
     Applied,
     EventOutcome,
@@ -267,8 +267,8 @@ def _target(
     if received.event is None:
         return received, _poison(received.problem, routes)
     route = routes.find(received.delivery.topic, received.event_type)
-    if route is None or routes.payloads is None:
-        return received, route or NO_HANDLER
+    if route is None or routes.payloads is None or is_erased(received.event.payload):
+        return received, ERASED if is_erased(received.event.payload) else route or NO_HANDLER
     try:
         opened = routes.payloads.open(received.event)
     except InvalidPayload as error:

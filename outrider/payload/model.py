@@ -102,10 +102,13 @@ def journal_facts(saga_id: UUID, step: str, phase: str, subject: str | None) -> 
 
 
 def reply_facts(participant: str, key: str, phase: str, reply: Mapping[str, Any]) -> PayloadFacts:
-    """Return the facts of a reply that a participant keeps, given as its stored fields, for a cipher."""
+    """Return the facts of a reply that a participant keeps, given as its stored fields, for a cipher.
+
+    An erased reply has no fields.
+    """
     reply_id = uuid5(REPLIES, f"{participant}\n{phase}\n{key}")
     subject = reply.get("subject") or (reply.get("headers") or {}).get(SUBJECT_HEADER)
-    return PayloadFacts(reply_id, f"{REPLY}{reply['event_type']}", 1, "", None, subject)
+    return PayloadFacts(reply_id, f"{REPLY}{reply.get('event_type') or ''}", 1, "", None, subject)
 
 
 class PayloadProblem(NamedTuple):

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from outrider.errors import Permanent, UsageError
-from outrider.event import Event, subject_of
+from outrider.event import Event, is_erased, subject_of
 from outrider.outbox.staging import Outbox, default
 from outrider.payload.conversion import to_plain
 from outrider.payload.model import PayloadCipher, PayloadFacts, reply_facts
@@ -145,7 +145,10 @@ class Participant:
                 f"{request.event.event_type} with the key {request.key} came before, and its handler committed without "
                 "a reply; let the errors of execute() and compensate() pass through the handler"
             )
-        fields = (await self._opened(request, stored_reply))["reply"]
+        if is_erased(stored := json.loads(stored_reply)):
+            # The saga had ended before its data was erased, so it waits for no reply.
+            return CommandOutcome.REPEATED
+        fields = (await self._opened(request, stored))["reply"]
         retry = fields.pop("retry")
         await self._outbox.stage(tx, Event(**fields, retry=RetryPolicy.from_json(retry) if retry else None))
         return CommandOutcome.REPEATED
@@ -158,12 +161,11 @@ class Participant:
             return reply
         return json.dumps(cipher.encrypt(facts, document)).encode()
 
-    async def _opened(self, request: _Command, stored_reply: bytes) -> Any:
-        cipher, document = self._cipher, json.loads(stored_reply)
-        if cipher is None:
+    async def _opened(self, request: _Command, document: Any) -> Any:
+        if self._cipher is None:
             return document
-        await cipher.load([], [stored_reply])
-        return cipher.decrypt(self._facts(request, document), document)
+        await self._cipher.load([], [document])
+        return self._cipher.decrypt(self._facts(request, document), document)
 
     def _facts(self, request: _Command, document: Any) -> PayloadFacts:
         return reply_facts(self.participant, request.key, request.phase, document["reply"])

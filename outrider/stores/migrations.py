@@ -7,6 +7,7 @@ the table is then unknown.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -36,6 +37,9 @@ SCHEMA_VERSION_MIN = 1
 LATER = {name: f"{{{name}}}" for name in ("version", "step", "checksum")}
 """Constants that are filled in for each step and stay as placeholders until then."""
 
+_END = re.compile(r";\s*?(?:\n(?=\S)|\Z)")
+"""The end of a statement among several: the next starts in the first column. A trigger has semicolons of its own."""
+
 _UNFINISHED = {
     "outbox": "events are not delivered or are dead letters",
     "inbox": "events wait at consumers or are their dead letters",
@@ -43,6 +47,7 @@ _UNFINISHED = {
     "payload": "schemas are in use",
     "privacy": "keys may be in use",
     "subject": "keys of subjects may be in use",
+    "erasure": "erasures are recorded",
     "journal": "entries are needed",
     "audit_state": "states are needed",
 }
@@ -238,7 +243,7 @@ class Installer:
         names = {step.version: _subject(step.migration) for step in self.steps(1)}
         texts = []
         for version in versions:
-            texts += [text.strip() for text in self.texts[names[version]].split(";") if text.strip()]
+            texts += [text.strip() for text in _END.split(self.texts[names[version]]) if text.strip()]
             texts.append(fill(self.texts["forget"], {"version": str(version)}))
         return [*texts, self.texts["forget_all"]] if bare and versions else texts
 

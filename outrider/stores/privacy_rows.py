@@ -85,7 +85,7 @@ def _copy(kind: CopyKind, row: Mapping[str, Any], key: Sequence[str]) -> Payload
     else:
         event_id = row["saga_id" if kind in OF_SAGAS else "event_id"]
     own_id = event_id if isinstance(event_id, UUID) else UUID(event_id)
-    return PayloadCopy(tuple(row[name] for name in key), own_id, row["event_type"], text, _subject(kind, row), names)
+    return PayloadCopy(tuple(row[name] for name in key), own_id, row["event_type"] or "", text, _subject(kind, row), names)
 
 
 def _subject(kind: CopyKind, row: Mapping[str, Any]) -> str | None:
@@ -99,7 +99,7 @@ def _subject(kind: CopyKind, row: Mapping[str, Any]) -> str | None:
     subject, headers = None, row.get("headers") or "{}"
     with suppress(ValueError, AttributeError):
         if kind is CopyKind.PARTICIPANT_REPLY:
-            subject = reply_facts("", "", "", json.loads(row["text"])["reply"]).subject
+            subject = reply_facts("", "", "", json.loads(row["text"]).get("reply") or {}).subject
         elif kind in BODIES:
             subject = headers_of(headers).get(SUBJECT_HEADER, b"").decode()
         else:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from outrider.errors import InvalidSetting
+from outrider.event import ERASED_FAILURE, ERASED_TEXT
 from outrider.outbox import model
 from outrider.retry import ATTEMPTS_MAX
 
@@ -56,6 +57,8 @@ def constants(schema: str = "") -> dict[str, str]:
         "waiting": model.sql_list(model.WAITING),
         "stored": model.sql_list(model.STORED),
         "attempts_max": str(ATTEMPTS_MAX),
+        "erased": ERASED_TEXT,
+        "erased_failure": ERASED_FAILURE,
         "claim_seconds_max": f"{model.CLAIM_SECONDS_MAX:g}",
         "stored_transitions": ", ".join(f"('{source}', '{target}')" for source, target in model.stored_transitions()),
         **guards,

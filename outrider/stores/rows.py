@@ -18,7 +18,7 @@ from uuid import UUID
 
 from outrider.audit_chain import AuditAnchor, AuditHead, AuditLine, close_anchor, first_hash, seal
 from outrider.errors import InvalidHandler
-from outrider.event import Delivery, InboxStream, ReceivedEvent
+from outrider.event import Delivery, InboxStream, ReceivedEvent, subject_hash
 from outrider.handler_transactions import TRANSACTION_ENDED
 from outrider.inbox.model import (
     Applied,
@@ -315,8 +315,9 @@ def _audit_lines(turn: SagaChange) -> list[AuditLine]:
 
 
 def head_of(instance: Instance, place: int | None = None) -> AuditHead:
-    """Return the head of the audit chain of a saga."""
-    return AuditHead(instance.saga_id, instance.audit_lines, instance.audit_head, place=place)
+    """Return the head of the audit chain of a saga, with the hash of the subject for a later erasure."""
+    hash = subject_hash(instance.subject) if instance.subject else None
+    return AuditHead(instance.saga_id, instance.audit_lines, instance.audit_head, place=place, subject_hash=hash)
 
 
 def head_of_row(row: Sequence[Any]) -> AuditHead:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from outrider.brokers.base import CONFIRMED, Capabilities, Nacked, PublishResult, Rejected, Unknown
 from outrider.brokers.embedded import log
-from outrider.brokers.embedded.log import LogEntry
+from outrider.brokers.embedded.log import LogEntry, Marked
 from outrider.checks import CheckResult, fail, ok, remote_filesystem
 from outrider.errors import Transient, Unreachable
 from outrider.event import Message
@@ -109,6 +109,17 @@ class EmbeddedBroker:
     async def commit(self, consumer: str, offset: int, topics: Sequence[str] | None = None) -> None:
         """Commit the consumer's position up to and including the offset, in the given topics or in all topics read."""
         await self._read(log.commit, consumer, offset, topics)
+
+    async def subjects(self, subjects: Collection[str]) -> AsyncGenerator[list[Marked], None]:
+        """Yield the messages of subjects, a part of the log at a time."""
+        after: int | None = 0
+        while after is not None:
+            found, after = await self._read(log.of_subjects, subjects, after)
+            yield found
+
+    async def erase(self, messages: Sequence[Marked], body: bytes) -> None:
+        """Replace the headers and the bodies of messages."""
+        await self._read(log.erase, messages, body)
 
     async def tail(self, from_offset: int = 0, topics: Sequence[str] | None = None) -> AsyncGenerator[LogEntry, None]:
         """Yield entries from an offset on, then new entries as they are appended, without end. Needs no consumer."""

@@ -10,14 +10,14 @@ import heapq
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outrider.event import Message
+from outrider.event import SUBJECT_HEADER, Message
 
 BUSY_SECONDS = 3.0
 """Seconds for which a statement waits for another process."""
@@ -50,12 +50,25 @@ _TOPICS = """WITH RECURSIVE found (topic) AS (
 ) SELECT topic FROM found WHERE topic IS NOT NULL"""
 
 
+_LAST = 'SELECT max("offset") FROM log'
+_OF_SUBJECTS = """SELECT "offset", headers FROM log
+WHERE "offset" > :after AND "offset" <= :end AND instr(headers, '"subject"') > 0"""
+_ERASE = 'UPDATE log SET headers = :headers, body = :body WHERE "offset" = :offset'
+
+
 class LogEntry(NamedTuple):
     """An entry of the log, as a consumer receives it."""
 
     offset: int
     message: Message
     published_at: datetime
+
+
+class Marked(NamedTuple):
+    """The offset and the headers of a message that has a subject."""
+
+    offset: int
+    headers: dict[str, str]
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -111,6 +124,23 @@ def prune(conn: sqlite3.Connection, before: float) -> int:
     """Remove a bounded number of entries older than `before`; return the number removed."""
     with transaction(conn):
         return conn.execute(_PRUNE, {"before": before, "limit": PRUNE_MAX}).rowcount
+
+
+def of_subjects(conn: sqlite3.Connection, subjects: Collection[str], after: int) -> tuple[list[Marked], int | None]:
+    """Return the messages of subjects in the next part of the log, and where the part after it begins (None: end)."""
+    [[last]] = conn.execute(_LAST)
+    rows = conn.execute(_OF_SUBJECTS, {"after": after, "end": after + PRUNE_MAX})
+    found = [Marked(offset, json.loads(headers)) for offset, headers in rows]
+    end = after + PRUNE_MAX
+    return [each for each in found if each.headers.get(SUBJECT_HEADER) in subjects], None if end >= (last or 0) else end
+
+
+def erase(conn: sqlite3.Connection, messages: Sequence[Marked], body: bytes) -> None:
+    """Replace headers and bodies of messages. Deleted content does not stay in the free pages of the file."""
+    conn.execute("PRAGMA secure_delete = ON")
+    with transaction(conn):
+        rows = [{"offset": each.offset, "headers": json.dumps(each.headers), "body": body} for each in messages]
+        conn.executemany(_ERASE, rows)
 
 
 def probe(conn: sqlite3.Connection, now: float) -> None:

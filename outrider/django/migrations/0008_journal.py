@@ -10,5 +10,5 @@ from outrider.django.migration_operations import Install
 class Migration(migrations.Migration):
     """Installs version 8."""
 
-    dependencies: ClassVar[list[Any]] = [("outrider", "0006_subject")]
+    dependencies: ClassVar[list[Any]] = [("outrider", "0007_erasure")]
     operations: ClassVar[list[Any]] = [Install(8)]

@@ -402,7 +402,8 @@ def head_document(head: AuditHead, anchor: int) -> Document:
     """Return the document of the head of a chain whose saga was removed."""
     place = None if head.place is None else Int64(head.place)
     identity = {"_id": {"saga_id": head.saga_id, "anchor": Int64(anchor)}, "saga_id": head.saga_id}
-    return {**identity, "anchor": Int64(anchor), "lines": head.lines, "hash": head.hash, "place": place}
+    facts = {"anchor": Int64(anchor), "lines": head.lines, "hash": head.hash, "place": place}
+    return {**identity, **facts, "subject_hash": head.subject_hash}
 
 
 def to_head(row: Mapping[str, Any]) -> AuditHead:

@@ -205,7 +205,7 @@ def _columns(row: Mapping[str, Any], about: CollectionCopies) -> Document:
     parts = identity if isinstance(identity, Mapping) else {"event_id": identity}
     event_type = row.get(about.event_type) or ""
     if about.collection == "saga_barrier":
-        event_type = json.loads(text)["reply"]["event_type"]
+        event_type = json.loads(text).get("reply", {}).get("event_type")
     if about.collection == "saga_instance":
         parts = {"saga_id": identity}
     return {**row, **parts, "_id": identity, "event_type": event_type, "text": text}

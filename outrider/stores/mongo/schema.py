@@ -408,6 +408,28 @@ SAGA_SUBJECT = Index("saga_instance_subject", ("subject",), only={"subject": {"$
 """The index of the sagas that have a subject."""
 
 
+ERASURE_COLLECTIONS = (
+    # A run for each erased subject, by the hash of the subject. Runs stay for ever. `open` is there until the end.
+    Collection(
+        "gdpr_erasure_log",
+        validator=_rules(("subject_hash", "actor", "started_at", "counts"), counts={"bsonType": "string"}),
+        indexes=(
+            Index("gdpr_erasure_log_subject", ("subject_hash", "started_at")),
+            # One open run for each subject.
+            Index("gdpr_erasure_log_open", ("subject_hash",), only={"open": True}, unique=True),
+        ),
+    ),
+)
+
+ERASURE_INDEXES = (
+    # Removed sagas by the hash of their subject, so that the details of their lines can still be erased.
+    (
+        "saga_audit_head",
+        Index("saga_audit_head_subject", ("subject_hash",), only={"subject_hash": {"$type": "string"}}),
+    ),
+)
+
+
 def _step(version: int, migration: str, name: str, command: dict[str, Any]) -> MigrationStep:
     text = json_util.dumps(command, json_options=json_util.RELAXED_JSON_OPTIONS, ensure_ascii=False)
     return MigrationStep(version, migration, name, text, hashlib.sha256(text.encode()).hexdigest()[:16])
@@ -452,6 +474,8 @@ STEPS: tuple[MigrationStep, ...] = (
     *steps(5, "0005_privacy", PRIVACY_COLLECTIONS),
     *steps(6, "0006_subject", SUBJECT_COLLECTIONS),
     _step(6, "0006_subject", SAGA_SUBJECT.name, SAGA_SUBJECT.command("saga_instance")),
+    *steps(7, "0007_erasure", ERASURE_COLLECTIONS),
+    *(_step(7, "0007_erasure", index.name, index.command(name)) for name, index in ERASURE_INDEXES),
     *steps(8, "0008_journal", JOURNAL_COLLECTIONS),
     *(_step(9, "0009_operation_log", *named) for named in OPERATION_LOG_COMMANDS),
 )

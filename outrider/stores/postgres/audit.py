@@ -78,7 +78,8 @@ class PostgresAudit:
             columns = [
                 list(column) for column in zip(*((h.saga_id, h.lines, h.hash, h.place) for h in heads), strict=True)
             ]
-            await conn.execute(self._sql["close_sagas"], *columns, *anchor, timeout=STATEMENT_SECONDS)
+            hashes = [head.subject_hash for head in heads]
+            await conn.execute(self._sql["close_sagas"], *columns, *anchor, hashes, timeout=STATEMENT_SECONDS)
         return len(rows)
 
     async def remove_lines(self, days: float) -> int:

@@ -51,6 +51,10 @@ statement for the present size of its tables. A plan from a time when a table wa
 each row, until the server has analyzed the table again."""
 
 
+NO_JOURNAL = "num_nonnulls"
+"""The function in the place of the journal's. Any will do: where the journal is not installed, it is never called."""
+
+
 class Statement(NamedTuple):
     """One statement, its parameters, and the SQLSTATE after which a retry may succeed, with the reason."""
 
@@ -70,8 +74,7 @@ def load(schema: str, *, journal: bool = False) -> dict[str, str]:
     >>> load("outrider")["release"].startswith("-- Give lanes back")
     True
     """
-    # Any function will do where there is no switch, and so no call.
-    called = f"{identifier(schema)}.outbox_journal_add" if journal else "num_nonnulls"
+    called = f"{identifier(schema)}.outbox_journal_add" if journal else NO_JOURNAL
     return _load(schema, "outbox", "stage", "outbox_admin", "checks", journal_add=called)
 
 
@@ -228,6 +231,16 @@ def load_operation_log(schema: str) -> dict[str, str]:
     True
     """
     return _load(schema, "saga", "operation_log")
+
+
+@cache
+def load_erasure(schema: str) -> dict[str, str]:
+    """Return the statements of erasure by name, with pieces of those of the outbox and of sagas.
+
+    >>> "erase_saga" in load_erasure("outrider")
+    True
+    """
+    return _load(schema, "outbox", "saga", "erasure", journal_add=NO_JOURNAL)
 
 
 def _load(schema: str, *files: str, **known: str) -> dict[str, str]:

@@ -50,7 +50,8 @@ def to_instance(row: Sequence[Any]) -> Instance:
     return instance_of(cells)
 
 
-def _line(row: Sequence[Any]) -> AuditLine:
+def to_line(row: Sequence[Any]) -> AuditLine:
+    """Return the audit line of a row selected with the shared column list."""
     saga_id, place, line, at, *rest = row
     return AuditLine(UUID(saga_id), place, line, datetime.fromtimestamp(at, UTC), *rest)
 
@@ -86,7 +87,7 @@ def remove_sagas(cursor: sqlite3.Cursor, before: float, now: datetime) -> int:
     anchor, heads = close_sagas(last_anchor(cursor), [(to_instance(row[:-1]), row[-1]) for row in old], now)
     add_anchor(cursor, anchor)
     ids = [(row[0],) for row in old]
-    rows = [(str(head.saga_id), anchor.number, head.lines, head.hash, head.place) for head in heads]
+    rows = [(str(head.saga_id), anchor.number, head.lines, head.hash, head.place, head.subject_hash) for head in heads]
     cursor.executemany(SQL["add_head"], rows)
     for verb in ("prune_journal", "prune_messages", "prune_sagas"):
         cursor.executemany(SQL[verb], ids)
@@ -116,11 +117,11 @@ class SqliteAudit:
         since = criteria.since.timestamp() if criteria.since else None
         saga_id = str(criteria.saga_id) if criteria.saga_id else None
         facts = {"saga_id": saga_id, "actor": criteria.actor, "since": since, "limit": criteria.limit}
-        return [_line(row) for row in await self._read(_rows, "audit_find", facts)]
+        return [to_line(row) for row in await self._read(_rows, "audit_find", facts)]
 
     async def lines(self, after: tuple[UUID, int], limit: int) -> list[AuditLine]:
         facts = {"saga_id": str(after[0]), "place": after[1], "limit": limit}
-        return [_line(row) for row in await self._read(_rows, "audit_lines", facts)]
+        return [to_line(row) for row in await self._read(_rows, "audit_lines", facts)]
 
     async def heads(self, saga_ids: Collection[UUID]) -> list[AuditHead]:
         heads: list[AuditHead] = await self._read(_heads, sorted(saga_ids))
@@ -172,5 +173,5 @@ def _heads(cursor: sqlite3.Cursor, saga_ids: Sequence[UUID]) -> list[AuditHead]:
 
 
 def _chain(cursor: sqlite3.Cursor, saga_id: UUID) -> tuple[list[AuditHead], list[AuditLine]]:
-    lines = [_line(row) for row in _rows(cursor, "audit_chain", {"saga_id": str(saga_id)})]
+    lines = [to_line(row) for row in _rows(cursor, "audit_chain", {"saga_id": str(saga_id)})]
     return _heads(cursor, [saga_id]), lines

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from outrider.event import OutboxRow
+from outrider.event import SKIPPED_TYPE, OutboxRow
 from outrider.outbox.model import CLAIM_SECONDS_MAX
 from outrider.stores import queries
 
@@ -79,6 +79,7 @@ _CONSTANTS = {
     "inbox_event": ", ".join(_INBOX_EVENT),
     "inbox_event_but_replayed": ", ".join(_INBOX_EVENT[:-2]),
     "saga": ", ".join(_SAGA),
+    "skipped_type": SKIPPED_TYPE,
 }
 
 
@@ -122,6 +123,12 @@ def load_privacy() -> dict[str, str]:
 def load_journal() -> dict[str, str]:
     """Return the statements of the journal by name."""
     return _load("journal")
+
+
+@cache
+def load_erasure() -> dict[str, str]:
+    """Return the statements of erasure by name, with pieces of those of sagas."""
+    return _load("saga", "erasure")
 
 
 def _load(*files: str) -> dict[str, str]:

@@ -68,7 +68,7 @@ async def test_a_commit_of_anybody_wakes_workers(bench: SagaBench, path: Path) -
         "FROM saga_audit_anchor",
         "UPDATE saga_audit_head SET lines = 0",
         "DELETE FROM saga_audit_head",
-        "REPLACE INTO saga_audit_head SELECT saga_id, anchor, 0, hash, place FROM saga_audit_head",
+        "REPLACE INTO saga_audit_head SELECT saga_id, anchor, 0, hash, place, subject_hash FROM saga_audit_head",
     ],
 )
 async def test_the_audit_log_is_append_only(bench: SagaBench, path: Path, change: str) -> None:

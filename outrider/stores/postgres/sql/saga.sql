@@ -199,9 +199,10 @@ WITH old AS MATERIALIZED (
         $13::bytea
     WHERE {planned_anew}
 ), head AS (
-    INSERT INTO {schema}.saga_audit_head (saga_id, anchor, lines, hash, place)
-    SELECT h.saga_id, $5, h.lines, h.hash, h.place
-    FROM unnest($1::uuid[], $2::integer[], $3::bytea[], $4::bigint[]) AS h (saga_id, lines, hash, place)
+    INSERT INTO {schema}.saga_audit_head (saga_id, anchor, lines, hash, place, subject_hash)
+    SELECT h.saga_id, $5, h.lines, h.hash, h.place, h.subject_hash
+    FROM unnest($1::uuid[], $2::integer[], $3::bytea[], $4::bigint[], $14::text[])
+        AS h (saga_id, lines, hash, place, subject_hash)
 ), journal AS (
     DELETE FROM {schema}.saga_step WHERE saga_id = ANY (ARRAY(SELECT saga_id FROM old))
 ), mail AS (

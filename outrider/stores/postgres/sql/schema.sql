@@ -117,6 +117,16 @@ DROP TABLE {schema}.subject_key;
 DROP INDEX {schema}.saga_instance_subject;
 ALTER TABLE {schema}.saga_instance DROP COLUMN subject;
 
+-- name: erasure_unfinished
+-- The log of erasures is evidence.
+SELECT count(*) FROM {schema}.gdpr_erasure_log
+
+-- name: erasure
+-- The triggers go on to refuse every change, because nobody can open a run without the log.
+DROP FUNCTION {schema}.saga_audit_erase(bigint, uuid, bigint[], bytea[]);
+ALTER TABLE {schema}.saga_audit_head DROP COLUMN subject_hash;
+DROP TABLE {schema}.gdpr_erasure_log;
+
 -- name: journal_unfinished
 -- The journal can be started again.
 SELECT 0
@@ -150,6 +160,19 @@ ALTER TABLE {schema}.outbox_operation DROP COLUMN line, DROP COLUMN traceparent,
 SELECT 0
 
 -- name: audit_state
+CREATE OR REPLACE FUNCTION {schema}.saga_audit_erase(of_run bigint, of_saga uuid, lines bigint[], digests bytea[])
+    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE changed bigint;
+    BEGIN
+        IF NOT EXISTS (SELECT FROM {schema}.gdpr_erasure_log AS e WHERE e.id = of_run AND e.finished_at IS NULL) THEN
+            RAISE EXCEPTION 'no run % of an erasure is open', of_run USING ERRCODE = 'no_data_found';
+        END IF;
+        UPDATE {schema}.saga_audit_log AS n SET detail = '', state_hash = NULL, salt = NULL, digest = g.digest
+        FROM unnest(lines, digests) AS g (id, digest)
+        WHERE n.saga_id = of_saga AND n.id = g.id AND n.digest IS NULL;
+        GET DIAGNOSTICS changed = ROW_COUNT;
+        RETURN changed;
+    END $$;
 ALTER TABLE {schema}.saga_audit_log DROP COLUMN state;
 
 -- name: forget

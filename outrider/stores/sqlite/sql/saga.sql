@@ -178,7 +178,7 @@ INSERT INTO saga_audit_anchor ({anchor}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: add_head
 -- The head of a chain that the anchor covers; the primary key.
-INSERT INTO saga_audit_head (saga_id, anchor, lines, hash, place) VALUES (?, ?, ?, ?, ?);
+INSERT INTO saga_audit_head (saga_id, anchor, lines, hash, place, subject_hash) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: prunable_audit
 -- The oldest anchor whose lines are still there, if the last change of its sagas is long ago. Later anchors cover later

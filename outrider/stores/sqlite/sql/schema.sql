@@ -97,6 +97,18 @@ DROP TABLE subject_key;
 DROP INDEX saga_instance_subject;
 ALTER TABLE saga_instance DROP COLUMN subject;
 
+-- name: erasure_unfinished
+-- The log of erasures is evidence.
+SELECT count(*) FROM gdpr_erasure_log;
+
+-- name: erasure
+DROP TRIGGER saga_audit_unchanged;
+CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE ON saga_audit_log
+    BEGIN SELECT RAISE(ABORT, 'the audit log of sagas is append only; UPDATE is rejected'); END;
+DROP INDEX saga_audit_head_subject;
+ALTER TABLE saga_audit_head DROP COLUMN subject_hash;
+DROP TABLE gdpr_erasure_log;
+
 -- name: journal_unfinished
 -- The journal can be started again.
 SELECT 0;
@@ -130,6 +142,17 @@ ALTER TABLE outbox_operation DROP COLUMN digest;
 SELECT 0;
 
 -- name: audit_state
+DROP TRIGGER saga_audit_unchanged;
+CREATE TRIGGER saga_audit_unchanged BEFORE UPDATE ON saga_audit_log
+    WHEN NOT coalesce(
+        old.digest IS NULL AND length(new.digest) = 32 AND new.detail = '' AND new.state_hash IS NULL AND new.salt IS NULL
+        AND new.id = old.id AND new.saga_id = old.saga_id AND new.line = old.line AND new.at = old.at
+        AND new.old_status IS old.old_status AND new.new_status = old.new_status AND new.step IS old.step
+        AND new.what = old.what AND new.actor = old.actor AND new.traceparent IS old.traceparent AND new.hash IS old.hash
+        AND EXISTS (SELECT 1 FROM gdpr_erasure_log WHERE finished_at IS NULL), false)
+    BEGIN
+        SELECT RAISE(ABORT, 'the audit log of sagas is append only; UPDATE is rejected');
+    END;
 ALTER TABLE saga_audit_log DROP COLUMN state;
 
 -- name: forget
