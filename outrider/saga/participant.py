@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from outrider.errors import Permanent, UsageError
+from outrider.errors import Permanent, SubjectErased, UsageError
 from outrider.event import Event, is_erased, subject_of
 from outrider.outbox.staging import Outbox, default
 from outrider.payload.conversion import to_plain
@@ -148,7 +148,11 @@ class Participant:
         if is_erased(stored := json.loads(stored_reply)):
             # The saga had ended before its data was erased, so it waits for no reply.
             return CommandOutcome.REPEATED
-        fields = (await self._opened(request, stored))["reply"]
+        try:
+            fields = (await self._opened(request, stored))["reply"]
+        except SubjectErased:
+            # So is the saga, if its data was: it is stopped, or has ended.
+            return CommandOutcome.REPEATED
         retry = fields.pop("retry")
         await self._outbox.stage(tx, Event(**fields, retry=RetryPolicy.from_json(retry) if retry else None))
         return CommandOutcome.REPEATED

@@ -242,8 +242,8 @@ class MongoErasure:
         log = self._of(session, "saga_audit_log")
         detailed = {"saga_id": saga_id, "digest": None, "salt": {"$ne": None}}
         for row in await log.find(detailed, session=session).to_list():
-            gone = {"detail": "", "state": None, "state_hash": None, "salt": None}
-            gone["digest"] = digest_of(to_audit_line(row))
+            removed: Document = {"detail": "", "state": None, "state_hash": None, "salt": None}
+            gone = {**removed, "digest": digest_of(to_audit_line(row))}
             await log.update_one({"_id": row["_id"], "digest": None}, {"$set": gone}, session=session)
 
     async def _erase_replies(self, session: Session, keys: Sequence[str]) -> None:

@@ -106,7 +106,7 @@ class ErasureBench:
         to, error = replace(record.instance, status=status, last_error=email), f"no mail to {email}"
         entry = JournalEntry("reserve", Phase.ACTION, StepStatus.DONE, 1, error=error, data=json.dumps(email))
         notes = [AuditEntry(Status.STARTED, status, "reserve", "action done", "w1", f"told {email}")] * 2
-        change = SagaChange(to, [entry], notes=notes, release=True, at=record.now, **turn)
+        change = SagaChange(to, [entry], notes=notes, release=True, at=record.now, keep_state=True, **turn)
         claim = Claim("w1", to.saga_id, to.epoch)
         async with self.sagas.transaction() as tx:
             await self.sagas.save(tx, claim, change, LEASE_SECONDS)

@@ -534,6 +534,36 @@ class PrivacyContract:
         assert await subjects.counts() == (0, 1)
         await asyncio.to_thread(subjects.close)
 
+    async def test_a_kept_reply_under_a_destroyed_key_is_not_sent_again(
+        self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject, table = "customer:42", MemorySubjectKeys()
+
+        async def opening() -> MemorySubjectKeys:
+            return table
+
+        subjects = SubjectKeys(opening, "the test", self.master(monkeypatch, DataKey.new("m1")))
+        cipher = FieldEncryption(keys=rings[0], sensitive=SENSITIVE, subjects=subjects)
+        stock = Participant("stock", outbox=Outbox(payloads=Payloads(encryption=cipher)))
+        headers = {KEY_HEADER: "A-7:reserve", PHASE_HEADER: Phase.ACTION.value}
+        command = Event("stock.reserve", {}, event_id=uuid4(), headers=headers, subject=subject)
+        outcomes = list[CommandOutcome]()
+
+        async def answer(conn: Any) -> None:
+            outcomes.append(await stock.execute(conn, command, lambda *_: Event("order.placed", order(), topic="o")))
+
+        await bench.harness.transact(answer)
+        await bench.harness.transact(answer)
+        [kept] = [text for _, text in await bench.copies(CopyKind.PARTICIPANT_REPLY)]
+        [key] = table.table.values()
+        assert KEYLESS.key_ids(json.loads(kept)) == {key.id}
+        assert len(await bench.copies(CopyKind.EVENT)) == 2
+        await subjects.destroy(subject)
+        await bench.harness.transact(answer)
+        assert outcomes == [CommandOutcome.DONE, CommandOutcome.REPEATED, CommandOutcome.REPEATED]
+        assert len(await bench.copies(CopyKind.EVENT)) == 2
+        await asyncio.to_thread(subjects.close)
+
     async def _stored(self, bench: PrivacyBench, saga_id: UUID) -> SagaRecord:
         """Return the saga as stored, and check that neither it nor its child holds the value."""
         record = await bench.sagas.admin.show(saga_id)

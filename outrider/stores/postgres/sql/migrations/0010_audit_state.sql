@@ -1,12 +1,7 @@
 -- The state of a saga after a turn, in the audit log.
 
--- name: saga_audit_state
--- As the saga had it, so encrypted where it was. The lines of a turn that did not change the state have none. Without a
--- default, so that no row is written.
-ALTER TABLE {schema}.saga_audit_log ADD COLUMN state text
-
 -- name: saga_audit_erase
--- As before, with the states. The rights stay.
+-- As before, with the states, which are the next step. The rights stay.
 CREATE OR REPLACE FUNCTION {schema}.saga_audit_erase(of_run bigint, of_saga uuid, lines bigint[], digests bytea[])
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE changed bigint;
@@ -20,3 +15,8 @@ BEGIN
     GET DIAGNOSTICS changed = ROW_COUNT;
     RETURN changed;
 END $$
+
+-- name: saga_audit_state
+-- As the saga had it, so encrypted where it was. The lines of a turn that did not change the state have none. Without a
+-- default, so that no row is written.
+ALTER TABLE {schema}.saga_audit_log ADD COLUMN state text
