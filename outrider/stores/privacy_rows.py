@@ -85,7 +85,8 @@ def _copy(kind: CopyKind, row: Mapping[str, Any], key: Sequence[str]) -> Payload
     else:
         event_id = row["saga_id" if kind in OF_SAGAS else "event_id"]
     own_id = event_id if isinstance(event_id, UUID) else UUID(event_id)
-    return PayloadCopy(tuple(row[name] for name in key), own_id, row["event_type"] or "", text, _subject(kind, row), names)
+    identity, subject = tuple(row[name] for name in key), _subject(kind, row)
+    return PayloadCopy(identity, own_id, row["event_type"] or "", text, subject, names)
 
 
 def _subject(kind: CopyKind, row: Mapping[str, Any]) -> str | None:

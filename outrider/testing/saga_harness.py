@@ -135,9 +135,7 @@ class SagaHarness:
     async def start(self, saga: Saga[Any], state: Any, correlation_id: str, *, subject: str | None = None) -> UUID:
         """Start a saga and run the sagas until all have ended or wait."""
         async with self.store.transaction() as tx:
-            saga_id = await saga.start(
-                tx, state, correlation_id=correlation_id, subject=subject, outbox=self.outbox
-            )
+            saga_id = await saga.start(tx, state, correlation_id=correlation_id, subject=subject, outbox=self.outbox)
         await self.run()
         return saga_id
 

@@ -260,16 +260,22 @@ class TurnTransaction:
             return await self._put_back(tx, stored, turn_input.waits_for)
         if turn_input.stop is not None:
             return await self._stop(tx, stored, turn_input.stop)
+        record = await self._open(stored)
+        if not isinstance(record, SagaRecord):
+            return record
+        self.instance = record.instance
+        return await self._advance(tx, turn_input, record)
+
+    async def _open(self, stored: SagaRecord) -> SagaRecord | Keyless | Unplannable:
+        """Return the saga with plain values. The stop of an erased saga keeps what is stored: no key will ever come."""
         try:
-            record = await self.executor.open(stored)
+            return await self.executor.open(stored)
         except KEYLESS as error:
             return Keyless(str(error))
         except SubjectErased as error:
             return Unplannable(error.problem)
         except InvalidPayload as error:
             return Unplannable(f"what is stored of it does not open: {error}")
-        self.instance = record.instance
-        return await self._advance(tx, turn_input, record)
 
     async def _advance(self, tx: Any, turn_input: TurnInput, record: SagaRecord) -> TurnResult:
         """Execute the local step, plan, and write: build the change, save, stage."""

@@ -151,9 +151,9 @@ class MemoryErasure:
             erased = ERASED_TEXT.encode()
             stored.messages = {n: each._replace(body=erased) for n, each in stored.messages.items()}
             stored.instance = replace(stored.instance, state=erased, last_error=None, subject=None)
+        removed: dict[str, Any] = {"detail": "", "state": None, "state_hash": None, "salt": None}
         stored.audit = [
-            line._replace(detail="", state=None, state_hash=None, salt=None, digest=digest_of(line)) if line.salt else line
-            for line in stored.audit
+            line._replace(**removed, digest=digest_of(line)) if line.salt else line for line in stored.audit
         ]
         self._save(run_id, add_counts(counts, {place: 1}))
         return True

@@ -514,9 +514,8 @@ class PrivacyContract:
         saga_id = await harness.start(saga, DeliveryOrder(Customer(CANARY)), "A-7", subject=subject)
         before = await self._stored(bench, saga_id)
         [key] = table.table.values()
-        texts = [before.instance.state.decode(), *(entry.data for entry in before.journal if entry.data)]
-        for child in await bench.sagas.admin.find(SagaCriteria(saga_type="parcel")):
-            texts.append(child.state.decode())
+        states = [saga.state.decode() for saga in await bench.sagas.admin.find(SagaCriteria())]
+        texts = [*states, *(entry.data for entry in before.journal if entry.data)]
         assert len(texts) == 5
         assert {key_id for text in texts for key_id in KEYLESS.key_ids(json.loads(text))} == {key.id}
         await subjects.destroy(subject)
