@@ -276,6 +276,15 @@ class PrivacyContract:
         monkeypatch.setenv("MASTER_KEYS", " ".join(key.text for key in keys))
         return KeyRing(EnvironmentKeys("MASTER_KEYS"))
 
+    def subject_keys(self, monkeypatch: pytest.MonkeyPatch) -> tuple[MemorySubjectKeys, SubjectKeys]:
+        """Return a table of keys of subjects, and the keys in it."""
+        table = MemorySubjectKeys()
+
+        async def opening() -> MemorySubjectKeys:
+            return table
+
+        return table, SubjectKeys(opening, "the test", self.master(monkeypatch, DataKey.new("m1")))
+
     def source(self, bench: PrivacyBench, master: KeyRing) -> StoredKeys:
         """Return the keys of the store, with a store that stays open."""
 
@@ -405,16 +414,12 @@ class PrivacyContract:
     async def test_values_of_a_subject_move_to_its_key_in_all_copies_and_stay_once_the_key_is_destroyed(
         self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        subject, table, mailbox = "customer:42", MemorySubjectKeys(), CopyKind.SAGA_MESSAGE
+        subject, mailbox = "customer:42", CopyKind.SAGA_MESSAGE
+        table, subjects = self.subject_keys(monkeypatch)
         await bench.fill(encrypting(rings[0]), subject)
         for kind in CopyKind:
             page = await bench.privacy.copies(kind, None, 5)
             assert {copy.subject for copy in page.copies} == {None if kind is mailbox else subject}, kind
-
-        async def opening() -> MemorySubjectKeys:
-            return table
-
-        subjects = SubjectKeys(opening, "the test", self.master(monkeypatch, DataKey.new("m1")))
         cipher = FieldEncryption(keys=rings[1], sensitive=SENSITIVE, subjects=subjects)
         assert not await Reencryption(cipher, bench.privacy, dry_run=True).run()
         assert table.table == {}
@@ -501,12 +506,8 @@ class PrivacyContract:
     async def test_a_destroyed_key_of_a_subject_erases_a_saga_and_the_worker_stops_it(
         self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        subject, table = "customer:42", MemorySubjectKeys()
-
-        async def opening() -> MemorySubjectKeys:
-            return table
-
-        subjects = SubjectKeys(opening, "the test", self.master(monkeypatch, DataKey.new("m1")))
+        subject = "customer:42"
+        table, subjects = self.subject_keys(monkeypatch)
         cipher = FieldEncryption(keys=rings[0], sensitive=SENSITIVE, sagas=OF_SAGAS, subjects=subjects)
         harness = SagaHarness(delivery(Payloads(encryption=cipher)), bench.sagas)
         saga = harness.sagas.find("order", 1)
@@ -536,12 +537,8 @@ class PrivacyContract:
     async def test_a_kept_reply_under_a_destroyed_key_is_not_sent_again(
         self, bench: PrivacyBench, rings: tuple[KeyRing, KeyRing], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        subject, table = "customer:42", MemorySubjectKeys()
-
-        async def opening() -> MemorySubjectKeys:
-            return table
-
-        subjects = SubjectKeys(opening, "the test", self.master(monkeypatch, DataKey.new("m1")))
+        subject = "customer:42"
+        table, subjects = self.subject_keys(monkeypatch)
         cipher = FieldEncryption(keys=rings[0], sensitive=SENSITIVE, subjects=subjects)
         stock = Participant("stock", outbox=Outbox(payloads=Payloads(encryption=cipher)))
         headers = {KEY_HEADER: "A-7:reserve", PHASE_HEADER: Phase.ACTION.value}
