@@ -120,7 +120,7 @@ def test_the_operator_is_the_one_who_is_named_and_never_unknown(store: Path, mon
 def test_the_commands_of_the_page_run(store: Path) -> None:
     page = (ROOT / "docs/how-to/audit.md").read_text()
     commands = [line[len("$ outrider ") :].split() for line in page.splitlines() if line.startswith("$ outrider ")]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         assert CliRunner().invoke(app, command).exit_code == 0, command
 

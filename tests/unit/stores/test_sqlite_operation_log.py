@@ -90,7 +90,7 @@ async def test_lines_from_before_the_chain_stay_are_counted_and_leave_an_anchor(
     with closing(sqlite3.connect(path)) as conn, conn:
         rows = [(old, "ann", "replay", f"00000000-0000-4000-8000-00000000000{number}") for number in range(3)]
         conn.executemany("INSERT INTO outbox_operation (at, actor, verb, event_id) VALUES (?, ?, ?, ?)", rows)
-    assert {step.version for step in await SqliteSchema(path).migrate()} == {9}
+    assert {step.version for step in await SqliteSchema(path).migrate()} == {9, 10}
     store, sagas = SqliteStore(path), SqliteSagas(path)
     await store.operations.record("ann", "key_add", key="k1")
     report = await verify_operations(store.operations, AuditCheck())
