@@ -326,7 +326,8 @@ class TurnTransaction:
         change = SagaChange(
             instance, entries, *messages, plan.notes, release, plan.wake_seconds, record.now, keep_state
         )
-        await load_new_keys(self.context.payloads, plan.children)
+        # A local step may have taken longer than keys stay fresh.
+        await load_new_keys(self.context.payloads, [instance, *plan.children])
         try:
             stored = encrypt_turn(self.context.payloads, change, plan.children, plan.messages)
         except KEYLESS as error:

@@ -73,8 +73,8 @@ async def load_keys(payloads: Payloads | None, records: Sequence[SagaRecord]) ->
     await payloads.load([], subjects=_subjects(new), payloads=texts)
 
 
-async def load_new_keys(payloads: Payloads | None, sagas: Sequence[NewSaga]) -> None:
-    """Read or make the keys of the subjects of sagas to be started, while the event loop goes on."""
+async def load_new_keys(payloads: Payloads | None, sagas: Sequence[NewSaga | Instance]) -> None:
+    """Read or make the keys of the subjects of sagas that are going to be written, while the event loop goes on."""
     if payloads is not None:
         await payloads.load([], subjects=_subjects(sagas))
 
