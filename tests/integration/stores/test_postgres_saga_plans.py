@@ -123,7 +123,8 @@ async def test_pruning_reads_the_oldest_and_nothing_else(sagas: PostgresSagas, c
     rows = await conn.fetch(sagas._sql["prunable_sagas"], 1.0, 200)
     anchor, heads = close_sagas(None, [(instance_of(tuple(row)[:-1]), row["place"]) for row in rows], datetime.now(UTC))
     columns = zip(*[(head.saga_id, head.lines, head.hash, head.place) for head in heads], strict=True)
-    removed = await used_indexes(conn, 200, sagas._sql["close_sagas"], *map(list, columns), *anchor)
+    hashes = [head.subject_hash for head in heads]
+    removed = await used_indexes(conn, 200, sagas._sql["close_sagas"], *map(list, columns), *anchor, hashes)
     assert removed == {"saga_instance_pkey", "saga_step_pkey", "saga_mailbox_event"}
     assert await sagas.audit.remove_sagas(60.0) > 400
     prunable = await used_indexes(conn, 200, sagas._sql["prunable_audit"], 1.0)
