@@ -127,6 +127,9 @@ class MongoJournal:
 
     async def note_prune(self, days: float) -> None:
         """Note that maintenance is about to remove events of this age from the archive."""
+        # Without a journal that is on, workers need no right to write here.
+        if not (await self.switch()).is_on:
+            return
         before = await self._database.time() - timedelta(days=days)
         change = {"$max": {"archive_pruned": before}}
         await self._database["outbox_meta"].update_one({"_id": SWITCH, "value": 1}, change)
