@@ -50,8 +50,8 @@ SUBJECT_BYTES_MAX = 400
 ERASED = "$erased"
 """The member of the object that replaces an erased payload, state or message."""
 
-ERASED_TEXT = json.dumps({ERASED: True})
-"""The JSON text in place of contents that were erased."""
+ERASED_TEXT = json.dumps({ERASED: True}, separators=(",", ":"))
+"""The JSON text in place of contents that were erased, in the form in which staging would write it."""
 
 ERASED_FAILURE = json.dumps({"error": "erased"})
 """The JSON text in place of the failure of an erased dead letter."""
@@ -235,13 +235,22 @@ def subject_hash(subject: str) -> str:
     return hashlib.sha256(subject.encode()).hexdigest()
 
 
+def erased_name(subject: str) -> str:
+    """Return the text that stands for the subject of a destroyed key.
+
+    >>> erased_name("customer:42")[:14]
+    'sha256:67f22bf'
+    """
+    return f"sha256:{subject_hash(subject)}"
+
+
 def is_erased(payload: Any) -> bool:
     """Tell whether a payload, a state or a message was erased.
 
-    >>> is_erased({"$erased": True}), is_erased({"id": 7})
+    >>> is_erased({"$erased": True}), is_erased({"$erased": True, "id": 7})
     (True, False)
     """
-    return isinstance(payload, dict) and payload.get(ERASED) is True
+    return isinstance(payload, dict) and len(payload) == 1 and payload.get(ERASED) is True
 
 
 def subject_in(headers: bytes) -> str | None:

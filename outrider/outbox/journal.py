@@ -114,7 +114,8 @@ def examine(  # noqa: PLR0911 - one return for each problem
     """
     _, entries, places = history
     is_complete = any(position > switch.position for position in places.values())
-    if not entries or (is_complete and entries[0].kind is not JournalKind.STAGED):
+    # An event from before the switch gets a new position with its next staging, which is a replay for instance.
+    if not entries or (is_complete and all(entry.kind is not JournalKind.STAGED for entry in entries)):
         return JournalProblem.NOT_JOURNALED if is_complete else None
     last = _last(entries)
     if last is None:

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from outrider.errors import InvalidEvent
 from outrider.event import (
+    ERASED_TEXT,
     EVENT_TYPE_BYTES_MAX,
     GAPLESS,
     SUBJECT_BYTES_MAX,
@@ -173,6 +174,9 @@ def _prepare(event: Event, rules: StagingRules, prefix: str) -> NewEvent:
     _check_fields(event, prefix)
     topic, event_id = _topic(event, rules, prefix), event.event_id or uuid7()
     text, headers = payload_text(event.payload, rules.limit_of(topic), f"{prefix}payload"), _headers(event, prefix)
+    if text == ERASED_TEXT:
+        problem = "it is what an erasure leaves of a payload, and no consumer handles it"
+        raise InvalidEvent(f"{prefix}payload", problem, "stage another value")
     if rules.payloads is not None:
         key = event.key or event.aggregate_id
         facts = PayloadFacts(event_id, event.event_type, event.schema_version, topic, key, subject_of(event))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outrider.errors import ActiveKeyMissing, InvalidEvent, InvalidPayload, KeyMissing, SubjectErased, UsageError
-from outrider.event import DeadLetterReason
+from outrider.event import DeadLetterReason, erased_name
 from outrider.payload.conversion import json_parser
 from outrider.payload.model import ENCRYPTED_MARK, REPLY, SAGA_JOURNAL, SAGA_STATE, PayloadFacts, field_path
 from outrider.privacy.keys import KEY_ID, SUBJECT_KEY_ID, DataKey, KeyRing, SubjectKeySource, subject_key_ids
@@ -284,13 +284,13 @@ class FieldEncryption:
         found = self.subjects.find(key_id)
         if found is None:
             raise _missing(parts, key_id, f"which {self.subjects.where} does not have")
+        if facts.subject is not None and found.subject not in (facts.subject, erased_name(facts.subject)):
+            raise _invalid(parts, f"it is encrypted with the key {key_id} of another subject than that of the event")
         if found.destroyed_at is not None:
             text = f"its subject was erased: the key {key_id} was destroyed on {found.destroyed_at:%Y-%m-%d}"
             raise SubjectErased(_shown(parts), text, DeadLetterReason.ENCRYPTION_FAILED)
         if found.key is None:
             raise _missing(parts, key_id, f"the key of a subject, which cannot be used: {found.problem}")
-        if facts.subject not in (None, found.subject):
-            raise _invalid(parts, f"it is encrypted with the key {key_id} of another subject than that of the event")
         return found.key
 
     def _of(self, event_type: str) -> Fields:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from outrider.event import ERASED_TEXT, SKIPPED_TYPE, SUBJECT_HEADER, subject_hash
+from outrider.event import ERASED_TEXT, SKIPPED_TYPE, SUBJECT_HEADER, erased_name, subject_hash
 from outrider.privacy.erasure_store import (
     DISCARDED,
     Blocker,
@@ -28,7 +28,7 @@ from outrider.privacy.erasure_store import (
     Replacement,
     SubjectRow,
 )
-from outrider.privacy.store import SubjectKeyStore, WrappedSubjectKey, erased_name
+from outrider.privacy.store import SubjectKeyStore, WrappedSubjectKey
 from outrider.privacy.subjects import SubjectKeys
 
 BLOCKING_MAX = 200
@@ -162,10 +162,11 @@ class Erasure:
         left = await self._erase(runs)
         if left or (await self._blocked(discarding=False)):
             return await self._results(left)
-        for subject in self.subjects:
-            await self.keys.destroy(subject)
-        await self._discard(runs)
-        left = await self._erase(runs)
+        # A key that is made during the last pass goes as well: its events are not handled, as those before.
+        while any([await self.keys.destroy(subject) for subject in self.subjects]):
+            await self._discard(runs)
+            if left := await self._erase(runs):
+                break
         results = await self._results(left)
         for result in results:
             if result.is_complete and result.run:

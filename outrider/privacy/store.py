@@ -6,7 +6,6 @@ A key in the store is wrapped: encrypted with a master key, which is never in th
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
@@ -137,15 +136,6 @@ class SubjectKeyStore(Protocol):
     async def close(self) -> None:
         """Close connections and threads."""
         ...
-
-
-def erased_name(subject: str) -> str:
-    """Return the text that stands for the subject of a destroyed key.
-
-    >>> erased_name("customer:42")[:14]
-    'sha256:67f22bf'
-    """
-    return f"sha256:{hashlib.sha256(subject.encode()).hexdigest()}"
 
 
 class PrivacyStore(SubjectKeyStore, Protocol):

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from outrider.background import Background
 from outrider.errors import KeysUnavailable, OutriderError
+from outrider.event import erased_name
 from outrider.privacy.keys import KEY_BYTES, PAUSE_SECONDS, DataKey, KeyRing, SubjectKey
 from outrider.privacy.store import (
     ANSWER_SECONDS,
@@ -29,7 +30,6 @@ from outrider.privacy.store import (
     SubjectKeyStore,
     WrappedSubjectKey,
     active_master,
-    erased_name,
     master_of,
     required_key,
     unwrap_key,

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from outrider.errors import Permanent, SubjectErased, UsageError
-from outrider.event import Event, is_erased, subject_of
+from outrider.event import ERASED, Event, subject_of
 from outrider.outbox.staging import Outbox, default
 from outrider.payload.conversion import to_plain
 from outrider.payload.model import PayloadCipher, PayloadFacts, reply_facts
@@ -145,7 +145,7 @@ class Participant:
                 f"{request.event.event_type} with the key {request.key} came before, and its handler committed without "
                 "a reply; let the errors of execute() and compensate() pass through the handler"
             )
-        if is_erased(stored := json.loads(stored_reply)):
+        if ERASED in (stored := json.loads(stored_reply)):
             # The saga had ended before its data was erased, so it waits for no reply.
             return CommandOutcome.REPEATED
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.clock import Clock, SystemClock
-from outrider.privacy.store import NewSubjectKey, SubjectKeyCounts, WrappedSubjectKey, erased_name
+from outrider.event import erased_name
+from outrider.privacy.store import NewSubjectKey, SubjectKeyCounts, WrappedSubjectKey
 
 
 class MemorySubjectKeys:

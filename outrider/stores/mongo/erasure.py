@@ -113,9 +113,10 @@ class MongoErasure:
         found = list[Blocking]()
         for kind, (name, only) in BLOCKING.items():
             wanted = {**only, "headers": _pattern(needles(subjects, kind))}
-            query = self.database[name].find(wanted).sort("_id").limit(limit)
+            # Some documents only mention a subject, so the limit is for those that are left.
+            query = self.database[name].find(wanted, BLOCKING_FIELDS).sort("_id")
             rows = [_blocking_facts(kind, row) for row in await self.database.run(query.to_list())]
-            found += to_blocking(rows, subjects, kind)
+            found += to_blocking(rows, subjects, kind)[:limit]
         return found + await self._unended(subjects, limit)
 
     async def _unended(self, subjects: Collection[str], limit: int) -> list[Blocking]:
@@ -273,6 +274,10 @@ class MongoErasure:
 
 def _pattern(texts: Sequence[str]) -> Document:
     return {"$regex": "|".join(re.escape(text) for text in texts)}
+
+
+BLOCKING_FIELDS = dict.fromkeys(("id", "event_type", "headers", "topic", "stream_key", "stream"), 1)
+"""What is read of a document that stands in the way; the payload is not."""
 
 
 def _blocking_facts(kind: Blocker, row: Document) -> Document:

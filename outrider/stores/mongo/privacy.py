@@ -11,6 +11,7 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from outrider.clock import Clock
+from outrider.event import erased_name
 from outrider.privacy.store import (
     CopyKind,
     CopyPage,
@@ -19,7 +20,6 @@ from outrider.privacy.store import (
     SubjectKeyCounts,
     WrappedKey,
     WrappedSubjectKey,
-    erased_name,
 )
 from outrider.stores.mongo.database import Document, MongoDatabase, Session
 from outrider.stores.mongo.handler_transactions import open_installed

@@ -41,6 +41,9 @@ from outrider.stores.queries import identifier
 BLOCKS = 4_096
 """The blocks that a statement reads, of 8 kB each, in all partitions together."""
 
+CANDIDATES_MAX = 1_000
+"""The rows with the text of a subject that are read at a time; some only mention the subject."""
+
 REMOVED_MAX = 200
 """The removed sagas of a page."""
 
@@ -98,8 +101,13 @@ class PostgresErasure:
             await conn.execute("SET LOCAL enable_seqscan = on")
             for kind, query in BLOCKING.items():
                 wanted = list(subjects) if kind is Blocker.SAGA else _patterns(needles(subjects, kind))
-                rows = await conn.fetch(self._sql[query], wanted, limit, timeout=STATEMENT_SECONDS)
-                found += to_blocking([dict(row) for row in rows], subjects, kind)
+                kept, start, rows = list[Blocking](), 0, [()] * CANDIDATES_MAX
+                while len(kept) < limit and len(rows) == CANDIDATES_MAX:
+                    page = wanted, CANDIDATES_MAX, start
+                    rows = await conn.fetch(self._sql[query], *page, timeout=STATEMENT_SECONDS)
+                    kept += to_blocking([dict(row) for row in rows], subjects, kind)
+                    start += CANDIDATES_MAX
+                found += kept[:limit]
         return found
 
     async def skip_held(self, row: Blocking, headers: str, actor: str) -> bool:

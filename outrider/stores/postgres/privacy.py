@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from outrider.event import erased_name
 from outrider.privacy.store import (
     CopyKind,
     CopyPage,
@@ -13,7 +14,6 @@ from outrider.privacy.store import (
     SubjectKeyCounts,
     WrappedKey,
     WrappedSubjectKey,
-    erased_name,
 )
 from outrider.stores.postgres import statements
 from outrider.stores.postgres.database import PostgresDatabase

@@ -131,8 +131,9 @@ def _blocking(conn: sqlite3.Connection, subjects: Collection[str], limit: int) -
     found = list[Blocking]()
     for kind, query in BLOCKING.items():
         texts = json.dumps([] if kind is Blocker.SAGA else needles(subjects, kind))
-        wanted = {"needles": texts, "subjects": json.dumps(list(subjects)), "limit": limit}
-        for each in to_blocking(_named(conn, query, wanted), subjects, kind):
+        wanted = {"needles": texts, "subjects": json.dumps(list(subjects))}
+        # Some rows only mention a subject, so the limit is for those that are left.
+        for each in to_blocking(_named(conn, query, wanted), subjects, kind)[:limit]:
             found.append(each if isinstance(each.id, int) else each._replace(id=UUID(each.id)))
     return found
 

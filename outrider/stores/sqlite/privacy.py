@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.clock import Clock, SystemClock
 from outrider.errors import Transient, UsageError
+from outrider.event import erased_name
 from outrider.privacy.store import (
     CopyKind,
     CopyPage,
@@ -19,7 +20,6 @@ from outrider.privacy.store import (
     SubjectKeyCounts,
     WrappedKey,
     WrappedSubjectKey,
-    erased_name,
 )
 from outrider.stores.privacy_rows import FILE_SHAPES, KEY_VERBS, stored_text, to_copies, to_keys, to_subject_keys
 from outrider.stores.sqlite.database import SqliteDatabase, installation

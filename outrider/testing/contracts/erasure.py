@@ -14,7 +14,7 @@ import pytest
 
 from outrider import Event, Outbox
 from outrider.errors import Permanent
-from outrider.event import SKIPPED_TYPE, DeadLetterReason, Delivery, OnDeadLetter, is_erased, subject_hash
+from outrider.event import SKIPPED_TYPE, DeadLetterReason, Delivery, OnDeadLetter, erased_name, is_erased, subject_hash
 from outrider.inbox.consumer import ConsumerMaintenance
 from outrider.inbox.executor import HandlerExecutor
 from outrider.inbox.model import EventOutcome, Held, InboxCriteria, InboxDeadLettered
@@ -23,9 +23,9 @@ from outrider.inbox.settings import ConsumerSettings
 from outrider.inbox.store import InboxStore
 from outrider.outbox.model import Criteria
 from outrider.outbox.relay import Relay
-from outrider.privacy.erasure import Erasure, ErasureResult, KeyDestruction
+from outrider.privacy.erasure import BLOCKING_MAX, Erasure, ErasureResult, KeyDestruction
 from outrider.privacy.erasure_store import Blocker, Blocking, ErasurePlace, ErasureStore
-from outrider.privacy.store import NewSubjectKey, SubjectKeyStore, erased_name
+from outrider.privacy.store import NewSubjectKey, SubjectKeyStore
 from outrider.saga.audit import AuditCheck, verify
 from outrider.saga.model import (
     AuditEntry,
@@ -461,6 +461,35 @@ class ErasureContract:
         assert result.is_complete
         assert await bench.readable(CANARY) == []
         assert [key.destroyed_at is None for key in await bench.privacy.subject_keys([erased_name(ANN)], [])] == [False]
+
+    async def test_a_key_that_is_made_while_the_last_pass_runs_is_destroyed_as_well(self, bench: ErasureBench) -> None:
+        await bench.fill(ANN)
+        later = "s-00000000000000aa"
+
+        class Staging(KeyDestruction):
+            """Makes a key for the subject as soon as the first is destroyed, as a program that stages does."""
+
+            async def destroy(self, subject: str) -> list[str]:
+                done = await self.store.destroy_subject_key(subject)
+                if done == [key_of(ANN)]:
+                    await self.store.insert_subject_keys([NewSubjectKey(later, subject, '{"key": "m1"}')])
+                return done
+
+        [result] = await bench.run(keys=Staging(bench.privacy)).run()
+        assert result.is_complete
+        assert result.run
+        assert result.run.receipt
+        assert set(result.run.receipt["keys_destroyed"]) == {key_of(ANN), later}
+        assert await bench.privacy.subject_keys([ANN], []) == []
+
+    async def test_events_that_only_mention_a_subject_hide_none_that_stands_in_the_way(
+        self, bench: ErasureBench
+    ) -> None:
+        await bench.harness.stage(*(event(BOB, headers={"about": ANN}) for _ in range(BLOCKING_MAX)))
+        await bench.harness.stage(event(ANN))
+        [result] = await bench.run().run()
+        assert [row.kind for row in result.blocking] == [Blocker.EVENT]
+        assert result.run is None
 
     async def test_the_details_of_removed_sagas_are_erased_and_their_anchors_verify(self, bench: ErasureBench) -> None:
         await bench.end_saga("A-7", ANN)

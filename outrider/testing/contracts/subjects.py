@@ -13,14 +13,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from outrider.errors import InvalidPayload, KeyMissing, SubjectErased, UsageError
-from outrider.event import Delivery
+from outrider.event import Delivery, erased_name
 from outrider.inbox.model import InboxCriteria
 from outrider.payload.model import PayloadFacts
 from outrider.payload.payloads import Payloads
 from outrider.privacy import subjects as subjects_module
 from outrider.privacy.encryption import FieldEncryption
 from outrider.privacy.keys import DataKey, EnvironmentKeys, KeyRing
-from outrider.privacy.store import SubjectKeyCounts, SubjectKeyStore, erased_name
+from outrider.privacy.store import SubjectKeyCounts, SubjectKeyStore
 from outrider.privacy.subjects import SubjectKeys
 from outrider.telemetry.events import ErasedEventSkipped, Handled
 from outrider.testing.harness import TOPIC, TYPE, ConsumerHarness, InboxBench, delivery

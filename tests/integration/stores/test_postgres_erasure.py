@@ -55,6 +55,40 @@ async def test_the_owner_can_only_replace_details_by_a_digest_while_a_run_is_ope
         await conn.execute(LINE.format(change=right))
 
 
+SPELLINGS = (
+    """{"subject": "customer\\u003a42"}""",
+    """{"subj\\u0065ct" : "customer:42"}""",
+    """{"note": "x", "subject":"customer:\\u0034\\u0032"}""",
+)
+
+INSERT = "INSERT INTO outrider.outbox (event_type, topic, payload, headers) VALUES ('t', 'orders', $1, $2)"
+
+
+async def test_a_subject_is_found_in_every_spelling_of_json(bench: ErasureBench, conn: Any) -> None:
+    for headers in SPELLINGS:
+        await conn.execute(INSERT, f'{{"email": "{CANARY}"}}', headers)
+    [stopped] = await bench.run("customer:42").run()
+    assert len(stopped.blocking) == len(SPELLINGS)
+    await bench.publish()
+    [result] = await bench.run("customer:42").run()
+    assert result.is_complete
+    assert await bench.readable(CANARY) == []
+
+
+async def test_a_number_is_a_subject_as_on_the_wire(bench: ErasureBench, conn: Any) -> None:
+    long = "9" * 5_000
+    for headers in ('{"subject": 42}', '{"subject":42}', f'{{"subject": "42", "n": {long}}}'):
+        await conn.execute(INSERT, f'{{"email": "{CANARY}"}}', headers)
+    await conn.execute(INSERT, f'{{"email": "{NEIGHBOUR}"}}', '{"subject": 421}')
+    assert len((await bench.run("42").run())[0].blocking) == 3
+    await conn.execute(f"UPDATE outrider.outbox SET headers = '{{}}' WHERE headers::text LIKE '%{long}%'")
+    await bench.publish()
+    [result] = await bench.run("42").run()
+    assert result.is_complete
+    assert len(await bench.readable(CANARY)) == 1
+    assert await bench.readable(NEIGHBOUR) != []
+
+
 async def test_a_wrong_digest_is_found(bench: ErasureBench, conn: Any) -> None:
     saga_id = await bench.end_saga("A-7", ANN)
     run = await bench.erasure.open_run(subject_hash(ANN), "ann")

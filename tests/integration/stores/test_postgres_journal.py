@@ -33,6 +33,38 @@ async def _kinds(store: PostgresStore) -> list[list[JournalKind]]:
     return [[entry.kind for entry in history.entries] for history in page.histories]
 
 
+POLICY = """
+CREATE ROLE journal_relay LOGIN;
+GRANT USAGE ON SCHEMA outrider TO journal_relay;
+ALTER TABLE outrider.outbox_archive OWNER TO journal_relay;
+GRANT SELECT ON outrider.outbox_archive TO journal_owner;
+CREATE FUNCTION public.journal_trap() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'ran as %', current_user; END $$;
+ALTER TABLE outrider.outbox_archive ENABLE ROW LEVEL SECURITY;
+CREATE POLICY trap ON outrider.outbox_archive USING (public.journal_trap());
+"""
+OWNER = """
+CREATE ROLE journal_owner;
+GRANT USAGE ON SCHEMA outrider TO journal_owner;
+GRANT SELECT ON ALL TABLES IN SCHEMA outrider TO journal_owner;
+GRANT DELETE ON outrider.outbox_journal TO journal_owner;
+ALTER FUNCTION outrider.outbox_journal_prune(float8, bigint, integer) OWNER TO journal_owner;
+"""
+
+
+async def test_no_policy_of_a_relay_runs_with_the_rights_of_the_owner_of_the_journal(
+    store: PostgresStore, conn: Any
+) -> None:
+    work = conn.transaction()
+    await work.start()
+    await conn.execute("INSERT INTO outrider.outbox_journal (kind, event_id) VALUES ('staged', gen_random_uuid())")
+    await conn.execute(OWNER + POLICY + "SET LOCAL ROLE journal_relay")
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await conn.fetch("SELECT * FROM outrider.outbox_journal_prune(-1, 0, 10)")
+    assert "ran as" not in str(refused.value)
+    await work.rollback()
+
+
 async def test_the_switch_waits_for_open_writers_and_counts_their_events_as_earlier(
     store: PostgresStore, conn: Any, postgres_url: str
 ) -> None:

@@ -64,6 +64,13 @@ def test_a_disagreement_has_its_name(given: EventHistory, problem: JournalProble
     assert examine(given, ON) is problem
 
 
+@pytest.mark.parametrize("place", [99, 101])
+def test_an_event_from_before_the_switch_has_a_new_position_after_a_replay(place: int) -> None:
+    assert examine(history(K.DEAD_LETTER, K.STAGED, outbox=place), ON) is None
+    assert examine(history(K.DEAD_LETTER, K.STAGED, K.ARCHIVED, archive=place), ON) is None
+    assert examine(history(K.DISCARDED, K.STAGED, K.ARCHIVED, archive=place), ON) is None
+
+
 @pytest.mark.parametrize("kinds", [(), (K.ARCHIVED,), (K.DEAD_LETTER, K.STAGED, K.ARCHIVED)])
 def test_an_event_from_before_the_switch_may_lack_its_first_entries(kinds: tuple[JournalKind, ...]) -> None:
     assert examine(history(*kinds, archive=100), ON) is None

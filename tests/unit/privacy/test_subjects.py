@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from outrider import Event, InvalidEvent
 from outrider.app import Outbox, stored_subject_keys
-from outrider.errors import InvalidPayload, KeyMissing, KeysUnavailable, UsageError
+from outrider.errors import InvalidPayload, KeyMissing, KeysUnavailable, SubjectErased, UsageError
 from outrider.event import Delivery
 from outrider.outbox.validation import StagingRules, validate_edit, validate_events
 from outrider.payload import PayloadFacts, Payloads
@@ -156,6 +156,25 @@ def test_any_value_survives_the_key_of_its_subject_and_opens_for_no_other(email:
 
 
 SHARED = cipher(keys_of(MemorySubjectKeys()))
+
+
+async def test_a_value_of_an_erased_subject_in_the_event_of_another_is_damaged_and_not_erased() -> None:
+    keys = keys_of(MemorySubjectKeys())
+    sealed = cipher(keys).encrypt(facts(ANN), {"email": "ann@example.com"})
+    await keys.destroy(ANN)
+    with pytest.raises(SubjectErased):
+        cipher(keys).decrypt(facts(ANN), sealed)
+    with pytest.raises(InvalidPayload, match="another subject") as refused:
+        cipher(keys).decrypt(facts(BOB), sealed)
+    assert not isinstance(refused.value, SubjectErased)
+    keys.close()
+
+
+def test_staging_refuses_what_an_erasure_leaves_of_a_payload() -> None:
+    with pytest.raises(InvalidEvent, match="erasure leaves") as refused:
+        validate_events([Event("order.placed", {"$erased": True})], StagingRules())
+    assert refused.value.path == "payload"
+    validate_events([Event("order.placed", {"$erased": True, "id": 7})], StagingRules())
 
 
 def test_without_subjects_the_ring_encrypts_and_old_values_of_the_ring_still_open(subjects: SubjectKeys) -> None:

@@ -34,22 +34,22 @@ UPDATE {schema}.gdpr_erasure_log SET counts = $2::text::json WHERE id = $1 AND f
 -- name: undelivered_events
 -- Reads the outbox.
 SELECT event_id AS id, event_type AS name, coalesce(topic, '-') || ' ' || {stream_key} AS place, headers::text AS headers
-FROM {schema}.outbox AS o WHERE headers::text LIKE ANY ($1::text[]) ORDER BY o.id LIMIT $2
+FROM {schema}.outbox AS o WHERE headers::text LIKE ANY ($1::text[]) ORDER BY o.id LIMIT $2 OFFSET $3
 
 -- name: blocking_dead_letters
 -- Reads the dead letters.
 SELECT event_id AS id, event_type AS name, topic || ' ' || key AS place, headers::text AS headers
-FROM {schema}.outbox_dead_letter AS o WHERE policy = 'block' AND headers::text LIKE ANY ($1::text[]) ORDER BY o.id LIMIT $2
+FROM {schema}.outbox_dead_letter AS o WHERE policy = 'block' AND headers::text LIKE ANY ($1::text[]) ORDER BY o.id LIMIT $2 OFFSET $3
 
 -- name: held_events
 -- Reads the events that wait at consumers.
 SELECT event_id AS id, event_type AS name, consumer || ' ' || topic AS place, headers::text AS headers, consumer
-FROM {schema}.inbox_held WHERE headers::text LIKE ANY ($1::text[]) ORDER BY id LIMIT $2
+FROM {schema}.inbox_held WHERE headers::text LIKE ANY ($1::text[]) ORDER BY id LIMIT $2 OFFSET $3
 
 -- name: blocking_consumer_dead_letters
 -- Reads the dead letters of consumers.
 SELECT id, event_type AS name, consumer || ' ' || topic AS place, headers::text AS headers
-FROM {schema}.inbox_dead_letter WHERE policy = 'block' AND headers::text LIKE ANY ($1::text[]) ORDER BY id LIMIT $2
+FROM {schema}.inbox_dead_letter WHERE policy = 'block' AND headers::text LIKE ANY ($1::text[]) ORDER BY id LIMIT $2 OFFSET $3
 
 -- name: unended_sagas
 -- Sagas that have not ended, and ended children whose parent may still compensate them. Index: saga_instance_subject.
@@ -58,7 +58,7 @@ FROM {schema}.saga_instance AS i
 WHERE i.subject = ANY ($1::text[]) AND (i.status NOT IN ('completed', 'compensated') OR EXISTS (
     SELECT FROM {schema}.saga_instance AS p
     WHERE p.saga_id = i.parent_id AND p.status NOT IN ('completed', 'compensated')))
-ORDER BY i.saga_id LIMIT $2
+ORDER BY i.saga_id LIMIT $2 OFFSET $3
 
 -- name: skip_held
 -- The event becomes the marker of a skipped event, so that its stream goes on in order. Index: inbox_held_event.

@@ -34,22 +34,22 @@ UPDATE gdpr_erasure_log SET counts = :counts WHERE id = :id AND finished_at IS N
 -- name: undelivered_events
 -- Reads the outbox.
 SELECT event_id AS id, event_type AS name, coalesce(topic, '-') || ' ' || stream_key AS place, headers FROM outbox
-WHERE {has_subject} ORDER BY id LIMIT :limit;
+WHERE {has_subject} ORDER BY outbox.id;
 
 -- name: blocking_dead_letters
 -- Reads the dead letters.
 SELECT event_id AS id, event_type AS name, topic || ' ' || stream_key AS place, headers FROM outbox_dead_letter
-WHERE policy = 'block' AND {has_subject} ORDER BY rowid LIMIT :limit;
+WHERE policy = 'block' AND {has_subject} ORDER BY rowid;
 
 -- name: held_events
 -- Reads the events that wait at consumers.
 SELECT event_id AS id, event_type AS name, consumer || ' ' || topic AS place, headers, consumer FROM inbox_held
-WHERE {has_subject} ORDER BY rowid LIMIT :limit;
+WHERE {has_subject} ORDER BY rowid;
 
 -- name: blocking_consumer_dead_letters
 -- Reads the dead letters of consumers.
 SELECT id, event_type AS name, consumer || ' ' || topic AS place, headers FROM inbox_dead_letter
-WHERE policy = 'block' AND {has_subject} ORDER BY id LIMIT :limit;
+WHERE policy = 'block' AND {has_subject} ORDER BY id;
 
 -- name: unended_sagas
 -- Sagas that have not ended, and ended children whose parent may still compensate them.
@@ -58,7 +58,7 @@ WHERE saga.subject IN (SELECT value FROM json_each(:subjects)) AND (
     saga.status NOT IN ('completed', 'compensated') OR EXISTS (
         SELECT 1 FROM saga_instance AS parent
         WHERE parent.saga_id = saga.parent_id AND parent.status NOT IN ('completed', 'compensated')))
-ORDER BY saga.saga_id LIMIT :limit;
+ORDER BY saga.saga_id;
 
 -- name: skip_held
 -- The event becomes the marker of a skipped event, so that its stream goes on in order; the unique index.
