@@ -11,8 +11,8 @@ from outrider.saga import Saga
 from outrider.saga.execution.turn import TurnTransaction
 from outrider.saga.model import Instance, NewSaga, SagaMessage, Status
 from outrider.saga.planner import children, compensation, planner
-from outrider.saga.planner.actions import Plan
 from outrider.saga.planner.journal import OPEN, Journal
+from outrider.saga.state.encryption import StoredTurn
 from tests.simulation.sagas.families import run_family
 from tests.simulation.sagas.mutations import Breaks, Mutation, check_some_world_breaks
 
@@ -93,13 +93,12 @@ def a_command_compensates_a_child_whose_parent_has_completed(patch: pytest.Monke
 
 
 def a_message_is_sent_before_its_turn_is_committed(patch: pytest.MonkeyPatch) -> None:
-    async def send_apart(self: TurnTransaction, tx: Any, plan: Plan, instance: Instance) -> None:
+    async def send_apart(self: TurnTransaction, tx: Any, stored: StoredTurn) -> None:
         store = self.context.store
-        for child in plan.children:
+        for child in stored.children:
             await store.start(tx, child)
-        messages = [message if message.body else message._replace(body=instance.state) for message in plan.messages]
         async with store.transaction() as own:
-            await store.deliver(own, messages)
+            await store.deliver(own, stored.messages)
 
     patch.setattr(TurnTransaction, "_send", send_apart)
 
