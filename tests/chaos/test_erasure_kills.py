@@ -25,9 +25,10 @@ COMMITS = [
     "erase_saga",
     "erase_events",
     "destroy",
+    "destroy",
     "finish_run",
 ]
-"""The commits of a run, in their order."""
+"""The commits of a run, in their order. The second destruction looks for a key that was made meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
