@@ -57,6 +57,8 @@ UNREACHABLE = (
     "messages in brokers: fields under the key of the subject cannot be opened any more; all other fields of them stay "
     "readable until the broker removes the messages",
     "backups and replicas that are older than this run",
+    "replies of participants and messages of other sagas that name no subject, until their retention removes them",
+    "the last values of increasing fields",
     "tables of your application",
     "the databases of other services that received the events: run this command there, too",
 )
@@ -162,11 +164,17 @@ class Erasure:
         left = await self._erase(runs)
         if left or (await self._blocked(discarding=False)):
             return await self._results(left)
-        # A key that is made during the last pass goes as well: its events are not handled, as those before.
-        while any([await self.keys.destroy(subject) for subject in self.subjects]):
+        for attempt in range(PASSES_MAX):
+            # A key that is made during a pass goes with the next one: its events are not handled, as those before.
+            made = any([await self.keys.destroy(subject) for subject in self.subjects])
+            if attempt and not made:
+                break
             await self._discard(runs)
             if left := await self._erase(runs):
                 break
+        else:
+            # Programs go on to stage for the subject, and the last key that they have made is alive.
+            left = 1
         results = await self._results(left)
         for result in results:
             if result.is_complete and result.run:

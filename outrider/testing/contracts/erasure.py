@@ -482,6 +482,24 @@ class ErasureContract:
         assert set(result.run.receipt["keys_destroyed"]) == {key_of(ANN), later}
         assert await bench.privacy.subject_keys([ANN], []) == []
 
+    async def test_a_subject_that_gets_a_new_key_in_every_pass_is_not_complete(self, bench: ErasureBench) -> None:
+        await bench.fill(ANN)
+        ids = (f"s-{number:016x}" for number in range(1, 100))
+
+        class Staging(KeyDestruction):
+            """Makes a key for the subject whenever one is destroyed."""
+
+            async def destroy(self, subject: str) -> list[str]:
+                done = await self.store.destroy_subject_key(subject)
+                await self.store.insert_subject_keys([NewSubjectKey(next(ids), subject, '{"key": "m1"}')])
+                return done
+
+        [result] = await bench.run(keys=Staging(bench.privacy)).run()
+        assert not result.is_complete
+        [result] = await bench.run().run()
+        assert result.is_complete
+        assert await bench.privacy.subject_keys([ANN], []) == []
+
     async def test_events_that_only_mention_a_subject_hide_none_that_stands_in_the_way(
         self, bench: ErasureBench
     ) -> None:
